@@ -1,0 +1,88 @@
+"""Sessions on the Postgres database that holds a consumer's sink, its positions and its ledger.
+
+`connect` opens one, `transaction` bounds one, `statements` reads the SQL that stands beside a module. Statements never commit:
+whoever opened the transaction ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psycopg2
+import psycopg2.extensions
+
+from tidemark.errors import BadInput, DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+    from psycopg2.extensions import cursor as Cursor
+
+    __all__ = ["Connection", "Cursor", "connect", "statements", "transaction"]
+
+CONNECT_TIMEOUT_S = 10
+KEEPALIVE_IDLE_S = 30
+"""A peer that vanished without a word is noticed after this, plus three probes of 10 s."""
+
+
+def connect(url: str, *, application: str = "tidemark") -> Connection:
+    """A new session, outside any transaction; the caller closes it.
+
+    ``application`` becomes ``application_name``, so that an operator sees in ``pg_stat_activity`` whose session it is.
+    Raises `BadInput` for something that is no URL and `DatabaseUnavailable` if no session could be had.
+    """
+    if urlsplit(url).scheme not in {"postgresql", "postgres"}:
+        raise BadInput(what="database URL", found="it does not begin with postgresql://", fix="Write postgresql://user@host:port/database.")
+    try:
+        return psycopg2.connect(
+            url,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            application_name=application,
+            keepalives_idle=KEEPALIVE_IDLE_S,
+            keepalives_interval=10,
+            keepalives_count=3,
+        )
+    except psycopg2.OperationalError as error:
+        raise DatabaseUnavailable(cause=str(error).strip()) from error
+    except psycopg2.ProgrammingError as error:
+        raise BadInput(what="database URL", found=str(error).strip(), fix="Write postgresql://user@host:port/database.") from error
+
+
+@contextlib.contextmanager
+def transaction(connection: Connection) -> Iterator[Cursor]:
+    """One transaction: commits when the block ends, rolls back when it raises.
+
+    A session that was lost shows as `DatabaseUnavailable`; whether a COMMIT that was under way then happened is not known here.
+    """
+    try:
+        with connection, connection.cursor() as cursor:
+            yield cursor
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        if connection.closed or error.pgcode is None or error.pgcode.startswith(("08", "57P")):
+            raise DatabaseUnavailable(cause=str(error).strip()) from error
+        raise
+
+
+@contextlib.contextmanager
+def session(url: str, *, application: str = "tidemark") -> Iterator[Connection]:
+    """`connect`, closed when the block ends."""
+    with contextlib.closing(connect(url, application=application)) as connection:
+        yield connection
+
+
+def statements(package: str, file: str) -> Mapping[str, str]:
+    """The statements of a ``.sql`` file in ``package``, by the name in the ``-- name:`` line above each."""
+    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
+    parts = re.split(r"^-- name: *(\w+) *\n", text, flags=re.MULTILINE)
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def rows(cursor: Cursor) -> list[dict[str, Any]]:
+    """What the last statement returned, a mapping by column name for each row."""
+    assert cursor.description is not None
+    names = [column.name for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

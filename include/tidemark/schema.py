@@ -1,0 +1,107 @@
+"""The ``tidemark`` schema of a database: numbered SQL files, applied in order by yoyo, each in a transaction of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark import project
+from tidemark.db import session, transaction
+from tidemark.errors import BadInput, Refused
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+
+MIGRATION_LOCK = 0x7469_6465  # "tide": the advisory lock that one migrating process holds; the others wait for it
+BOOKKEEPING = "tidemark.migration"
+
+
+@dataclass(kw_only=True, eq=False)
+class SchemaMismatch(Refused):
+    """The database is at another version of the schema than this code."""
+
+    missing: list[str]
+    unknown: list[str]
+
+    def __str__(self) -> str:
+        if self.unknown:
+            return (
+                f"The database was migrated by a newer Tidemark: this one does not know {', '.join(self.unknown)}. "
+                "Nothing was changed; upgrade Tidemark to the version that migrated it."
+            )
+        return f"The database lacks {', '.join(self.missing)}. Run: tidemark migrate"
+
+
+def known() -> list[str]:
+    """The migrations of this code, in order."""
+    return sorted(path.stem for path in project.migrations().glob("[0-9]*.sql"))
+
+
+def applied(connection: Connection) -> list[str]:
+    """The migrations that this database has had, in order; empty if it has never been migrated."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT to_regclass(%s)", (BOOKKEEPING,))
+        row = cursor.fetchone()
+        if row is None or row[0] is None:
+            return []
+        cursor.execute(f"SELECT migration_id FROM {BOOKKEEPING} ORDER BY migration_id")  # noqa: S608 - a constant
+        return [name for (name,) in cursor.fetchall()]
+
+
+def require_current(connection: Connection) -> None:
+    """Raises `SchemaMismatch` unless the database is at exactly this code's version."""
+    have, want = applied(connection), known()
+    missing = [name for name in want if name not in have]
+    unknown = [name for name in have if name not in want]
+    if missing or unknown:
+        raise SchemaMismatch(missing=missing, unknown=unknown)
+
+
+def migrate(url: str) -> list[str]:
+    """Brings the database to this code's version and returns the names of what was applied, in order.
+
+    Idempotent; two that start at once take turns. A migration that fails leaves the ones before it, and itself not at all.
+    Raises `SchemaMismatch`, before changing anything, if the database is newer than this code.
+    """
+    with session(url, application="tidemark migrate") as guard:
+        guard.autocommit = True
+        with guard.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))  # until this session ends, however it ends
+            have = applied(guard)
+            unknown = [name for name in have if name not in known()]
+            if unknown:
+                raise SchemaMismatch(missing=[], unknown=unknown)
+            todo = [name for name in known() if name not in have]
+            if todo:
+                cursor.execute("CREATE SCHEMA IF NOT EXISTS tidemark")
+                _apply(url)
+        return todo
+
+
+def _apply(url: str) -> None:
+    from yoyo import read_migrations
+    from yoyo.backends.core.postgresql import PostgresqlBackend
+    from yoyo.connections import parse_uri
+
+    class Backend(PostgresqlBackend):  # type: ignore[misc]
+        """yoyo on the session settings of `tidemark.db.connect`, with its own tables in our schema and under our lock."""
+
+        lock_table = "migration_lock"
+        log_table = "migration_log"
+        version_table = "migration_version"
+
+        def connect(self, dburi: Any) -> Any:
+            from tidemark.db import connect
+
+            connection = connect(url, application="tidemark migrate")
+            connection.autocommit = True
+            self.schema = "tidemark"
+            return connection
+
+    scripts = sorted(project.migrations().glob("[0-9]*.sql"))
+    if not scripts:
+        raise BadInput(what="migrations", found=f"none in {project.migrations()}", fix="Set TIDEMARK_HOME to the project's folder.")
+    with Backend(parse_uri("postgresql:///"), "migration") as backend:
+        backend.init_database()
+        migrations = read_migrations(str(project.migrations()))
+        backend.apply_migrations(backend.to_apply(migrations))

@@ -1,0 +1,40 @@
+-- Verdicts on what a run wrote.
+
+CREATE TABLE tidemark.validation (
+    validation_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    group_id      integer     NOT NULL REFERENCES tidemark.consumer_group,
+    dag_id        text,
+    run_id        text,
+    suite         text, -- null: the conservation check alone
+    verdict       text        NOT NULL CHECK (verdict IN ('passed', 'warning', 'critical')),
+    sink_rows     bigint      NOT NULL CHECK (sink_rows >= 0),
+    seconds       double precision NOT NULL CHECK (seconds >= 0),
+    validated_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX validation_group ON tidemark.validation (group_id, validation_id);
+
+ALTER TABLE tidemark.batch ADD FOREIGN KEY (validation_id) REFERENCES tidemark.validation;
+CREATE INDEX batch_validation ON tidemark.batch (validation_id);
+
+-- One row an expectation, in the order of the suite; the conservation check is number 0.
+CREATE TABLE tidemark.validation_result (
+    validation_id bigint  NOT NULL REFERENCES tidemark.validation ON DELETE CASCADE,
+    number        integer NOT NULL CHECK (number >= 0),
+    expectation   text    NOT NULL,
+    severity      text    NOT NULL CHECK (severity IN ('critical', 'warning', 'info')),
+    success       boolean NOT NULL,
+    detail        jsonb   NOT NULL, -- the expectation's arguments and what was observed
+    PRIMARY KEY (validation_id, number)
+);
+
+-- Exactly which rows an expectation objected to.
+CREATE TABLE tidemark.validation_row (
+    validation_id   bigint   NOT NULL,
+    number          integer  NOT NULL,
+    kafka_topic_id  smallint NOT NULL REFERENCES tidemark.topic (topic_id),
+    kafka_partition integer  NOT NULL,
+    kafka_offset    bigint   NOT NULL,
+    kafka_seq       integer  NOT NULL,
+    FOREIGN KEY (validation_id, number) REFERENCES tidemark.validation_result ON DELETE CASCADE
+);
+CREATE INDEX validation_row_result ON tidemark.validation_row (validation_id, number);
