@@ -1,0 +1,60 @@
+"""Consumers as their users declare them: a YAML file each, checked as a whole, loaded as frozen values.
+
+    >>> from tidemark.spec import read_folder
+    >>> good, bad = read_folder()          # doctest: +SKIP
+
+`load_consumer` reads a file, `read_folder` and `load_consumers` a folder, `find_consumer` one name of a folder. A bad file is refused
+with all of its problems at once (`SpecInvalid`): where, the line, what to write instead. What the file allows is in `model`; what is
+understood but not available yet is one table, `rules.NOT_YET`.
+
+    bytes ─ source ─▶ nodes with places ─▶ plain values ─┬─ model (each value) ── explain ─┐
+                                                         └─ rules (across keys) ───────────┴─▶ ConsumerSpec, or problems
+
+Checks that need more than the file (does the topic exist, does the suite) add theirs with `ConsumerSpec.problem`. Nothing here reads
+Kafka or Postgres or imports the user's code, so that a DAG file may call it; `tidemark.spec.transform` is what imports a transform.
+"""
+
+from tidemark.spec.duration import format_duration, parse_duration
+from tidemark.spec.load import find_consumer, load_consumer, load_consumers, read_folder
+from tidemark.spec.model import (
+    AirflowSettings,
+    Batch,
+    Connections,
+    ConsumerSpec,
+    OffsetReset,
+    OnFailure,
+    Retry,
+    Run,
+    Sink,
+    SinkMode,
+    SparkSettings,
+    Validation,
+)
+from tidemark.spec.problem import KeyPath, Problem, SpecInvalid, UnknownConsumer
+from tidemark.spec.source import Source
+
+__all__ = [
+    "AirflowSettings",
+    "Batch",
+    "Connections",
+    "ConsumerSpec",
+    "KeyPath",
+    "OffsetReset",
+    "OnFailure",
+    "Problem",
+    "Retry",
+    "Run",
+    "Sink",
+    "SinkMode",
+    "Source",
+    "SparkSettings",
+    "SpecInvalid",
+    "UnknownConsumer",
+    "Validation",
+    "find_consumer",
+    "format_duration",
+    "load_consumer",
+    "load_consumers",
+    "parse_duration",
+    "read_folder",
+]

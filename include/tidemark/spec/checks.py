@@ -1,0 +1,225 @@
+"""Checks of single values: each takes what the file holds and returns it, or raises `NotThis` with what it is not and what to write."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+import warnings
+from datetime import UTC, datetime, timedelta
+
+from pydantic_core import PydanticCustomError
+
+from tidemark.errors import BadInput
+from tidemark.spec.duration import FIX as DURATION_FIX
+from tidemark.spec.duration import parse_duration
+from tidemark.spec.problem import nearest
+
+CONSUMER_NAME_LIMIT = 241
+"""Characters of a consumer's name: Airflow allows 250 in a dag id, and ``consume__`` takes nine."""
+KAFKA_NAME_LIMIT = 249
+"""Characters of a topic's name (Kafka's ``Topic.MAX_NAME_LENGTH``); a group's too, since topics are named after groups."""
+POSTGRES_NAME_LIMIT = 63
+"""Bytes of an identifier: Postgres cuts longer ones (``NAMEDATALEN - 1``)."""
+
+PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly", "@once", "@continuous")
+"""The schedules that Airflow knows by name."""
+ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", "random")
+
+_KAFKA_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_$]*")
+_CONNECTION_ID = re.compile(r"[\w#!()\-.:/\\]{1,250}")  # as airflow.models.connection
+_RANDOM_FIELD = re.compile(r"(?i)[rh](\(|/|$)")  # croniter's own letters: a time drawn anew whenever the file is read
+_CRON_FIELDS = ("minute", "hour", "day of month", "month", "day of week")
+_CRON_FIX = 'write five fields, "*/5 * * * *", a preset, @hourly, or null for no schedule'
+_KAFKA_FIX = f'use letters, digits, ".", "_" and "-", at most {KAFKA_NAME_LIMIT} of them'
+_TABLE_FIX = "write schema.table in lower case, as Postgres names it without quotes"
+
+
+class NotThis(PydanticCustomError):
+    """A value that is refused; ``clause`` goes on from its path ("is not ..."), ``fix`` says what to write."""
+
+    def __new__(cls, clause: str, fix: str) -> NotThis:
+        return super().__new__(cls, "not_this", "refused", {"clause": clause, "fix": fix})
+
+
+def consumer_name(name: str) -> str:
+    if not _KAFKA_NAME.fullmatch(name):
+        raise NotThis("is not a consumer's name", 'rename the file: letters, digits, ".", "_" and "-"')
+    if len(name) > CONSUMER_NAME_LIMIT:
+        raise NotThis(f"is too long for a consumer's name: {len(name)} characters", f"rename the file: at most {CONSUMER_NAME_LIMIT}")
+    return name
+
+
+def group_id(text: str) -> str:
+    return _kafka_name(text, "a group id")
+
+
+def topic_name(text: str) -> str:
+    if text in (".", ".."):
+        raise NotThis("is not a topic's name", 'Kafka refuses "." and ".."')
+    return _kafka_name(text, "a topic's name")
+
+
+def topic_pattern(text: str) -> str:
+    if not text:
+        raise NotThis("is empty", "write a regular expression that matches whole topic names: flights-.*")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise NotThis(f"is not a regular expression ({error})", "write one that matches whole topic names: flights-.*") from error
+    return text
+
+
+def transform_name(text: str) -> str:
+    module, colon, function = text.partition(":")
+    fix = "write module:function"
+    if not colon and _dotted(text) and "." in text:
+        fix = f"write {':'.join(text.rsplit('.', 1))}"
+    elif module.endswith(".py"):
+        fix = f"write {module.removesuffix('.py').replace('/', '.')}:{function}"
+    elif "/" in module:
+        fix = f"write {module.replace('/', '.')}:{function}"
+    if not colon or module.endswith(".py") or not _dotted(module) or not _dotted(function) or "." in function:
+        raise NotThis("is not module:function", fix)
+    return text
+
+
+def table_name(text: str) -> str:
+    """``schema.table``; a table without a schema is in ``public``."""
+    parts = text.split(".")
+    if len(parts) > 2:
+        raise NotThis("is not a table's name", "write schema.table; the connection says which database")
+    for part in parts:
+        _identifier(part, "a table's name", _TABLE_FIX)
+    schema, table = parts if len(parts) == 2 else ("public", parts[0])
+    if schema == "tidemark":
+        raise NotThis("is in Tidemark's own schema", "put the table in a schema of your own")
+    if schema.startswith("pg_") or schema == "information_schema":
+        raise NotThis("is in a schema of Postgres itself", "put the table in a schema of your own")
+    return f"{schema}.{table}"
+
+
+def column_name(text: str) -> str:
+    return _identifier(text, "a column's name", "write it in lower case, as Postgres names it without quotes")
+
+
+def connection_id(text: str) -> str:
+    if not _CONNECTION_ID.fullmatch(text):
+        raise NotThis("is not a connection id", "write the id of an Airflow connection: tidemark_postgres")
+    return text
+
+
+def duration(value: object) -> timedelta:
+    if not isinstance(value, str):
+        raise NotThis("is not a duration", DURATION_FIX)
+    try:
+        return parse_duration(value)
+    except BadInput as error:
+        raise NotThis("is not a duration", error.fix) from error
+
+
+def some_time(length: timedelta) -> timedelta:
+    if not length:
+        raise NotThis("is no time at all", "write a duration longer than zero: 30s, 5m, 1h")
+    return length
+
+
+def exception_name(text: str) -> str:
+    """A built-in exception by its name, any other as ``module.Class``. Whether the module has it is seen when the transform is loaded."""
+    if not _dotted(text):
+        raise NotThis("is not the name of an exception", "write ValueError, or module.Class for one of your own")
+    if "." not in text:
+        known = [name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)]
+        if text not in known:
+            near = nearest(text, known)
+            fix = f"write {near}, or module.Class for one of your own" if near else "write module.Class for an exception of your own"
+            raise NotThis("is not a built-in exception", fix)
+    return text
+
+
+def assignor(text: str) -> str:
+    module, colon, name = text.partition(":")
+    if text in ASSIGNORS or (colon and _dotted(module) and name.isidentifier()):
+        return text
+    near = nearest(text, ASSIGNORS)
+    raise NotThis("is not an assignment strategy", f"write {near}" if near else f"write one of {', '.join(ASSIGNORS)}, or module:Class")
+
+
+def schedule(text: str) -> str:
+    """Five cron fields that come due at some time, or one of Airflow's presets."""
+    if text.startswith("@"):
+        if text not in PRESETS:
+            near = nearest(text, PRESETS)
+            raise NotThis("is not a preset of Airflow", f"write {near}" if near else f"write one of {', '.join(PRESETS)}")
+        return text
+    fields = text.split()
+    if len(fields) != len(_CRON_FIELDS):
+        raise NotThis(f"is not a cron schedule: it has {len(fields)} of 5 fields", _CRON_FIX)
+    from croniter import CroniterBadCronError, CroniterBadDateError, croniter
+
+    for index, name in enumerate(_CRON_FIELDS):
+        alone = " ".join(field if place == index else "*" for place, field in enumerate(fields))
+        try:
+            if any(_RANDOM_FIELD.match(part) for part in fields[index].split(",")):
+                raise CroniterBadCronError(fields[index])
+            croniter.expand(alone)
+        except (CroniterBadCronError, ValueError, IndexError, KeyError, AttributeError) as error:
+            raise NotThis(f'is not a cron schedule: the {name} is "{fields[index][:40]}"', _CRON_FIX) from error
+    try:
+        croniter(text, datetime(2026, 1, 1, tzinfo=UTC)).get_next(datetime)
+    except (CroniterBadDateError, CroniterBadCronError, OverflowError) as error:
+        raise NotThis("never comes due", "write a day that its month has") from error
+    return text
+
+
+def suite_name(text: str) -> str:
+    if text.endswith((".json", ".yaml", ".yml", ".py")):
+        raise NotThis("is a file, not a suite", f"write {text.rsplit('.', 1)[0]}")
+    if not _KAFKA_NAME.fullmatch(text):
+        raise NotThis("is not a suite's name", "write the name of a file in include/expectations, without its ending")
+    return text
+
+
+def given(value: object) -> object:
+    """For keys that may be left out but not be empty: ``offset_reset: null`` is too near to ``offset_reset: none``."""
+    if value is None:
+        raise NotThis("is empty", "write a value, or remove the key")
+    return value
+
+
+def some_text(text: str) -> str:
+    if not text.strip():
+        raise NotThis("is empty", "write some text, or remove it")
+    return text
+
+
+def spark_value(value: object) -> str:
+    """A setting as spark-submit takes it: numbers and yes/no become text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise NotThis("is not text, a number or true/false", "write one value, in quotes if in doubt")
+
+
+def _kafka_name(text: str, what: str) -> str:
+    if not _KAFKA_NAME.fullmatch(text):
+        raise NotThis(f"is not {what}", _KAFKA_FIX)
+    if len(text) > KAFKA_NAME_LIMIT:
+        raise NotThis(f"is too long for {what}: {len(text)} characters", _KAFKA_FIX)
+    return text
+
+
+def _identifier(text: str, what: str, fix: str) -> str:
+    if not _IDENTIFIER.fullmatch(text):
+        raise NotThis(f"is not {what}", fix)
+    if len(text) > POSTGRES_NAME_LIMIT:
+        raise NotThis(f"is not {what}: it has {len(text)} bytes", f"use at most {POSTGRES_NAME_LIMIT} bytes, Postgres cuts the rest")
+    return text
+
+
+def _dotted(text: str) -> bool:
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))

@@ -1,0 +1,133 @@
+"""Pydantic's errors in our words: what a key is meant to be, and what to write, for every key there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from tidemark.spec import model
+from tidemark.spec.problem import SECRET, KeyPath, Problem, key_text, nearest, quoted
+from tidemark.spec.source import Places
+
+_NAMES = 'letters, digits, ".", "_" and "-"'
+_CONNECTION = ("is not a connection id", "write the id of an Airflow connection: tidemark_postgres")
+_WORDS: dict[str, tuple[str, str]] = {
+    # key: (what a value of a wrong type, or out of range, is not; what to write instead). [] is any entry, * any key.
+    "group": ("is not a group id", f"use {_NAMES}, in quotes if it is a number"),
+    "description": ("is not text", "write text, in quotes if in doubt"),
+    "topics": ("is not a list of topics", "write a list: [flights]"),
+    "topics[]": ("is not a topic's name", f"use {_NAMES}, in quotes if it is a number"),
+    "topic_pattern": ("is not a regular expression", "write one that matches whole topic names: flights-.*"),
+    "transform": ("is not module:function", "write module:function"),
+    "sink": ("is not a mapping", "write {table: schema.table}"),
+    "sink.table": ("is not a table's name", "write schema.table"),
+    "sink.mode": ("is not a mode", "write append or upsert"),
+    "sink.key": ("is not a list of columns", "write a list: [flight_id]"),
+    "sink.key[]": ("is not a column's name", "write it in lower case, as Postgres names it without quotes"),
+    "connections": ("is not a mapping", "write {postgres: tidemark_postgres}, or remove the key"),
+    "connections.postgres": _CONNECTION,
+    "connections.kafka": _CONNECTION,
+    "connections.spark": _CONNECTION,
+    "retry": ("is not a mapping", "write {permanent: [ValueError]}, or remove the key"),
+    "retry.delays": ("is not a list of durations", "write a list: [5m, 30m, 1h]"),
+    "retry.delays[]": ("is not a duration", "write a number and a unit without a space: 30s, 5m, 1h"),
+    "retry.permanent": ("is not a list of exceptions", "write a list: [ValueError]"),
+    "retry.permanent[]": ("is not the name of an exception", "write ValueError, or module.Class for one of your own"),
+    "offset_reset": ("is not an offset reset", "write earliest, latest or none, or remove the key"),
+    "assignment": ("is not a list of strategies", "write a list: [cooperative-sticky, range]"),
+    "assignment[]": ("is not an assignment strategy", "write range, roundrobin, sticky or cooperative-sticky"),
+    "members": ("is not a number of members", "write a whole number, 1 or more"),
+    "run": ("is not a kind of run", "write bounded or continuous"),
+    "batch": ("is not a mapping", "write {max_records: 500000}, or remove the key"),
+    "batch.max_records": ("is not a number of records", "write a whole number from 1 to 10000000"),
+    "batch.max_failed_records": ("is not a number of records", "write a whole number, 0 or more, or null for no limit"),
+    "schedule": ("is not a schedule", 'write five fields in quotes, "*/5 * * * *", a preset, "@hourly", or null for none'),
+    "validation": ("is not a mapping", "write {suite: name}, or remove the key"),
+    "validation.suite": ("is not a suite's name", "write the name of a file in include/expectations, without its ending"),
+    "validation.on_failure": ("is not a reaction to a failure", "write block, report or rewind"),
+    "airflow": ("is not a mapping", "write {owner: data-team}, or remove the key"),
+    "airflow.owner": ("is not an owner", "write a name: data-team"),
+    "airflow.tags": ("is not a list of tags", "write a list: [flights]"),
+    "airflow.tags[]": ("is not a tag", "write a word of at most 100 characters, in quotes if it is a number"),
+    "airflow.retries": ("is not a number of retries", "write a whole number from 0 to 100"),
+    "airflow.retry_delay": ("is not a duration", "write a number and a unit without a space: 30s, 5m, 1h"),
+    "airflow.execution_timeout": ("is not a duration", "write a number and a unit without a space, 2h, or null for no limit"),
+    "airflow.pool": ("is not a pool", "write the name of an Airflow pool, or remove the key"),
+    "spark": ("is not a mapping", "write {conf: {spark.executor.memory: 4g}}, or remove the key"),
+    "spark.conf": ("is not a mapping", "write {spark.executor.memory: 4g}"),
+    "spark.conf.*": ("is not text, a number or true/false", "write one value, in quotes if in doubt"),
+}
+_REQUIRED = {
+    "transform": "say what is done with the records: transform: module:function",
+    "sink": "say where the rows go: sink: {table: schema.table}",
+    "sink.table": "name it: table: schema.table",
+    "validation.suite": "name it: suite: name",
+}
+
+
+def explain(error: ValidationError, data: Mapping[str, Any], places: Places) -> list[Problem]:
+    """One problem for each of Pydantic's errors (its own texts are never shown)."""
+    return [_problem(each["type"], each["loc"], each.get("ctx", {}), data, places) for each in error.errors(include_url=False)]
+
+
+def _problem(kind: str, path: KeyPath, context: dict[str, Any], data: Mapping[str, Any], places: Places) -> Problem:
+    if kind == "extra_forbidden":
+        return unknown_key(path, places)
+    pattern = _pattern(path)
+    if kind == "missing":
+        return places.problem(path, f"{key_text(path)} is missing", _REQUIRED[pattern])
+    clause, fix = (context["clause"], context["fix"]) if kind == "not_this" else _WORDS[pattern]
+    if kind != "not_this":
+        fix = _fix_for(pattern, _value(data, path)) or fix
+    found = "" if SECRET.search(key_text(path)) else f": {places.found(path)}"
+    return places.problem(path, f"{key_text(path)} {clause}{found}", fix)
+
+
+def unknown_key(path: KeyPath, places: Places) -> Problem:
+    """The key of this name that belongs elsewhere, else the nearest known key of the same mapping, else what may stand here."""
+    *above, last = path
+    inside = key_text(tuple(above))
+    message = f"unknown key {quoted(str(last))}{f' in {inside}' if inside else ''}"
+    known = _keys(tuple(above))
+    near = next((key for key in _WORDS if key.rpartition(".")[2] == last), None) or nearest(str(last), known)
+    if near:
+        return places.problem(path, f'{message}; did you mean "{near}"?', "", at_key=True)
+    return places.problem(path, message, f"remove it; known keys are {', '.join(known)}", at_key=True)
+
+
+def _fix_for(pattern: str, value: Any) -> str | None:
+    """A fix with the user's own value in it, where one plain word stands for a list or a mapping."""
+    if not isinstance(value, str) or not value or len(value) > 60:
+        return None
+    if f"{pattern}[]" in _WORDS:
+        return f"write a list: [{value}]"
+    return f"write {{table: {value}}}" if pattern == "sink" else f"write {{suite: {value}}}" if pattern == "validation" else None
+
+
+def _keys(above: KeyPath) -> tuple[str, ...]:
+    kind: type[BaseModel] | None = model.ConsumerSpec
+    for part in above:
+        kind = _model_of(kind.model_fields[str(part)].annotation) if kind else None
+    return tuple(name for name in kind.model_fields if name not in model.FILLED_IN or kind is not model.ConsumerSpec) if kind else ()
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    for each in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None
+
+
+def _pattern(path: KeyPath) -> str:
+    if path[:2] == ("spark", "conf") and len(path) > 2:
+        return "spark.conf.*"
+    return "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+def _value(data: Mapping[str, Any], path: KeyPath) -> Any:
+    value: Any = data
+    for part in path:
+        value = value[part]
+    return value

@@ -1,0 +1,136 @@
+"""From files to consumers: one file, a folder, or one name in a folder."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tidemark import project
+from tidemark.errors import BadInput
+from tidemark.spec import checks, rules
+from tidemark.spec.explain import explain, unknown_key
+from tidemark.spec.model import FILLED_IN, ConsumerSpec
+from tidemark.spec.problem import Problem, SpecInvalid, UnknownConsumer, shown
+from tidemark.spec.source import Parsed, read
+
+_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A file on its way: a spec if nothing was wrong, its problems, and the group it claims (known even if the rest is wrong)."""
+
+    name: str
+    parsed: Parsed
+    group: str | None = None
+    spec: ConsumerSpec | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    def error(self) -> SpecInvalid:
+        ordered = sorted(self.problems, key=lambda problem: (problem.line, problem.column))
+        return SpecInvalid(consumers=(self.name,), problems=tuple(dict.fromkeys(ordered)))
+
+
+def load_consumer(path: Path) -> ConsumerSpec:
+    """The consumer that one file declares. Raises `SpecInvalid` with everything that is wrong with it.
+
+    What two files can only do together (claim the same group) is seen by `read_folder`, `load_consumers` and `find_consumer`.
+    """
+    loaded = _load(path)
+    if loaded.spec is None:
+        raise loaded.error()
+    return loaded.spec
+
+
+def load_consumers(folder: Path | None = None) -> dict[str, ConsumerSpec]:
+    """Every consumer of a folder by name, sorted. Raises one `SpecInvalid` with the problems of all files if any has one."""
+    good, bad = read_folder(folder)
+    if bad:
+        raise SpecInvalid(
+            consumers=tuple(name for error in bad for name in error.consumers),
+            problems=tuple(problem for error in bad for problem in error.problems),
+        )
+    return good
+
+
+def read_folder(folder: Path | None = None) -> tuple[dict[str, ConsumerSpec], list[SpecInvalid]]:
+    """A folder's good consumers by name and, for each other file, what is wrong; both sorted by name.
+
+    The folder is the project's ``include/consumers`` if none is given. Two files that claim one group are both refused, and so are
+    two that claim one name (``a.yaml`` and ``a.yml``). Raises `BadInput` if there is no such folder.
+    """
+    loaded = _read(folder or project.consumers())
+    good = {one.name: one.spec for one in loaded if one.spec is not None and not one.problems}
+    return good, [one.error() for one in loaded if one.problems]
+
+
+def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:
+    """The consumer of this name. Raises `UnknownConsumer`, which names the nearest, or `SpecInvalid` for this file's problems."""
+    folder = folder or project.consumers()
+    loaded = _read(folder)
+    mine = [one for one in loaded if one.name == name]
+    if not mine:
+        raise UnknownConsumer(consumer=name, folder=folder, known=tuple(one.name for one in loaded))
+    if mine[0].spec is None or mine[0].problems:
+        raise mine[0].error()
+    return mine[0].spec
+
+
+def _read(folder: Path) -> list[_Loaded]:
+    if not folder.is_dir():
+        raise BadInput(what="there is no folder of consumers", found=shown(folder), fix="Create it, or name the right one.")
+    paths = sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS and path.is_file() and not path.name.startswith("."))
+    loaded = sorted((_load(path) for path in paths), key=lambda one: one.name)
+    names: defaultdict[str, list[_Loaded]] = defaultdict(list)
+    groups: defaultdict[str, list[_Loaded]] = defaultdict(list)
+    for one in loaded:
+        names[one.name].append(one)
+        if one.group is not None:
+            groups[one.group].append(one)
+    for same in names.values():
+        for one in same if len(same) > 1 else ():
+            others = _files(same, one)
+            one.problems.append(one.parsed.places.problem((), f'the consumer "{one.name}" is declared in {others} too', "rename one file"))
+    for group, same in groups.items():
+        for one in same if len({each.name for each in same}) > 1 else ():
+            others = _files(same, one)
+            fix = "give each consumer a group of its own"
+            one.problems.append(one.parsed.places.problem(("group",), f'the group "{group}" is claimed by {others} too', fix))
+    return loaded
+
+
+def _load(path: Path) -> _Loaded:
+    parsed = read(path)
+    loaded = _Loaded(name=path.stem, parsed=parsed, problems=parsed.problems)
+    try:
+        checks.consumer_name(path.stem)
+    except checks.NotThis as error:
+        context = error.context or {}
+        loaded.problems.append(parsed.places.problem_at(0, 0, 0, "", f'"{path.stem}" {context["clause"]}', context["fix"]))
+    if parsed.data is not None:
+        _judge(loaded, parsed.data)
+    return loaded
+
+
+def _judge(loaded: _Loaded, data: Mapping[str, object]) -> None:
+    places = loaded.parsed.places
+    unread = tuple(loaded.problems)  # values that are no values: what they should have been need not be said again
+    loaded.problems += [unknown_key((key,), places) for key in FILLED_IN if key in data]
+    loaded.problems += [places.problem(one.path, one.message, one.fix, at_key=one.at_key) for one in rules.findings(data)]
+    values = {"group": loaded.name, **data, "name": loaded.name, "source": places.source}
+    loaded.group = values["group"] if isinstance(values["group"], str) else None
+    try:
+        spec = ConsumerSpec.model_validate(values)
+    except ValidationError as error:
+        refused = {(problem.key, problem.line, problem.column) for problem in unread}
+        loaded.problems += [one for one in explain(error, data, places) if (one.key, one.line, one.column) not in refused]
+    else:
+        loaded.spec = None if loaded.problems else spec
+
+
+def _files(same: list[_Loaded], one: _Loaded) -> str:
+    return ", ".join(each.parsed.places.source.path.name for each in same if each is not one)

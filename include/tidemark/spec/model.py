@@ -1,0 +1,178 @@
+"""What a consumer's file may say: the keys, their types and their defaults, as frozen values.
+
+Checks of one value hang on its type here; what spans several keys is in `rules`, the words for a wrong type are in `explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from tidemark.spec import checks
+from tidemark.spec.problem import KeyPath, Problem, SpecInvalid
+from tidemark.spec.source import Source
+
+
+class SinkMode(StrEnum):
+    APPEND = "append"
+    """Each batch adds rows."""
+    UPSERT = "upsert"
+    """The last record of a key wins."""
+
+
+class OffsetReset(StrEnum):
+    """Where to go on when there is no position to go on from. As Kafka's ``auto.offset.reset`` it is used where a partition has no
+    position yet, and where its position is out of range. What a reset skips is stored as a ``lost_range`` row.
+
+    Left out (None): a partition without a position starts at its earliest record, and a position out of range is refused.
+    """
+
+    EARLIEST = "earliest"
+    """Go on at the first record that is still there."""
+    LATEST = "latest"
+    """Go on behind the last record."""
+    NONE = "none"
+    """Refuse both."""
+
+
+class Run(StrEnum):
+    BOUNDED = "bounded"
+    """Read up to the end offsets seen at the start, then end."""
+    CONTINUOUS = "continuous"
+    """Read on until a time is up."""
+
+
+class OnFailure(StrEnum):
+    """What a failed critical expectation does."""
+
+    BLOCK = "block"
+    REPORT = "report"
+    REWIND = "rewind"
+
+
+Duration = Annotated[timedelta, BeforeValidator(checks.duration)]
+SomeTime = Annotated[Duration, AfterValidator(checks.some_time)]
+Text = Annotated[str, AfterValidator(checks.some_text)]
+Tag = Annotated[str, AfterValidator(checks.some_text), Field(max_length=100)]  # airflow.models.dag.TAG_MAX_LEN
+ConnectionId = Annotated[str, AfterValidator(checks.connection_id)]
+_GIVEN = BeforeValidator(checks.given)
+
+
+class _Part(BaseModel):
+    """Strict, frozen, and nothing unknown."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=False)
+
+
+class Sink(_Part):
+    table: Annotated[str, AfterValidator(checks.table_name)]
+    """``schema.table``, the schema always written out."""
+    mode: Annotated[SinkMode, Field(strict=False)] = SinkMode.APPEND
+    key: tuple[Annotated[str, AfterValidator(checks.column_name)], ...] = ()
+    """The columns that an upsert finds the row by; empty for append."""
+
+    @property
+    def schema_name(self) -> str:
+        return self.table.split(".")[0]
+
+    @property
+    def table_name(self) -> str:
+        return self.table.split(".")[1]
+
+
+class Connections(_Part):
+    """Ids of the Airflow connections that hold addresses and credentials."""
+
+    postgres: ConnectionId = "tidemark_postgres"
+    kafka: ConnectionId = "tidemark_kafka"
+    spark: ConnectionId = "tidemark_spark"
+
+
+class Retry(_Part):
+    delays: tuple[SomeTime, ...] = ()
+    """How long a failed record waits before each new try."""
+    permanent: tuple[Annotated[str, AfterValidator(checks.exception_name)], ...] = ()
+    """Exceptions of a plain-function transform that mean ``fail`` and not ``retry``: ``ValueError``, ``module.Class``."""
+
+
+class Batch(_Part):
+    max_records: Annotated[int, Field(ge=1, le=10_000_000)] = 500_000
+    max_failed_records: Annotated[int, Field(ge=0)] | None = None
+    """A run that hands more records than this to retry or failed stops. None: no limit."""
+
+
+class Validation(_Part):
+    suite: Annotated[str, AfterValidator(checks.suite_name)]
+    """The suite's file in ``include/expectations``, without its ending."""
+    on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.BLOCK
+
+
+class AirflowSettings(_Part):
+    """How the consumer's DAG looks and its task behaves."""
+
+    owner: Text = "tidemark"
+    tags: tuple[Tag, ...] = ()
+    retries: Annotated[int, Field(ge=0, le=100)] = 2
+    """Tries of the consume task after the first."""
+    retry_delay: Duration = timedelta(seconds=30)
+    execution_timeout: SomeTime | None = None
+    pool: Annotated[Text, Field(max_length=256)] | None = None
+
+
+class SparkSettings(_Part):
+    conf: Mapping[str, Annotated[str, BeforeValidator(checks.spark_value)]] = Field(default_factory=dict)
+    """Settings beyond the connection's, by their Spark names."""
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.conf.items()))
+
+
+class ConsumerSpec(_Part):
+    """One consumer as its file declares it, with every default filled in.
+
+    ``name`` is the file's stem and ``source`` the file itself: neither is a key of the file. Exactly one of ``topics`` and
+    ``topic_pattern`` is set (the other is empty, or None).
+    """
+
+    name: str
+    source: Annotated[Source, Field(repr=False, exclude=True)]
+
+    group: Annotated[str, AfterValidator(checks.group_id)]
+    description: Annotated[str | None, _GIVEN] = None
+    topics: tuple[Annotated[str, AfterValidator(checks.topic_name)], ...] = ()
+    topic_pattern: Annotated[Annotated[str, AfterValidator(checks.topic_pattern)] | None, _GIVEN] = None
+    """A Python regular expression; a topic is read when all of its name matches."""
+    transform: Annotated[str, AfterValidator(checks.transform_name)]
+    """``module:function``, see `tidemark.transform`."""
+    sink: Sink
+    connections: Connections = Connections()
+    retry: Retry = Retry()
+    offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _GIVEN] = None
+    """See `OffsetReset`."""
+    assignment: tuple[Annotated[str, AfterValidator(checks.assignor)], ...] = ("cooperative-sticky", "range")
+    """Strategies in order of preference."""
+    members: Annotated[int, Field(ge=1)] = 1
+    """Spark applications that share the group."""
+    run: Annotated[Run, Field(strict=False)] = Run.BOUNDED
+    batch: Batch = Batch()
+    schedule: Annotated[str, AfterValidator(checks.schedule)] | None = None
+    """Five cron fields or one of Airflow's presets. None: runs are started by hand."""
+    validation: Annotated[Validation | None, _GIVEN] = None
+    airflow: AirflowSettings = AirflowSettings()
+    spark: SparkSettings = SparkSettings()
+
+    def problem(self, path: KeyPath, message: str, fix: str) -> Problem:
+        """A problem of this file that was found later, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
+        return self.source.problem(path, message, fix)
+
+    def invalid(self, *problems: Problem) -> SpecInvalid:
+        """The error that tells these problems of this consumer."""
+        return SpecInvalid(consumers=(self.name,), problems=tuple(sorted(problems, key=lambda one: (one.line, one.column))))
+
+
+FILLED_IN = ("name", "source")
+"""Fields of `ConsumerSpec` that are no keys of the file."""

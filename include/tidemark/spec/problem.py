@@ -1,0 +1,133 @@
+"""What is wrong with a consumer's file: one `Problem` for each place, all of a file's problems in one `SpecInvalid`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemark import project
+from tidemark.errors import Refused
+
+KeyPath = tuple[str | int, ...]
+"""Where a value stands in the file: ``("retry", "delays", 2)`` is ``retry.delays[2]``."""
+
+SECRET = re.compile(r"(?i)password|secret|token")
+"""Keys whose value must not stand in a file, and is never printed."""
+
+_SECRET_VALUE = re.compile(r"(?i)((?:password|secret|token)[^\s:=]*\s*[:=]\s*)(.*)")
+_LINE_LIMIT = 150  # characters of the user's line that are shown; longer lines are cut around the place
+_BEFORE_PLACE = 60  # how many of them stand before the place
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that must be mended, and where.
+
+    ``line`` and ``column`` count from 1, in characters. ``length`` is how many characters are wrong, 0 when it is not a stretch of text.
+    ``fix`` says what to write instead; it is empty where the message says so already ("did you mean ...").
+    """
+
+    file: Path
+    line: int
+    column: int
+    length: int
+    key: str
+    message: str
+    fix: str
+    text: str
+    """The line itself; what follows a key that names a secret is masked."""
+
+    def __str__(self) -> str:
+        head = f"{shown(self.file)}:{self.line}:{self.column}: {self.message}"
+        if not self.fix:
+            return head
+        if not self.length:
+            return f"{head}\n      | {self.fix}"
+        text, column = _around(self.text, self.column)
+        length = max(1, min(self.length, len(text) - column + 1))
+        return f"{head}\n{self.line:>5} | {text}\n      | {' ' * (column - 1)}{'^' * length} {self.fix}"
+
+
+@dataclass(kw_only=True, eq=False)
+class SpecInvalid(Refused):
+    """Consumers that were not loaded, and everything that is wrong with their files."""
+
+    consumers: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def name(self) -> str:
+        """The first consumer's name; where one file was read, the only one's."""
+        return self.consumers[0]
+
+    def __str__(self) -> str:
+        count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
+        verb = "was" if len(self.consumers) == 1 else "were"
+        return "\n".join([*map(str, self.problems), f"{count}; {', '.join(self.consumers)} {verb} not loaded"])
+
+
+@dataclass(kw_only=True, eq=False)
+class UnknownConsumer(Refused):
+    """No file declares this consumer."""
+
+    consumer: str
+    folder: Path
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        near = nearest(self.consumer, self.known)
+        hint = f'; did you mean "{near}"?' if near else "."
+        exist = f"It has: {', '.join(self.known)}." if self.known else "It has no consumer yet."
+        return f'there is no consumer "{self.consumer}" in {shown(self.folder)}{hint} {exist}'
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that ``name`` was most likely meant to be, or None."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    match = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.6)
+    return by_lower[match[0]] if match else None
+
+
+def key_text(path: KeyPath) -> str:
+    """A path as users read it: ``retry.delays[2]``, ``spark.conf["spark.executor.memory"]``."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif re.fullmatch(r"\w+", part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{quoted(part)}]"
+    return text
+
+
+def quoted(text: str) -> str:
+    """``text`` in double quotes on one line, cut where it is long."""
+    printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:80])
+    return f'"{printable}{"…" if len(text) > 80 else ""}"'
+
+
+def masked(line: str) -> str:
+    """``line`` as it may be shown: secrets as stars, and one column for each character (a tab is one, too)."""
+    clean = "".join(char if char.isprintable() else " " for char in line)
+    return _SECRET_VALUE.sub(lambda match: match[1] + "*" * len(match[2]), clean)
+
+
+def shown(path: Path) -> str:
+    """``path`` below the project's folder, where it is there."""
+    try:
+        return str(path.resolve().relative_to(project.root()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _around(text: str, column: int) -> tuple[str, int]:
+    """At most `_LINE_LIMIT` characters of a line around a column, and the column within them."""
+    if len(text) <= _LINE_LIMIT:
+        return text, column
+    start = max(0, column - 1 - _BEFORE_PLACE)
+    cut = text[start : start + _LINE_LIMIT]
+    return ("…" + cut[1:] if start else cut), column - start

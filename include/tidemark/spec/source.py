@@ -1,0 +1,304 @@
+"""A consumer's file as text and as a tree of YAML nodes: values for the checks, and the place of each value for the messages.
+
+Only what a declaration needs of YAML is read: mappings, lists, scalars, anchors. Tags, merge keys and several documents are refused,
+and so is a key that stands twice in one mapping (YAML's own loaders keep the last one and say nothing).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from tidemark.spec.problem import KeyPath, Problem, key_text, masked, quoted
+
+MAX_BYTES = 1_000_000  # far above any declaration; keeps a wrong file (a dump, an archive) out of the parser
+MAX_DEPTH = 50  # levels of nesting; the declaration has four
+
+_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()  # keeps no state here: only its functions for one scalar are called
+_TEXT = yaml.constructor.SafeConstructor.construct_yaml_str
+_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # where YAML 1.1 ends a line, and so its marks count one
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")}
+_PLAIN = "put the value in quotes"
+_SYNTAX = (
+    # part of the parser's text, what is shown instead, what to do, whether to point at where the broken thing begins
+    ("that cannot start any token", "is not YAML: a plain value cannot begin with this character", _PLAIN, False),
+    ("did not find expected alphabetic or numeric character", "is not YAML: * and & begin an alias or an anchor", _PLAIN, True),
+    ("expected a single document", "has several documents (---)", "write one consumer in a file", False),
+    ("found undefined alias", "is not YAML: this alias (*) has no anchor (&)", "put the value in quotes if no alias is meant", False),
+    ("could not find expected ':'", "is not YAML: a key without a colon", "write key: value", True),
+    ("found unexpected end of stream", "is not YAML: a quote that is not closed", "close the quote", True),
+    ("expected ',' or ']'", "is not YAML: a list that is not closed", "write , between the entries and ] at the end", True),
+    ("expected ',' or '}'", "is not YAML: a mapping that is not closed", "write , between the keys and } at the end", True),
+    ("expected node content", "is not YAML: a value is missing", "close what is open, or write a value", False),
+    (
+        "did not find expected key",
+        "is not YAML: this does not continue the mapping",
+        "begin keys in one column, quote values as a whole",
+        False,
+    ),
+    ("nested too deeply", f"is nested deeper than {MAX_DEPTH} levels", "write it flatter", False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A consumer's file: its path and its text. Small, hashable; the tree is made again when a place is asked for."""
+
+    path: Path
+    text: str = field(repr=False)
+
+    def problem(self, path: KeyPath, message: str, fix: str, *, at_key: bool = False) -> Problem:
+        """A problem at the value of ``path``; at its key if ``at_key``; where the path is missing, at the mapping that lacks it."""
+        return Places(self, _compose_quietly(self.text)).problem(path, message, fix, at_key=at_key)
+
+    def lines(self) -> list[str]:
+        return _BREAK.split(self.text)
+
+
+class Places:
+    """Finds the place of a path in a file. Holds the composed tree, if the file could be read as one."""
+
+    def __init__(self, source: Source, root: Node | None) -> None:
+        self.source = source
+        self._lines = source.lines()
+        self._root = root
+
+    def problem(self, path: KeyPath, message: str, fix: str, *, at_key: bool = False) -> Problem:
+        line, column, length = self._locate(path, at_key)
+        return self.problem_at(line, column, length, key_text(path), message, fix)
+
+    def problem_at(self, line: int, column: int, length: int, key: str, message: str, fix: str) -> Problem:
+        """A problem at a counted place (all from 0), moved to the nearest character that the file has."""
+        line = min(line, len(self._lines) - 1)
+        while length and line and not self._lines[line].strip():  # behind the end: show the last line that says something
+            line -= 1
+            column = len(self._lines[line])
+        text = self._lines[line]
+        column = max(0, min(column, len(text) - 1))
+        length = min(length, len(text) - column)
+        return Problem(self.source.path, line + 1, column + 1, length, key, message, fix, masked(text))
+
+    def found(self, path: KeyPath) -> str:
+        """The value as the user wrote it, for a message."""
+        node = self._node(path)[1]
+        match node:
+            case MappingNode():
+                return "a mapping"
+            case SequenceNode():
+                return "a list" if node.value else "an empty list"
+            case ScalarNode() if node.tag == _TAG + "null":
+                return node.value or "nothing"
+            case ScalarNode() if node.tag in (_TAG + "str", _TAG + "value"):
+                return quoted(node.value)
+            case ScalarNode():
+                return quoted(node.value)[1:-1]
+        return "nothing"
+
+    def _node(self, path: KeyPath) -> tuple[Node | None, Node | None, Node | None]:
+        """(key node, value node, innermost node that exists) of a path."""
+        key: Node | None = None
+        node = self._root
+        for part in path:
+            pair = _child(node, part)
+            if pair is None:
+                return None, None, node
+            key, node = pair
+        return key, node, node
+
+    def _locate(self, path: KeyPath, at_key: bool) -> tuple[int, int, int]:
+        key, node, innermost = self._node(path)
+        if at_key and key is not None:
+            return self._span(key)
+        if node is None:
+            if innermost is None:
+                return 0, 0, 0
+            return innermost.start_mark.line, innermost.start_mark.column, 1
+        if node.start_mark.index == node.end_mark.index and key is not None:  # an empty value: nothing to point at but its key
+            return self._span(key)
+        return self._span(node)
+
+    def _span(self, node: Node) -> tuple[int, int, int]:
+        start, end = node.start_mark, node.end_mark
+        if start.line == end.line:
+            return start.line, start.column, max(1, end.column - start.column)
+        text = self._lines[min(start.line, len(self._lines) - 1)].rstrip()
+        return start.line, start.column, max(1, len(text) - start.column)
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What reading a file gave: its mapping (None where there is none), its places, and what is wrong with its YAML."""
+
+    places: Places
+    data: Mapping[str, Any] | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read(path: Path) -> Parsed:
+    """Read a file. Raises nothing for a bad one: its problems are in the answer. Lists come as tuples, keys as their text."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        return _hopeless(Source(path, ""), 0, 0, 0, f"cannot be read: {error.strerror or error}", "check the path and its permissions")
+    if len(raw) > MAX_BYTES:
+        return _hopeless(Source(path, ""), 0, 0, 0, f"is not a consumer's file: it has {len(raw)} bytes", f"keep it below {MAX_BYTES}")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = _BREAK.split(raw[: error.start].decode("utf-8-sig", "replace"))
+        source = Source(path, raw.decode("utf-8", "replace").removeprefix("\ufeff"))
+        byte = raw[error.start]
+        return _hopeless(source, len(before) - 1, len(before[-1]), 1, f"is not UTF-8: byte 0x{byte:02x}", "save the file as UTF-8")
+    return parse(Source(path, text))
+
+
+def parse(source: Source) -> Parsed:
+    """As `read`, from text that is at hand."""
+    control = _UNPRINTABLE.search(source.text)
+    if control:
+        before = _BREAK.split(source.text[: control.start()])
+        message = f"is not YAML: control character {quoted(control[0])[1:-1]}"
+        return _hopeless(source, len(before) - 1, len(before[-1]), 1, message, "remove it")
+    try:
+        root = _compose(source.text)
+    except yaml.MarkedYAMLError as error:
+        return _syntax(source, error)
+    if root is None:
+        return _hopeless(source, 0, 0, 0, "is empty", "declare a consumer: topics, transform, sink")
+    if not isinstance(root, MappingNode):
+        kind = "a list" if isinstance(root, SequenceNode) else "a plain value"
+        line, column = root.start_mark.line, root.start_mark.column
+        return _hopeless(source, line, column, 1, f"is {kind}, not a mapping", "write keys and values: topics: [flights]")
+    parsed = Parsed(Places(source, root))
+    parsed.data = _Builder(parsed).build(root, ())
+    return parsed
+
+
+class _Builder:
+    """Makes values of nodes and collects what is refused on the way."""
+
+    def __init__(self, parsed: Parsed) -> None:
+        self._places = parsed.places
+        self._problems = parsed.problems
+        self._done: dict[int, Any] = {}  # an anchored node is built once, however many aliases it has
+        self._open: set[int] = set()
+
+    def build(self, node: Node, path: KeyPath) -> Any:
+        if id(node) in self._done:
+            return self._done[id(node)]
+        if id(node) in self._open:
+            return self._refuse(path, "contains itself", "write the value out instead of the alias")
+        self._open.add(id(node))
+        value = self._value(node, path)
+        self._open.discard(id(node))
+        self._done[id(node)] = value
+        return value
+
+    def _value(self, node: Node, path: KeyPath) -> Any:
+        if isinstance(node, MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
+            return tuple(self.build(child, (*path, index)) for index, child in enumerate(node.value))
+        if isinstance(node, ScalarNode) and node.tag in _SCALARS:
+            return _scalar(node)
+        return self._refuse(path, f"has the YAML tag {quoted(node.tag.removeprefix(_TAG))[1:-1]}", "write a plain value without a tag")
+
+    def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key, child in node.value:
+            if not isinstance(key, ScalarNode):
+                self._at(key, path, "a key is a list or a mapping", "write a plain word as the key")
+            elif key.tag == _TAG + "merge":
+                self._at(key, path, "merge keys (<<) are not read", "write the keys out")
+            elif key.value in values:
+                where = key_text((*path, key.value))
+                self._at(key, (*path, key.value), f"{where} stands twice, first in line {lines[key.value]}", "remove one of them")
+            else:
+                lines[key.value] = key.start_mark.line + 1
+                values[key.value] = self.build(child, (*path, key.value))
+        return values
+
+    def _refuse(self, path: KeyPath, clause: str, fix: str) -> None:
+        self._problems.append(self._places.problem(path, f"{key_text(path) or 'the file'} {clause}", fix))
+
+    def _at(self, node: Node, path: KeyPath, message: str, fix: str) -> None:
+        mark = node.start_mark
+        length = node.end_mark.column - mark.column if node.end_mark.line == mark.line else 1
+        self._problems.append(self._places.problem_at(mark.line, mark.column, max(1, length), key_text(path), message, fix))
+
+
+def _compose(text: str) -> Node | None:
+    """The tree of a text. Raises `yaml.MarkedYAMLError`.
+
+    Composing is recursive in C, and very deep nesting ends the process there: so the nesting is measured first, which is not recursive.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            mark: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=mark)
+    node: Node | None = yaml.compose(text, Loader=_LOADER)
+    return node
+
+
+def _compose_quietly(text: str) -> Node | None:
+    try:
+        return _compose(text)
+    except yaml.YAMLError:
+        return None
+
+
+def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node] | None:
+    if isinstance(node, MappingNode):
+        for key, child in node.value:
+            if isinstance(key, ScalarNode) and key.value == part:
+                return key, child
+    if isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return None, node.value[part]
+    return None
+
+
+def _scalar(node: ScalarNode) -> Any:
+    try:
+        return _CONSTRUCTOR.yaml_constructors.get(node.tag, _TEXT)(_CONSTRUCTOR, node)
+    except (ValueError, KeyError, AttributeError, IndexError, TypeError, OverflowError, yaml.YAMLError):
+        return node.value  # 2026-99-99 looks like a date and is none: it is the text that stands there
+
+
+def _syntax(source: Source, error: yaml.MarkedYAMLError) -> Parsed:
+    said = f"{error.context or ''} {error.problem or ''}".strip()
+    line, column = _counted(error.problem_mark or error.context_mark)
+    text = source.lines()[line] if line < len(source.lines()) else ""
+    if "\t" in text[: column + 1] and not text[:column].strip():
+        return _hopeless(source, line, text.index("\t"), 1, "is not YAML: the line is indented with a tab", "indent with spaces")
+    if "mapping values are not allowed" in said:
+        first = ":" not in text[:column]  # then the line is no value with a colon in it, but stands in the wrong place
+        fix = "begin keys in one column, and give the line before it its colon" if first else _PLAIN
+        return _hopeless(source, line, column, 1, f"is not YAML: {'this' if first else 'a second'} colon cannot stand here", fix)
+    for part, clause, fix, at_start in _SYNTAX:
+        if part in said:
+            if at_start and error.context_mark:
+                line, column = _counted(error.context_mark)
+            return _hopeless(source, line, column, 1, clause, fix)
+    return _hopeless(source, line, column, 1, f"is not YAML: {error.problem or said}", "mend the line, or the one before it")
+
+
+def _counted(mark: Any) -> tuple[int, int]:
+    return (mark.line, mark.column) if mark else (0, 0)
+
+
+def _hopeless(source: Source, line: int, column: int, length: int, clause: str, fix: str) -> Parsed:
+    """A file of which nothing but this can be said."""
+    places = Places(source, None)
+    return Parsed(places, None, [places.problem_at(line, column, length, "", f"the file {clause}", fix)])

@@ -1,0 +1,57 @@
+"""Durations as users write them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.errors import BadInput
+from tidemark.spec import format_duration, parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("30s", timedelta(seconds=30)),
+        ("5m", timedelta(minutes=5)),
+        ("1h", timedelta(hours=1)),
+        ("2d", timedelta(days=2)),
+        ("0s", timedelta(0)),
+        ("090m", timedelta(minutes=90)),
+    ],
+)
+def test_a_number_and_a_unit_are_a_duration(text, length):
+    """Seconds, minutes, hours and days have one letter each."""
+    assert parse_duration(text) == length
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "m", "30 m", " 30m", "30m\n", "-5m", "1.5h", "1h30m", "5M", "5min", "٣m", "3651d", "999999999d", "1234567890s"]
+)
+def test_anything_else_is_refused(text):
+    """No sign, no fraction, no space, no second unit, no digits but 0 to 9, nothing longer than ten years."""
+    with pytest.raises(BadInput) as caught:
+        parse_duration(text)
+    assert caught.value.found == f'"{text}"'
+
+
+@given(st.integers(0, 3_650 * 86_400))
+def test_a_written_duration_reads_as_the_same_length(seconds):
+    """format_duration is the inverse of parse_duration for whole seconds."""
+    assert parse_duration(format_duration(timedelta(seconds=seconds))) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (90, "90s"), (300, "5m"), (3600, "1h"), (86400, "1d"), (90000, "25h")])
+def test_a_duration_is_written_in_its_longest_whole_unit(seconds, text):
+    """The text is short and has no fraction."""
+    assert format_duration(timedelta(seconds=seconds)) == text
+
+
+@pytest.mark.parametrize("length", [timedelta(seconds=-1), timedelta(milliseconds=1500)])
+def test_what_has_no_such_text_is_not_written(length):
+    """A negative length, or a part of a second, is refused and not rounded."""
+    with pytest.raises(BadInput):
+        format_duration(length)

@@ -1,0 +1,79 @@
+"""Whatever stands in a file, the answer is a spec or `SpecInvalid`, and every place it names is in the file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidemark.spec import ConsumerSpec, SpecInvalid, explain, load_consumer
+from tidemark.spec.source import _BREAK
+
+KEYS = sorted({key.split(".")[-1].removesuffix("[]") for key in explain._WORDS})
+WORDS = st.sampled_from(["range", "upsert", "a:b", "5m", "a.b", "@daily", "*/5 * * * *", "ValueError", "none", "(", "\t", "2024-01-01", ""])
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(), st.binary(max_size=4), WORDS)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=5), st.integers()), inner, max_size=4),
+    ),
+    max_leaves=8,
+)
+MAPPINGS = st.dictionaries(st.one_of(st.sampled_from(KEYS), SCALARS), VALUES, max_size=8)
+CRON = st.text(alphabet="0123456789*/,-LRHh#?() wW", max_size=6)
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def answer(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "departures.yaml"
+        path.write_bytes(content)
+        try:
+            assert isinstance(load_consumer(path), ConsumerSpec)
+        except SpecInvalid as error:
+            check_places(error, content)
+
+
+def check_places(error: SpecInvalid, content: bytes) -> None:
+    lines = _BREAK.split(content.decode("utf-8", "replace").removeprefix("\ufeff"))
+    assert error.problems
+    assert str(error)
+    for problem in error.problems:
+        assert 1 <= problem.line <= len(lines), problem
+        assert 1 <= problem.column <= max(1, len(lines[problem.line - 1])), problem
+        assert problem.column + problem.length - 1 <= len(lines[problem.line - 1]), problem
+        assert "\n" not in problem.message + problem.fix + problem.text, problem
+        assert "Input should" not in problem.message, problem
+
+
+@quick
+@given(MAPPINGS, st.booleans())
+def test_any_mapping_is_a_spec_or_refused(mapping, flow):
+    """No value, however odd, gets past the checks as another error."""
+    answer(yaml.safe_dump(mapping, allow_unicode=True, default_flow_style=flow).encode())
+
+
+@quick
+@given(st.text(alphabet="ab:-[]{}&*!|>'\"%@`,#?\n\t =<~.0\u2028é", max_size=40))
+def test_any_text_is_a_spec_or_refused(text):
+    """Broken YAML is told in our shape."""
+    answer(text.encode())
+
+
+@quick
+@given(st.binary(max_size=30))
+def test_any_bytes_are_a_spec_or_refused(content):
+    """So is what is not even text."""
+    answer(content)
+
+
+@quick
+@given(st.lists(CRON, min_size=4, max_size=6).map(" ".join))
+def test_any_schedule_is_accepted_or_refused(schedule):
+    """The cron library's own errors stay inside."""
+    small = {"topics": ["a"], "transform": "m:f", "sink": {"table": "t"}, "schedule": schedule}
+    answer(yaml.safe_dump(small).encode())

@@ -1,0 +1,241 @@
+"""Good files, folders, and names: what `tidemark.spec` gives to those who read consumers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from tidemark.errors import BadInput, Refused
+from tidemark.spec import (
+    OffsetReset,
+    OnFailure,
+    Run,
+    SinkMode,
+    SpecInvalid,
+    UnknownConsumer,
+    find_consumer,
+    load_consumer,
+    load_consumers,
+    read_folder,
+)
+
+SMALL = "topics: [flights]\ntransform: departures:transform\nsink: {table: departures}\n"
+FULL = """\
+# everything that can be said today
+group: departures-v2
+description: Flights that left, as rows.
+topics: [flights, flights.corrected]
+transform: air.departures:transform
+sink:
+  table: analytics.departures
+  mode: append
+connections: {postgres: warehouse, kafka: events, spark: cluster}
+retry: {permanent: [ValueError, departures.BadRow]}
+offset_reset: none
+assignment: [sticky, range]
+members: 1
+run: bounded
+batch: {max_records: 1000, max_failed_records: 10}
+schedule: "*/5 6-22 * * mon-fri"
+validation: {suite: departures, on_failure: report}
+airflow: {owner: air, tags: [flights, hourly], retries: 0, retry_delay: 5m, execution_timeout: 2h, pool: kafka}
+spark:
+  conf:
+    spark.executor.memory: 4g
+    spark.executor.cores: 2
+    spark.memory.fraction: 0.5
+    spark.speculation: yes
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "departures.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_small_file_gets_every_default(write):
+    """Three keys make a consumer: the group is named after the file, the table is in public, nothing is limited or scheduled."""
+    spec = load_consumer(write(SMALL))
+    assert (spec.name, spec.group, spec.topics, spec.topic_pattern) == ("departures", "departures", ("flights",), None)
+    assert (spec.sink.table, spec.sink.schema_name, spec.sink.table_name) == ("public.departures", "public", "departures")
+    assert (spec.sink.mode, spec.sink.key) == (SinkMode.APPEND, ())
+    assert (spec.connections.postgres, spec.connections.kafka, spec.connections.spark) == (
+        "tidemark_postgres",
+        "tidemark_kafka",
+        "tidemark_spark",
+    )
+    assert (spec.retry.delays, spec.retry.permanent, spec.offset_reset, spec.validation, spec.schedule) == ((), (), None, None, None)
+    assert (spec.members, spec.run, spec.batch.max_records, spec.batch.max_failed_records) == (1, Run.BOUNDED, 500_000, None)
+    assert (spec.airflow.owner, spec.airflow.tags, spec.airflow.retries, spec.airflow.execution_timeout) == ("tidemark", (), 2, None)
+    assert spec.airflow.retry_delay == timedelta(seconds=30)
+    assert spec.spark.conf == {}
+
+
+def test_a_full_file_is_read_as_it_stands(write):
+    """Every key has a typed value; Spark's settings become text as spark-submit takes them."""
+    spec = load_consumer(write(FULL))
+    assert (spec.name, spec.group, spec.topics) == ("departures", "departures-v2", ("flights", "flights.corrected"))
+    assert spec.retry.permanent == ("ValueError", "departures.BadRow")
+    assert spec.offset_reset is OffsetReset.NONE
+    assert spec.assignment == ("sticky", "range")
+    assert spec.validation is not None
+    assert spec.validation.on_failure is OnFailure.REPORT
+    assert spec.airflow.execution_timeout == timedelta(hours=2)
+    assert spec.spark.conf == {
+        "spark.executor.memory": "4g",
+        "spark.executor.cores": "2",
+        "spark.memory.fraction": "0.5",
+        "spark.speculation": "true",
+    }
+
+
+def test_a_spec_is_a_value(write):
+    """Specs are frozen, compare and hash by what they say, and survive pickling and copying."""
+    path = write(FULL)
+    spec, twin = load_consumer(path), load_consumer(path)
+    assert spec == twin
+    assert hash(spec) == hash(twin)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert copy.deepcopy(spec) == spec
+    with pytest.raises(ValidationError):
+        spec.members = 2
+
+
+def test_an_error_survives_pickling(write):
+    """Executors hand errors to the driver: the text and the problems arrive."""
+    with pytest.raises(Refused) as caught:
+        load_consumer(write("topics: flights\n"))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert again.problems == caught.value.problems
+
+
+def test_later_checks_add_problems_with_their_place(write):
+    """A spec knows where each of its values stands; a default points at the mapping that could have said otherwise."""
+    spec = load_consumer(write(FULL))
+    suite = spec.problem(("validation", "suite"), 'validation.suite: there is no suite "departures"', "write one that exists")
+    assert (suite.line, suite.column, suite.length, suite.key) == (17, 21, 10, "validation.suite")
+    topic = spec.problem(("topics", 1), "no such topic", "create it")
+    assert (topic.line, topic.column, topic.length) == (4, 19, 17)
+    missing = load_consumer(write(SMALL, "small.yaml")).problem(("sink", "mode"), "x", "y")
+    assert (missing.line, missing.column) == (3, 7)
+    assert [problem.line for problem in spec.invalid(suite, topic).problems] == [4, 17]
+
+
+def test_anchors_are_values_like_others(write):
+    """An alias stands for what its anchor says."""
+    spec = load_consumer(write(SMALL.replace("[flights]", "&names [flights]") + "airflow: {tags: *names}\n"))
+    assert spec.airflow.tags == ("flights",)
+
+
+@pytest.mark.parametrize("schedule", ["@hourly", "@continuous", "0 0 L * *", "0 0 * * MON#2", "5,10-20/2 * 1 jan,feb ?", "0 0 29 2 *"])
+def test_what_airflow_schedules_is_accepted(write, schedule):
+    """Presets, names, lists, steps and the last day of the month are read as Airflow reads them."""
+    assert load_consumer(write(f'{SMALL}schedule: "{schedule}"\n')).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    "text", ["schedule: null\n", "batch: {max_failed_records: null}\n", "airflow: {execution_timeout: null, pool: null}\n"]
+)
+def test_null_says_no_limit_and_no_schedule(write, text):
+    """Where None is a meaning of its own, null may be written out."""
+    assert load_consumer(write(SMALL + text)) is not None
+
+
+def test_a_byte_order_mark_and_windows_lines_do_no_harm(tmp_path):
+    """Files of Windows' editors are read, and their places are right."""
+    path = tmp_path / "departures.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode())
+    assert load_consumer(path).problem(("transform",), "x", "y").column == 12
+
+
+def test_a_folder_is_read_whatever_one_file_says(tmp_path, write):
+    """The good consumers are there, sorted; each bad file has its error. Other files and hidden ones are no consumers."""
+    write(SMALL, "b.yaml")
+    write(SMALL, "a.yml")
+    write("topics: x\n", "bad.yaml")
+    write("", "worse.yaml")
+    write("", "notes.txt")
+    write("", ".hidden.yaml")
+    good, bad = read_folder(tmp_path)
+    assert list(good) == ["a", "b"]
+    assert [error.name for error in bad] == ["bad", "worse"]
+    with pytest.raises(SpecInvalid) as caught:
+        load_consumers(tmp_path)
+    assert str(caught.value).endswith("4 problems; bad, worse were not loaded")
+    assert find_consumer("a", tmp_path) == good["a"]
+
+
+def test_two_consumers_of_one_group_are_both_refused(tmp_path, write):
+    """They would take each other's offsets. Each names the other, also where one is refused for something else or defaults its group."""
+    write("group: c\n" + SMALL, "a.yaml")
+    write("group: c\nmembers: x\n" + SMALL, "b.yaml")
+    write(SMALL, "c.yaml")
+    write(SMALL, "d.yaml")
+    good, bad = read_folder(tmp_path)
+    assert list(good) == ["d"]
+    assert [error.problems[0].message for error in bad] == [
+        'the group "c" is claimed by b.yaml, c.yaml too',
+        'the group "c" is claimed by a.yaml, c.yaml too',
+        'the group "c" is claimed by a.yaml, b.yaml too',
+    ]
+    assert [(error.problems[0].line, error.problems[0].column) for error in bad] == [(1, 8), (1, 8), (1, 1)]
+    with pytest.raises(SpecInvalid):
+        find_consumer("a", tmp_path)
+    assert load_consumer(tmp_path / "a.yaml").group == "c"
+
+
+def test_two_files_of_one_name_are_both_refused(tmp_path, write):
+    """The name is the DAG's: a.yaml and a.yml cannot both have it."""
+    write(SMALL, "a.yaml")
+    write(SMALL, "a.yml")
+    good, bad = read_folder(tmp_path)
+    assert good == {}
+    assert [error.problems[0].message for error in bad] == [
+        'the consumer "a" is declared in a.yml too',
+        'the consumer "a" is declared in a.yaml too',
+    ]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(tmp_path, write):
+    """And with all that exist."""
+    write(SMALL, "departures.yaml")
+    write(SMALL, "arrivals.yaml")
+    with pytest.raises(UnknownConsumer) as caught:
+        find_consumer("departurs", tmp_path)
+    assert str(caught.value) == (
+        f'there is no consumer "departurs" in {tmp_path}; did you mean "departures"? It has: arrivals, departures.'
+    )
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    """An empty folder has no consumers; a folder that is not there is a mistake."""
+    assert read_folder(tmp_path) == ({}, [])
+    with pytest.raises(BadInput):
+        read_folder(tmp_path / "nowhere")
+
+
+def test_a_missing_file_is_told_like_every_other_problem(tmp_path):
+    """load_consumer raises SpecInvalid, whatever is wrong with the file."""
+    with pytest.raises(SpecInvalid, match=r"cannot be read: No such file"):
+        load_consumer(tmp_path / "nothing.yaml")
+
+
+def test_importing_the_spec_is_cheap():
+    """DAG files import it whenever Airflow parses them: no heavy library comes along."""
+    heavy = ("pyspark", "pyarrow", "pandas", "confluent_kafka", "great_expectations", "airflow", "psycopg2", "croniter")
+    imports = "import sys, tidemark.spec, tidemark.spec.transform, tidemark.transform"
+    code = f"{imports}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

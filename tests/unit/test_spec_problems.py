@@ -1,0 +1,360 @@
+"""Bad files: everything wrong with one is said at once, with its place and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from tidemark.spec import SpecInvalid, explain, load_consumer, model, rules
+
+SMALL = "topics: [flights]\ntransform: departures:transform\nsink: {table: departures}\n"  # three lines: the key under test is the fourth
+
+
+def refused(folder: Path, content: str | bytes, name: str = "departures.yaml") -> SpecInvalid:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(SpecInvalid) as caught:
+        load_consumer(path)
+    return caught.value
+
+
+@pytest.fixture
+def consumers(tmp_path, monkeypatch):
+    """The folder of consumers of a project."""
+    monkeypatch.setenv("TIDEMARK_HOME", str(tmp_path))
+    folder = tmp_path / "include" / "consumers"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_all_problems_of_a_file_are_told_in_the_order_of_its_lines(consumers):
+    """The whole output: place, what is wrong, the line, a caret, the fix; the nearest known key; the count and the consumer."""
+    text = """\
+group: departures
+topics: flights
+transform: departures.transform
+sink: analytics.departures
+retry: {permanent: [ValueError, 30 m, KeyEror]}
+batch:
+  max_records: 0
+  max_record: 5
+asignment: [range]
+owner: air
+"""
+    assert (
+        str(refused(consumers, text))
+        == """\
+include/consumers/departures.yaml:2:9: topics is not a list of topics: "flights"
+    2 | topics: flights
+      |         ^^^^^^^ write a list: [flights]
+include/consumers/departures.yaml:3:12: transform is not module:function: "departures.transform"
+    3 | transform: departures.transform
+      |            ^^^^^^^^^^^^^^^^^^^^ write departures:transform
+include/consumers/departures.yaml:4:7: sink is not a mapping: "analytics.departures"
+    4 | sink: analytics.departures
+      |       ^^^^^^^^^^^^^^^^^^^^ write {table: analytics.departures}
+include/consumers/departures.yaml:5:33: retry.permanent[1] is not the name of an exception: "30 m"
+    5 | retry: {permanent: [ValueError, 30 m, KeyEror]}
+      |                                 ^^^^ write ValueError, or module.Class for one of your own
+include/consumers/departures.yaml:5:39: retry.permanent[2] is not a built-in exception: "KeyEror"
+    5 | retry: {permanent: [ValueError, 30 m, KeyEror]}
+      |                                       ^^^^^^^ write KeyError, or module.Class for one of your own
+include/consumers/departures.yaml:7:16: batch.max_records is not a number of records: 0
+    7 |   max_records: 0
+      |                ^ write a whole number from 1 to 10000000
+include/consumers/departures.yaml:8:3: unknown key "max_record" in batch; did you mean "max_records"?
+include/consumers/departures.yaml:9:1: unknown key "asignment"; did you mean "assignment"?
+include/consumers/departures.yaml:10:1: unknown key "owner"; did you mean "airflow.owner"?
+9 problems; departures was not loaded"""
+    )
+
+
+def test_what_is_not_available_yet_is_told_beside_what_is_wrong(tmp_path):
+    """A key that nothing acts on is refused in words, never ignored; its value is checked all the same."""
+    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h]}}\nmembers: 2\n"
+    assert (
+        str(refused(tmp_path, text)).replace(f"{tmp_path}/", "")
+        == """\
+departures.yaml:4:17: retry.delays is not available yet: there is no retry ladder; failed records are kept in tidemark.failed_record
+    4 | retry: {delays: [5m, 5m, 30 m, 1h]}
+      |                 ^^^^^^^^^^^^^^^^^^ remove the key
+departures.yaml:4:26: retry.delays[2] is not a duration: "30 m"
+    4 | retry: {delays: [5m, 5m, 30 m, 1h]}
+      |                          ^^^^ write a number and a unit without a space: 30s, 5m, 1h
+departures.yaml:5:10: members: 2 is not available yet: one Spark application reads all partitions
+    5 | members: 2
+      |          ^ remove the key
+3 problems; departures was not loaded"""
+    )
+
+
+NOT_YET = {
+    ("retry", "delays"): "retry: {delays: [5m]}",
+    ("members",): "members: 2",
+    ("assignment",): "assignment: [range, 'mine:Assignor']",
+    ("run",): "run: continuous",
+    ("sink", "mode"): "sink: {table: departures, mode: upsert, key: [flight_id]}",
+    ("validation", "on_failure"): "validation: {suite: departures, on_failure: rewind}",
+}
+
+
+@pytest.mark.parametrize("row", rules.NOT_YET, ids=lambda row: ".".join(row.path))
+def test_every_key_that_is_not_available_yet_is_refused(tmp_path, row):
+    """Each entry of the table refuses a value that is otherwise right, and nothing else is wrong with it."""
+    line = NOT_YET[row.path]
+    text = "".join(f"{each}\n" for each in SMALL.splitlines() if each.split(":")[0] != line.split(":")[0]) + line
+    problems = refused(tmp_path, text).problems
+    assert len(problems) == 1
+    assert row.why in problems[0].message
+    assert problems[0].fix == row.fix
+
+
+WRONG = [
+    # the fourth line of the file, column and length of the place, message, fix
+    ("group: a b", 8, 3, 'group is not a group id: "a b"', "use letters"),
+    ("group: 12", 8, 2, "group is not a group id: 12", "in quotes"),
+    (f"group: {'x' * 250}", 8, 250, "group is too long for a group id: 250 characters", "at most 249"),
+    ("group:", 1, 5, "group is not a group id: nothing", "use letters"),
+    ("description: [a]", 14, 3, "description is not text: a list", "write text"),
+    ("topic_pattern: x", 1, 13, "topics and topic_pattern are both given", "keep one of them"),
+    ("connections: {kafka: a b}", 22, 3, 'connections.kafka is not a connection id: "a b"', "write the id"),
+    ("connections: {redis: a}", 15, 5, 'unknown key "redis" in connections', "known keys are postgres, kafka, spark"),
+    ("connections:", 1, 11, "connections is not a mapping: nothing", "or remove the key"),
+    ("retry: {permanent: ValueError}", 20, 10, 'retry.permanent is not a list of exceptions: "ValueError"', "write a list: [ValueError]"),
+    ("retry: {permanent: [KeyboardInterrupt]}", 21, 17, "retry.permanent[0] is not a built-in exception", "write"),
+    ("retry: {permanent: [KeyError, KeyError]}", 31, 8, 'retry.permanent[1] stands twice: "KeyError"', "remove one"),
+    ("offset_reset: first", 15, 5, 'offset_reset is not an offset reset: "first"', "write earliest, latest or none"),
+    ("offset_reset: null", 15, 4, "offset_reset is empty: null", "write a value, or remove the key"),
+    ("assignment: range", 13, 5, 'assignment is not a list of strategies: "range"', "write a list: [range]"),
+    ("assignment: []", 13, 2, "assignment is empty", "write at least one"),
+    ("assignment: [stiky]", 14, 5, 'assignment[0] is not an assignment strategy: "stiky"', "write sticky"),
+    ("assignment: [range, range]", 21, 5, 'assignment[1] stands twice: "range"', "remove one"),
+    ("members: two", 10, 3, 'members is not a number of members: "two"', "1 or more"),
+    ("members: true", 10, 4, "members is not a number of members: true", "1 or more"),
+    ("members: 1.0", 10, 3, "members is not a number of members: 1.0", "1 or more"),
+    ("members: 0", 10, 1, "members is not a number of members: 0", "1 or more"),
+    ("run: no", 6, 2, "run is not a kind of run: no", "write bounded or continuous"),
+    ("batch: {max_records: 10000001}", 22, 8, "batch.max_records is not a number of records: 10000001", "from 1 to 10000000"),
+    ("batch: {max_failed_records: -1}", 29, 2, "batch.max_failed_records is not a number of records: -1", "null for no limit"),
+    ("batch: 5", 8, 1, "batch is not a mapping: 5", "write {max_records: 500000}"),
+    ("schedule: '* * * *'", 11, 9, "schedule is not a cron schedule: it has 4 of 5 fields", "write five fields"),
+    ("schedule: '* * * * * *'", 11, 13, "schedule is not a cron schedule: it has 6 of 5 fields", "write five fields"),
+    ("schedule: '* 24 * * *'", 11, 12, 'schedule is not a cron schedule: the hour is "24"', "write five fields"),
+    ("schedule: 'R * * * *'", 11, 11, 'schedule is not a cron schedule: the minute is "R"', "write five fields"),
+    ("schedule: '0 0 31 2 *'", 11, 12, "schedule never comes due", "write a day that its month has"),
+    ("schedule: '@dayly'", 11, 8, 'schedule is not a preset of Airflow: "@dayly"', "write @daily"),
+    ("schedule: 5", 11, 1, "schedule is not a schedule: 5", "write five fields in quotes"),
+    ("validation: departures", 13, 10, 'validation is not a mapping: "departures"', "write {suite: departures}"),
+    ("validation: {on_failure: block}", 13, 1, "validation.suite is missing", "suite: name"),
+    ("validation: {suite: a.json}", 21, 6, 'validation.suite is a file, not a suite: "a.json"', "write a"),
+    ("validation: {suite: a/b}", 21, 3, "validation.suite is not a suite's name", "without its ending"),
+    ("validation: {suite: a, on_failure: stop}", 36, 4, "validation.on_failure is not a reaction", "write block, report or rewind"),
+    ("airflow: {retries: 2.5}", 20, 3, "airflow.retries is not a number of retries: 2.5", "0 to 100"),
+    ("airflow: {retry_delay: 30}", 24, 2, "airflow.retry_delay is not a duration: 30", "30s, 5m, 1h"),
+    ("airflow: {execution_timeout: 0s}", 30, 2, "airflow.execution_timeout is no time at all", "longer than zero"),
+    ("airflow: {tags: x}", 17, 1, 'airflow.tags is not a list of tags: "x"', "write a list: [x]"),
+    ("airflow: {tags: [x, 1]}", 21, 1, "airflow.tags[1] is not a tag: 1", "in quotes"),
+    ("airflow: {owner: ' '}", 18, 3, "airflow.owner is empty", "write some text"),
+    ("spark: {conf: [a]}", 15, 3, "spark.conf is not a mapping: a list", "write {spark.executor.memory: 4g}"),
+    ("spark: {conf: {executor.memory: 4g}}", 16, 15, 'spark.conf["executor.memory"] is not a Spark setting', "write its full name"),
+    ("spark: {conf: {spark.x: [1]}}", 25, 3, 'spark.conf["spark.x"] is not text, a number or true/false: a list', "write one value"),
+    ("topicz: [a]", 1, 6, 'unknown key "topicz"; did you mean "topics"?', ""),
+    ("suite: a", 1, 5, 'unknown key "suite"; did you mean "validation.suite"?', ""),
+    ("name: departures", 1, 4, 'unknown key "name"', "known keys are group"),
+    ("source: departures", 1, 6, 'unknown key "source"', "known keys are group"),
+    ("run: !!python/name:os.system bounded", 6, 31, "run has the YAML tag python/name:os.system", "without a tag"),
+    ("run: &x [*x]", 6, 7, "run[0] contains itself", "instead of the alias"),
+    ("<<: {run: bounded}", 1, 2, "merge keys (<<) are not read", "write the keys out"),
+    ("? [run]\n: bounded", 3, 5, "a key is a list or a mapping", "write a plain word"),
+    ("transform: other:transform", 1, 9, "transform stands twice, first in line 2", "remove one of them"),
+]
+
+
+@pytest.mark.parametrize(("line", "column", "length", "message", "fix"), WRONG, ids=[row[0][:40] for row in WRONG])
+def test_a_wrong_value_is_pointed_at_and_told_with_its_fix(tmp_path, line, column, length, message, fix):
+    """A wrong value points at the value, an unknown key at the key, a missing key at the mapping that lacks it."""
+    problems = [one for one in refused(tmp_path, f"{SMALL}{line}\n").problems if one.line == 4]
+    found = [one for one in problems if message in one.message]
+    assert found, problems
+    assert (found[0].column, found[0].length) == (column, length)
+    assert fix in found[0].fix
+    assert bool(found[0].fix) is bool(fix)
+
+
+SOURCES = [
+    ("topics: []", "topics is empty", "write at least one topic"),
+    ("topics: [a, a]", "topics[1] stands twice", "remove one"),
+    ("topics: [a b]", 'topics[0] is not a topic\'s name: "a b"', "use letters"),
+    ("topics: [..]", "topics[0] is not a topic's name", "Kafka refuses"),
+    ("topics: [2024]", "topics[0] is not a topic's name: 2024", "in quotes"),
+    ("topics: [2024-01-01]", "topics[0] is not a topic's name: 2024-01-01", "in quotes"),
+    ("topics: {a: b}", "topics is not a list of topics: a mapping", "write a list"),
+    ("topic_pattern: '('", "topic_pattern is not a regular expression (missing )", "matches whole topic names"),
+    ("topic_pattern: ''", "topic_pattern is empty", "matches whole topic names"),
+    ("topic_pattern: [a]", "topic_pattern is not a regular expression: a list", "matches whole topic names"),
+    ("group: a", "topics is missing", "say what to read"),
+]
+
+
+@pytest.mark.parametrize(("line", "message", "fix"), SOURCES, ids=[row[0] for row in SOURCES])
+def test_a_consumer_says_in_one_way_what_it_reads(tmp_path, line, message, fix):
+    """Either a list of distinct topics that Kafka accepts or one regular expression."""
+    (problem,) = refused(tmp_path, f"{line}\ntransform: departures:transform\nsink: {{table: departures}}\n").problems
+    assert message in problem.message
+    assert fix in problem.fix
+
+
+TRANSFORMS = [
+    ("departures", "write module:function"),
+    ("air.departures.transform", "write air.departures:transform"),
+    ("departures.py:transform", "write departures:transform"),
+    ("air/departures.py:transform", "write air.departures:transform"),
+    ("air/departures:transform", "write air.departures:transform"),
+    ("departures:a.b", "write module:function"),
+    ("departures:1st", "write module:function"),
+    ("class:transform", "write module:function"),
+    ("departures:", "write module:function"),
+]
+
+
+@pytest.mark.parametrize(("name", "fix"), TRANSFORMS)
+def test_a_transform_is_named_as_module_and_function(tmp_path, name, fix):
+    """What looks like a path or a dotted name is answered with the spelling that was meant."""
+    (problem,) = refused(tmp_path, f"topics: [a]\ntransform: '{name}'\nsink: {{table: t}}\n").problems
+    assert problem.message == f'transform is not module:function: "{name}"'
+    assert problem.fix == fix
+
+
+SINKS = [
+    ("{table: Departures}", "sink.table is not a table's name"),
+    ('{table: "my table"}', "sink.table is not a table's name"),
+    ("{table: .t}", "sink.table is not a table's name"),
+    ("{table: db.analytics.t}", "sink.table is not a table's name"),
+    (f"{{table: {'x' * 64}}}", "sink.table is not a table's name: it has 64 bytes"),
+    ("{table: 5}", "sink.table is not a table's name: 5"),
+    ("{table: tidemark.batch}", "sink.table is in Tidemark's own schema"),
+    ("{table: pg_catalog.pg_class}", "sink.table is in a schema of Postgres itself"),
+    ("{}", "sink.table is missing"),
+    ("{table: t, partitioned: true}", 'unknown key "partitioned" in sink'),
+    ("{table: t, mode: replace}", 'sink.mode is not a mode: "replace"'),
+    ("{table: t, key: [a]}", "sink.key has no use in an append sink"),
+    ("{table: t, mode: upsert}", "sink.key is missing"),
+    ("{table: t, mode: upsert, key: []}", "sink.key is empty"),
+    ("{table: t, mode: upsert, key: a}", 'sink.key is not a list of columns: "a"'),
+    ("{table: t, mode: upsert, key: [a, a]}", 'sink.key[1] stands twice: "a"'),
+    ("{table: t, mode: upsert, key: [A]}", "sink.key[0] is not a column's name"),
+]
+
+
+@pytest.mark.parametrize(("sink", "message"), SINKS, ids=[row[0][:40] for row in SINKS])
+def test_a_sink_is_a_table_that_postgres_names_without_quotes(tmp_path, sink, message):
+    """Lower case, 63 bytes at most, not in a schema that is not the user's; key columns with upsert only, and there always."""
+    problems = refused(tmp_path, f"topics: [a]\ntransform: m:f\nsink: {sink}\n").problems
+    assert any(message in problem.message for problem in problems)
+    assert {problem.line for problem in problems} == {3}
+
+
+SYNTAX = [
+    (b"", 1, 1, "the file is empty"),
+    (b"# nothing but a remark\n", 1, 1, "the file is empty"),
+    (b"- topics\n", 1, 1, "the file is a list, not a mapping"),
+    (b"topics\n", 1, 1, "the file is a plain value, not a mapping"),
+    (b"group: a\ntopics: \xff\n", 2, 9, "the file is not UTF-8: byte 0xff"),
+    (b"\xff\xfeg\x00", 1, 1, "the file is not UTF-8: byte 0xff"),
+    ("größe: 1\n".encode("latin-1"), 1, 3, "the file is not UTF-8: byte 0xf6"),
+    (b"group: a\x00\n", 1, 9, "the file is not YAML: control character \\x00"),
+    (b"sink:\n\ttable: a\n", 2, 1, "the file is not YAML: the line is indented with a tab"),
+    (b"sink:\n  \ttable: a\n  b: c\n", 2, 3, "the file is not YAML: the line is indented with a tab"),
+    (b"schedule: @daily\n", 1, 11, "the file is not YAML: a plain value cannot begin with this character"),
+    (b"schedule: */5 * * * *\n", 1, 11, "the file is not YAML: * and & begin an alias or an anchor"),
+    (b"group: *name\n", 1, 8, "the file is not YAML: this alias (*) has no anchor (&)"),
+    (b"group: a: b\n", 1, 9, "the file is not YAML: a second colon cannot stand here"),
+    (b"group: a\n run: b\n", 2, 5, "the file is not YAML: this colon cannot stand here"),
+    (b"topics: [a\n\n\n", 1, 9, "the file is not YAML: a list that is not closed"),
+    (b"sink: {table: t\n", 1, 7, "the file is not YAML: a mapping that is not closed"),
+    (b"group: 'a\n", 1, 8, "the file is not YAML: a quote that is not closed"),
+    (b"group: a\n---\ngroup: b\n", 2, 1, "the file has several documents (---)"),
+    (b"topics: " + b"[" * 100_000, 1, 58, "the file is nested deeper than 50 levels"),
+    (b"topics: " + b"{a: " * 100_000, 1, 205, "the file is nested deeper than 50 levels"),
+    (b"x" * 1_000_001, 1, 1, "the file is not a consumer's file: it has 1000001 bytes"),
+]
+
+
+@pytest.mark.parametrize(("content", "line", "column", "message"), SYNTAX, ids=[f"{row[3]} {row[0][:12]!r}" for row in SYNTAX])
+def test_what_is_no_yaml_mapping_is_told_in_the_same_shape(tmp_path, content, line, column, message):
+    """One problem, its place, a fix; never a parser's stack, and never the end of the process."""
+    (problem,) = refused(tmp_path, content).problems
+    assert (problem.line, problem.column, problem.message) == (line, column, message)
+    assert problem.fix
+
+
+def test_many_aliases_of_aliases_are_answered_at_once(tmp_path):
+    """A value is built once however often it is named: a small file cannot fill the memory."""
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30)]
+    error = refused(tmp_path, "\n".join(["l0: &l0 [x]", *levels, "topics: *l29", ""]))
+    assert len(error.problems) < 50
+
+
+@pytest.mark.parametrize("name", ["my consumer.yaml", "größe.yaml", f"{'x' * 242}.yaml"])
+def test_a_file_is_named_as_a_dag_can_be(tmp_path, name):
+    """The file's stem is the consumer's name and part of a DAG's id."""
+    (problem,) = [one for one in refused(tmp_path, SMALL, name).problems if one.key == ""]
+    assert "a consumer's name" in problem.message
+    assert "rename the file" in problem.fix
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "spark: {conf: {spark.ssl.keyPassword: hunter2}}",
+        "spark: {conf: {spark.ssl.keyPassword: [hunter2]}}",
+        "spark: {conf: {spark.secret: 'hunter2', members: two}}",
+        "connections: {kafka: {password: hunter2}}",
+        "password: hunter2",
+        "token: a: hunter2",
+        "token: 'hunter2",
+    ],
+)
+def test_a_secret_in_a_file_is_refused_and_not_repeated(tmp_path, line):
+    """Neither the shown line nor the message has it: errors are printed, logged and shown in Airflow."""
+    error = refused(tmp_path, f"{SMALL}{line}\n")
+    assert "hunter2" not in str(error)
+    assert not any("hunter2" in repr(problem) for problem in error.problems)
+
+
+def test_a_secret_belongs_in_the_connection(tmp_path):
+    """Spark's settings end up in logs and on Spark's own pages."""
+    (problem,) = refused(tmp_path, f"{SMALL}spark: {{conf: {{spark.my.ACCESS_TOKEN: x}}}}\n").problems
+    assert (problem.column, problem.length, problem.fix) == (16, 21, "put it in the connection")
+
+
+def test_a_long_line_is_shown_around_its_place(tmp_path):
+    """What is shown stays on a screen, and the caret stays under its character."""
+    error = refused(tmp_path, f"topics: [{', '.join(f'topic-{n}' for n in range(100))}, a b]\ntransform: m:f\nsink: {{table: t}}\n")
+    head, shown, caret, _ = str(error).splitlines()
+    assert head.endswith('topics[100] is not a topic\'s name: "a b"')
+    assert len(shown) < 170
+    assert shown[caret.index("^") : caret.rindex("^") + 1] == "a b"
+
+
+def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
+    paths = []
+    for name, field in kind.model_fields.items():
+        if kind is model.ConsumerSpec and name in model.FILLED_IN:
+            continue
+        paths.append(f"{above}{name}")
+        inner = explain._model_of(field.annotation)
+        paths += _paths(inner, f"{above}{name}.") if inner else []
+        paths += [f"{above}{name}[]"] if "tuple[" in str(field.annotation) else []
+        paths += [f"{above}{name}.*"] if "Mapping[" in str(field.annotation) else []
+    return paths
+
+
+def test_every_key_has_words_of_its_own():
+    """A key that is added to the model needs its words, and no words are left for a key that is gone."""
+    assert set(_paths(model.ConsumerSpec)) == set(explain._WORDS)
+    required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"transform|sink|sink\.table|validation\.suite", path)}
+    assert required == set(explain._REQUIRED)

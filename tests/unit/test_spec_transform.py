@@ -1,0 +1,267 @@
+"""The user's transform: found, imported, and its form told; and the words that users write it with."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import pickle
+import re
+import sys
+import textwrap
+from datetime import UTC, datetime
+from itertools import count
+
+import pytest
+
+import tidemark.transform
+from tidemark.spec import SpecInvalid, load_consumer
+from tidemark.spec.transform import Form, form_of, load_permanent, load_transform
+from tidemark.transform import Fail, Record, Retry, Skip, Verdict
+
+_numbers = count()
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Writes a module of transforms and a consumer that names it; gives the spec and the folder. Each module has a name of its own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    folder = tmp_path / "transforms"
+    folder.mkdir()
+
+    def project(code: str, function: str = "transform", permanent: str = "[]", module: str | None = None):
+        name = f"spec_transform_case_{next(_numbers)}"
+        (folder / f"{name}.py").write_text(textwrap.dedent(code))
+        path = tmp_path / "departures.yaml"
+        path.write_text(
+            f"topics: [a]\nsink: {{table: t}}\ntransform: {module or name}:{function}\n"
+            f"retry: {{permanent: {permanent.replace('MODULE', name)}}}\n"
+        )
+        return load_consumer(path), folder, name
+
+    yield project
+    for name in set(sys.modules) - before:
+        if name.startswith("spec_transform_case_"):
+            del sys.modules[name]
+
+
+FORMS = [
+    # imports, signature, form
+    ("from pyspark.sql import DataFrame", "(x: DataFrame)", Form.SPARK),
+    ("from pyspark.sql import DataFrame", "(x) -> DataFrame", Form.SPARK),
+    ("from pyspark.sql.dataframe import DataFrame as Frame", "(x: Frame)", Form.SPARK),
+    ("import pyspark.sql", "(x: pyspark.sql.DataFrame)", Form.SPARK),
+    ("import pyspark.sql.dataframe", "(x: pyspark.sql.dataframe.DataFrame)", Form.SPARK),
+    ("", "(x: 'DataFrame')", Form.SPARK),
+    ("", "(x: 'pyspark.sql.DataFrame')", Form.SPARK),
+    ("from __future__ import annotations", "(x: sql.DataFrame) -> sql.DataFrame", Form.SPARK),
+    ("import pyarrow as pa", "(x: pa.RecordBatch) -> pa.RecordBatch", Form.ARROW),
+    ("from pyarrow import RecordBatch as Rows", "(x: Rows)", Form.ARROW),
+    ("from __future__ import annotations\nimport pyarrow as p", "(x: p.RecordBatch)", Form.ARROW),
+    ("", "(x: 'pa.RecordBatch')", Form.ARROW),
+    ("", "(x) -> 'RecordBatch'", Form.ARROW),
+    ("from tidemark.transform import Record", "(x: Record) -> dict", Form.FUNCTION),
+    ("from __future__ import annotations\nimport tidemark.transform as t", "(x: t.Record)", Form.FUNCTION),
+    ("", "(x: object)", Form.FUNCTION),
+    ("", "(x) -> dict", Form.FUNCTION),
+    ("", "(record: 'Record') -> None", Form.FUNCTION),
+    ("", "(records)", Form.SPARK),
+    ("", "(df)", Form.SPARK),
+    ("", "(batch)", Form.ARROW),
+    ("", "(record)", Form.FUNCTION),
+    ("", "(record, /, limit=3, *rest, strict=True, **more)", Form.FUNCTION),
+    ("", "(records: 'Record')", Form.FUNCTION),
+]
+
+
+@pytest.mark.parametrize(("imports", "signature", "form"), FORMS, ids=[f"{row[0][-30:]} {row[1]}".strip() for row in FORMS])
+def test_the_form_is_told_by_type_and_else_by_name(project, imports, signature, form):
+    """The type of the first parameter or of the result, as an object or as text, however imported; without types the name."""
+    spec, folder, name = project(f"{imports}\ndef transform{signature}: ...\n")
+    transform = load_transform(spec, [folder])
+    assert (transform.form, transform.module, transform.name) == (form, name, "transform")
+    assert transform.function is sys.modules[name].transform
+
+
+UNCLEAR = [
+    ("def transform(x): ...", 'takes "x", which says nothing about what it wants', "annotate it"),
+    ("def transform(): ...", "takes no parameter", "let it take one"),
+    ("def transform(*records): ...", "takes no parameter", "let it take one"),
+    ("def transform(record, limit): ...", "needs more than one parameter: limit", "a default"),
+    ("def transform(record, *, limit): ...", "needs more than one parameter: limit", "a default"),
+    ("async def transform(record): ...", "is async", "def, not async def"),
+    ("class transform: ...", "is a class", "name a function"),
+    ("transform = 5", "is not a function but int", "name a function"),
+    ("def transform(batch: 'pa.Table'): ...", "has the type pa.Table", "pa.RecordBatch"),
+    ("import pyarrow as pa\ndef transform(batch: pa.Table): ...", "has the type pa.Table", "pa.RecordBatch"),
+    ("import pandas as pd\ndef transform(df: pd.DataFrame): ...", "has the type pandas", "pyspark.sql.DataFrame"),
+    ("def transform(df: 'pd.DataFrame'): ...", "has the type pd.DataFrame", "pyspark.sql.DataFrame"),
+    (
+        "from typing import Iterator\ndef transform(batch: Iterator['pa.RecordBatch']): ...",
+        "has the type Iterator",
+        "write the type itself",
+    ),
+    ("def transform(x: 'RecordBatch') -> 'DataFrame': ...", "takes what the arrow form takes and returns what the spark", "of one form"),
+    ("def transform(record: 'Record') -> 'DataFrame': ...", "takes what the function form takes", "of one form"),
+    ("def transform(records) -> dict: ...", 'takes "records" as the spark form does', "annotate it"),
+    ("def transform(batch):\n    yield batch", "yields", "return one result"),
+]
+
+
+@pytest.mark.parametrize(("code", "message", "fix"), UNCLEAR, ids=[row[0].replace("\n", " ") for row in UNCLEAR])
+def test_a_form_that_cannot_be_told_is_refused_at_the_transform(project, code, message, fix):
+    """The problem stands at the consumer's `transform:`, and says what to write."""
+    spec, folder, _ = project(code)
+    with pytest.raises(SpecInvalid) as caught:
+        load_transform(spec, [folder])
+    (problem,) = caught.value.problems
+    assert message in problem.message
+    assert fix in problem.fix
+    assert (problem.line, problem.column, problem.length) == (3, 12, len(spec.transform))
+
+
+def test_a_callable_object_is_a_function_too(project):
+    """What counts is that it can be called with one argument."""
+    spec, folder, _ = project("class Made:\n    def __call__(self, record): ...\ntransform = Made()\n")
+    assert load_transform(spec, [folder]).form is Form.FUNCTION
+
+
+FAILING = [
+    ("import json\nx = 1\ny = {}['carrier']\n", "raised KeyError: 'carrier'", ".py:3: y = {}['carrier']"),
+    ("def transform(record)\n    pass\n", "raised SyntaxError: expected ':'", ".py:1: def transform(record)"),
+    ("import no_such_module_anywhere\n", "raised ModuleNotFoundError: No module named 'no_such_module_anywhere'", ".py:1: import no_such"),
+    ("import json\njson.loads('{')\n", "raised JSONDecodeError", ".py:2: json.loads('{')"),
+    ("raise SystemExit(3)\n", "raised SystemExit: 3", ".py:1: raise SystemExit(3)"),
+]
+
+
+@pytest.mark.parametrize(("code", "message", "place"), FAILING, ids=[row[1] for row in FAILING])
+def test_a_module_that_fails_is_told_with_the_users_own_line(project, code, message, place):
+    """The last frame in the user's files, not the one deep in a library; the cause is kept."""
+    spec, folder, name = project(code)
+    with pytest.raises(SpecInvalid) as caught:
+        load_transform(spec, [folder])
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(f"transform: importing {name} {message}")
+    assert place in problem.fix
+    assert caught.value.__cause__ is not None
+
+
+def test_a_module_that_is_not_there_is_answered_with_the_nearest(project):
+    """Else with the file that is looked for, and where."""
+    spec, folder, name = project("", module="spec_transform_cas_0")
+    with pytest.raises(SpecInvalid, match='transform: there is no module "spec_transform_cas_0"') as caught:
+        load_transform(spec, [folder])
+    assert caught.value.problems[0].fix == f"write {name}"
+    spec, folder, _ = project("", module="air.departures")
+    with pytest.raises(SpecInvalid) as caught:
+        load_transform(spec, [folder])
+    assert caught.value.problems[0].fix == f"put air/departures.py into {folder}"
+
+
+def test_a_function_that_is_not_there_is_answered_with_the_nearest(project):
+    """Functions of the module itself are offered, imported ones are not."""
+    spec, folder, name = project("from json import dumps\ndef transform(record): ...\n", function="transfrom")
+    with pytest.raises(SpecInvalid) as caught:
+        load_transform(spec, [folder])
+    assert caught.value.problems[0].message == f'transform: module {name} has no function "transfrom"'
+    assert caught.value.problems[0].fix == f"write {name}:transform"
+
+
+def test_the_folders_lead_the_path_once(project, tmp_path):
+    """In the order given, however often a transform is loaded."""
+    spec, folder, _ = project("def transform(record): ...\n")
+    other = tmp_path / "more"
+    before = list(sys.path)
+    for _ in range(3):
+        load_transform(spec, [folder, other])
+    assert sys.path == [str(folder), str(other), *before]
+
+
+def test_any_importable_function_may_be_named(project):
+    """An installed package's as well as a file's."""
+    spec, folder, _ = project("", module="textwrap", function="dedent")
+    with pytest.raises(SpecInvalid, match="says nothing about what it wants"):
+        load_transform(spec, [folder])
+
+
+def test_a_file_named_like_a_module_of_python_is_refused(project):
+    """It would be hidden by Python's own, or hide it from everybody else."""
+    spec, folder, _ = project("", module="json")
+    (folder / "json.py").write_text("def transform(record): ...\n")
+    with pytest.raises(SpecInvalid, match="has the name of Python's own module json"):
+        load_transform(spec, [folder])
+
+
+def test_a_file_hidden_by_an_imported_module_is_refused(project):
+    """A function of that other module would run instead."""
+    spec, folder, _ = project("", module="yaml")
+    (folder / "yaml.py").write_text("def transform(record): ...\n")
+    with pytest.raises(SpecInvalid, match=r"yaml is .*__init__\.py, which hides .*yaml\.py"):
+        load_transform(spec, [folder])
+
+
+def test_permanent_exceptions_are_classes(project):
+    """Built-in ones by name, others by module; they are there before the first record is read."""
+    spec, folder, name = project("class BadRow(Exception): ...\ndef transform(record): ...\n", permanent="[ValueError, MODULE.BadRow]")
+    kinds = load_permanent(spec, [folder])
+    assert kinds == (ValueError, sys.modules[name].BadRow)
+
+
+@pytest.mark.parametrize(("class_name", "fix"), [("BadRaw", "write MODULE.BadRow"), ("Helper", "name a class that is an Exception")])
+def test_a_permanent_exception_that_is_none_is_refused_in_its_place(project, class_name, fix):
+    """The entry of the list is pointed at."""
+    spec, folder, name = project("class BadRow(Exception): ...\nclass Helper: ...\n", permanent=f"[KeyError, MODULE.{class_name}]")
+    with pytest.raises(SpecInvalid) as caught:
+        load_permanent(spec, [folder])
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column, problem.key) == (4, 31, "retry.permanent[1]")
+    assert problem.fix == fix.replace("MODULE", name)
+
+
+WHEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_record_reads_its_value_as_text_and_as_json():
+    """A tombstone is None in both; what is neither raises ValueError, as a permanent failure is usually listed."""
+    assert Record("a", 0, 1, WHEN, None, b'{"a": "\xc3\xa9"}').json() == {"a": "é"}
+    assert Record("a", 0, 1, WHEN, None, b"\xc3\xa9").text() == "é"
+    assert Record("a", 0, 1, WHEN, None, None).text() is None
+    assert Record("a", 0, 1, WHEN, None, None).json() is None
+    for broken in (b"\xff", b"{"):
+        with pytest.raises(ValueError, match=r"decode|Expecting"):
+            Record("a", 0, 1, WHEN, None, broken).json()
+
+
+@pytest.mark.parametrize("kind", [Skip, Fail, Retry])
+def test_a_verdict_carries_its_reason_across_processes(kind):
+    """It is raised in a worker and told by the driver."""
+    again = pickle.loads(pickle.dumps(kind("no carrier")))
+    assert (type(again), again.reason, str(again)) == (kind, "no carrier", "no carrier")
+    assert issubclass(kind, Verdict)
+
+
+def test_the_examples_of_the_users_page_run():
+    """The plain-function example as a doctest, the others as modules of the form that they show."""
+    assert doctest.testmod(tidemark.transform).failed == 0
+    assert doctest.testmod(tidemark.transform).attempted > 3
+    page = tidemark.transform.__doc__ or ""
+    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", page)
+    modules = [textwrap.dedent(block) for block in blocks if "import" in block]
+    forms = []
+    for module in modules:
+        names: dict = {}
+        exec(compile(ast.parse(module), "<example>", "exec"), names)
+        forms.append(form_of(names["transform"]))
+    assert forms == [Form.ARROW, Form.SPARK]
+
+
+def test_the_arrow_example_makes_rows():
+    """It takes a batch with a record's columns and returns one with the lineage columns."""
+    import pyarrow as pa
+
+    page = tidemark.transform.__doc__ or ""
+    names: dict = {}
+    exec(textwrap.dedent(page[page.index("    import pyarrow") : page.index("The open form")]), names)
+    batch = pa.RecordBatch.from_pydict({"kafka_topic": ["a"], "kafka_partition": [0], "kafka_offset": [7], "value": [b"x"]})
+    assert names["transform"](batch).to_pydict() == {"kafka_topic": ["a"], "kafka_partition": [0], "kafka_offset": [7], "payload": ["x"]}
