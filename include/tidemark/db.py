@@ -10,19 +10,16 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg2
-import psycopg2.extensions
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import cursor as Cursor
 
 from tidemark.errors import BadInput, DatabaseUnavailable
 
-if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
-    from psycopg2.extensions import cursor as Cursor
-
-    __all__ = ["Connection", "Cursor", "connect", "statements", "transaction"]
+__all__ = ["Connection", "Cursor", "connect", "is_outage", "rows", "session", "statements", "transaction"]
 
 CONNECT_TIMEOUT_S = 10
 KEEPALIVE_IDLE_S = 30
@@ -62,9 +59,18 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
         with connection, connection.cursor() as cursor:
             yield cursor
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        if connection.closed or error.pgcode is None or error.pgcode.startswith(("08", "57P")):
+        if is_outage(error):
             raise DatabaseUnavailable(cause=str(error).strip()) from error
         raise
+
+
+def is_outage(error: psycopg2.Error) -> bool:
+    """Did the session or the server go away, or is a resource short, so that the same statement may succeed later?
+
+    Classes of SQLSTATE: 08 connection, 40 rolled back for another's sake, 53 out of a resource, 55 lock not had in time,
+    57 ended by an operator, 58 system error; no SQLSTATE at all: the session was lost.
+    """
+    return error.pgcode is None or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
 
 
 @contextlib.contextmanager

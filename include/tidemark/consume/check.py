@@ -1,0 +1,139 @@
+"""Everything about a consumer that can be found wrong before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemark import project, schema
+from tidemark.connections import database_url, kafka_config
+from tidemark.consume.describe import SparkSchema, layout_of, output_of
+from tidemark.db import session
+from tidemark.errors import BadInput, TidemarkError
+from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
+from tidemark.quality import check_suite, validated_view_ddl
+from tidemark.sink.table import SinkMissing, create_ddl
+from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
+from tidemark.spec.transform import Transform, load_permanent, load_transform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFound:
+    """``retention`` is `None` for a topic that keeps its records for ever."""
+
+    topic: Topic
+    retention: timedelta | None
+
+
+@dataclass
+class Report:
+    """What was found. ``problems`` are of the consumer's file, ``errors`` of what it names, ``notes`` say what could not be checked."""
+
+    spec: ConsumerSpec
+    transform: Transform | None = None
+    topics: list[TopicFound] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    expectations: int | None = None
+    problems: list[Problem] = field(default_factory=list)
+    errors: list[TidemarkError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ddl: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and not self.errors
+
+
+def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema) -> Report:
+    """Checks the transform, the suite, the sink and the topics of a consumer whose file is good; finds all that is wrong at once.
+
+    Without a database or a broker in the environment those parts are left out, and ``notes`` says so.
+    """
+    report = Report(spec)
+    for part in (_check_transform, _check_suite, _check_sink, _check_topics):
+        try:
+            part(report, folders, spark_schema)
+        except SpecInvalid as error:
+            report.problems += [problem for problem in error.problems if problem not in report.problems]
+        except TidemarkError as error:
+            report.errors.append(error)
+    return report
+
+
+def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, *, partitions: int | None = None) -> str:
+    """The whole DDL of a consumer's sink, from what its transform returns."""
+    return _ddl(spec, output_of(transform, spark_schema), partitions)
+
+
+def _ddl(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None) -> str:
+    return create_ddl(spec.sink.table, output, validated_view_ddl(spec.sink.table, [spec.group]), partitions=partitions)
+
+
+def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSchema) -> None:
+    report.transform = load_transform(report.spec, folders)
+    load_permanent(report.spec, folders)
+
+
+def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+    if report.spec.validation is None:
+        return
+    path = project.expectations() / f"{report.spec.validation.suite}.json"
+    if not path.is_file():
+        fix = f"write {path.name} into {path.parent}, or correct the name"
+        report.problems.append(report.spec.problem(("validation", "suite"), f'there is no suite "{report.spec.validation.suite}"', fix))
+        return
+    report.expectations = len(check_suite(path))
+
+
+def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:
+    if report.transform is None:
+        return
+    asked: list[pa.Schema] = []
+
+    def once(function: Callable[..., object]) -> pa.Schema:
+        if not asked:
+            asked.append(spark_schema(function))
+        return asked[0]
+
+    try:
+        url = database_url()
+    except BadInput as error:
+        report.notes.append(f"sink not compared: {error.what} is not set")
+        report.columns = output_of(report.transform, once).names
+        return
+    try:
+        with session(url) as connection:
+            schema.require_current(connection)
+            layout = layout_of(report.transform, report.spec.sink.table, connection, once)
+    except SinkMissing:
+        report.ddl = _ddl(report.spec, output_of(report.transform, once))
+        raise
+    report.columns = [column.name for column in layout.columns]
+
+
+def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+    try:
+        config = kafka_config()
+    except BadInput as error:
+        report.notes.append(f"topics not looked up: {error.what}: {error.found}")
+        return
+    cluster = Cluster(config)
+    names = list(report.spec.topics) or cluster.matching(report.spec.topic_pattern or "")
+    if not names:
+        report.problems.append(report.spec.problem(("topic_pattern",), f"it matches no topic on {cluster.servers}", "correct it, or create one"))
+        return
+    try:
+        topics = cluster.topics(names)
+    except TopicsMissing as error:
+        for name in error.topics:
+            message = f'there is no topic "{name}" on {cluster.servers}'
+            report.problems.append(report.spec.problem(("topics", names.index(name)), message, "create it, or correct the name"))
+        topics = cluster.topics(name for name in names if name not in error.topics)
+    retention = cluster.retention([topic.name for topic in topics])
+    report.topics = [TopicFound(topic, retention[topic.name]) for topic in topics]

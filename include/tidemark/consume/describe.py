@@ -1,0 +1,170 @@
+"""What a transform returns, found out without a record: for the guard before a run, for ``consumers check`` and for ``sink ddl``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark.consume.work import TransformFailed, input_schema
+from tidemark.db import transaction
+from tidemark.errors import Refused
+from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_lineage_index, match, read_columns
+from tidemark.sink.types import arrow_type, fits
+from tidemark.spec.transform import Form, Transform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemark.db import Connection
+
+SparkSchema = Callable[[Callable[..., Any]], "pa.Schema"]
+"""Tells the schema of a Spark-form transform; costs a JVM."""
+
+
+@dataclass(kw_only=True, eq=False)
+class OutputUnknown(Refused):
+    """Nobody can know what columns a plain function returns."""
+
+    transform: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.transform} does not say what columns it returns. Give its result a type:\n"
+            "    class Row(TypedDict):\n        city: str\n        population: int\n\n"
+            "    def transform(record: Record) -> Row | None: ..."
+        )
+
+
+def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
+    """The columns of a transform's output, lineage columns among them.
+
+    Spark and Arrow forms are called once with no records; a plain function is known by the type of its result (a ``TypedDict``).
+    Raises `TransformFailed` or `OutputUnknown`.
+    """
+    import pyarrow as pa
+
+    if transform.form is Form.SPARK:
+        return spark_schema(transform.function)
+    if transform.form is Form.FUNCTION:
+        declared = declared_columns(transform)
+        if declared is None:
+            raise OutputUnknown(transform=f"{transform.module}:{transform.name}")
+        lineage = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
+        return pa.schema([pa.field(name, kind) for name, kind in declared.items()] + lineage)
+    empty = pa.RecordBatch.from_pylist([], schema=input_schema())
+    try:
+        answer = transform.function(empty)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}. It must also answer a batch without records, so that its columns can be known."
+        raise TransformFailed(where="an empty batch", problem=problem) from error
+    if not isinstance(answer, pa.RecordBatch):
+        raise TransformFailed(where="an empty batch", problem=f"it returned {type(answer).__name__}; it must return a pyarrow.RecordBatch.")
+    return answer.schema
+
+
+def layout_of(transform: Transform, table: str, connection: Connection, spark_schema: SparkSchema) -> Layout:
+    """How this transform's output goes into ``table``. Raises `SinkMissing` or `SinkMismatch`.
+
+    What a plain function returns takes the types of the table's own columns; without a declared result it may return every column
+    that has no default.
+    """
+    with transaction(connection) as cur:
+        columns = read_columns(cur, table)
+        index = has_lineage_index(cur, table)
+    if not columns:
+        raise SinkMissing(table=table)
+    if transform.form is not Form.FUNCTION:
+        return match(table, columns, output_of(transform, spark_schema), lineage_index=index)
+    return match(table, columns, _function_schema(transform, columns), lineage_index=index)
+
+
+def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:
+    """The columns of a plain function's result type, in order, with the Arrow type of each; `None` if it declares none."""
+    try:
+        result = typing.get_type_hints(transform.function).get("return")
+    except (NameError, TypeError):
+        return None
+    for each in _parts(result):
+        if typing.is_typeddict(each):
+            return {name: _arrow_of(kind) for name, kind in typing.get_type_hints(each).items()}
+    return None
+
+
+def _function_schema(transform: Transform, columns: list[Column]) -> pa.Schema:
+    """The schema of the batches that the function's rows are made into: the table's own types, for the columns it may return."""
+    import pyarrow as pa
+
+    declared = declared_columns(transform)
+    lineage = {name for name, _ in LINEAGE}
+    own = {column.name: column for column in columns if column.name not in lineage}
+    if declared is None:
+        names = [column.name for column in own.values() if not column.generated and not column.has_default]
+    else:
+        names = list(declared)
+    fields = []
+    for name in names:
+        kind = arrow_type(own[name].type) if name in own else None
+        if declared is not None and (kind is None or not _agrees(declared[name], own[name].type)):
+            kind = declared[name]
+        if kind is not None:
+            fields.append(pa.field(name, kind))
+    given = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
+    return pa.schema(fields + given)
+
+
+def _agrees(declared: pa.DataType, postgres: str) -> bool:
+    """May Python values of the declared kind go into this column? An ``int`` fits every integer type."""
+    import pyarrow as pa
+
+    target = arrow_type(postgres)
+    assert target is not None
+    same = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    number = any(kind(declared) and kind(target) for kind in same) or (pa.types.is_integer(declared) and pa.types.is_floating(target))
+    return number or fits(declared, postgres) or (postgres in ("json", "jsonb") and pa.types.is_string(declared))
+
+
+_PYTHON: Mapping[Any, str] = {
+    bool: "boolean",
+    int: "bigint",
+    float: "double precision",
+    str: "text",
+    bytes: "bytea",
+    dt.datetime: "timestamp with time zone",
+    dt.date: "date",
+    dt.time: "time without time zone",
+    dt.timedelta: "interval",
+    decimal.Decimal: "numeric",
+    uuid.UUID: "uuid",
+}
+
+
+def _arrow_of(kind: Any) -> pa.DataType:
+    """The Arrow type for a Python type; what is none of the simple ones is kept as JSON text."""
+    import pyarrow as pa
+
+    for each in _parts(kind):
+        if each in _PYTHON:
+            found = arrow_type(_PYTHON[each])
+            assert found is not None
+            return found
+        if typing.get_origin(each) is list and (inner := typing.get_args(each)) and inner[0] in _PYTHON:
+            return pa.list_(_arrow_of(inner[0]))
+    return pa.string()
+
+
+def _parts(kind: Any) -> list[Any]:
+    """A type, or the members of a union, of ``Iterable[...]`` and of ``NotRequired[...]``, without None."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return [part for each in typing.get_args(kind) for part in _parts(each)]
+    if origin is not None and origin is not list and typing.get_args(kind):
+        return [part for each in typing.get_args(kind) for part in _parts(each)]
+    if origin is list and typing.is_typeddict(typing.get_args(kind)[0]):
+        return [typing.get_args(kind)[0]]
+    return [] if kind is type(None) or kind is None else [kind]

@@ -1,0 +1,230 @@
+"""Starts a driver and follows it through its attempt's row in Postgres.
+
+What the command line and the Airflow operator have in common. The driver is a process group of its own that never outlives the caller:
+it dies with the thread that started it, and is killed when the caller stops following it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tidemark import project
+from tidemark.connections import Connections
+from tidemark.consume.process import child_env
+from tidemark.db import connect, session, transaction
+from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
+from tidemark.offsets import store
+
+POLL_S = 0.5
+KILL_WAIT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """What an attempt has done with a partition. ``start, end`` is the committed range; ``planned_end`` where the run stops."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    planned_end: int
+    batches: int = 0
+    loaded: int = 0
+    skipped: int = 0
+    retried: int = 0
+    failed: int = 0
+    unaccounted: int = 0
+    sink_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A range that this attempt stored as lost; ``end`` is `None` where nobody knows it."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """An attempt as its rows show it. ``state`` is RUNNING, COMMITTED or FAILED; ``planned`` is false until the run knows what to read."""
+
+    attempt_id: int
+    state: str
+    planned: bool
+    partitions: tuple[PartitionResult, ...]
+    lost: tuple[Lost, ...]
+
+    @property
+    def records(self) -> int:
+        """Offsets committed so far."""
+        return sum(part.end - part.start for part in self.partitions)
+
+    @property
+    def total(self) -> int:
+        """Offsets that the run will have committed when it is done."""
+        return sum(part.planned_end - part.start for part in self.partitions)
+
+
+@dataclass(kw_only=True, eq=False)
+class _AttemptEnded(TidemarkError):
+    attempt_id: int
+    type: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class AttemptRefused(_AttemptEnded, Refused):
+    """The driver found something that has to be mended first."""
+
+
+class AttemptFenced(_AttemptEnded, Fenced):
+    """A newer attempt owns the partitions."""
+
+
+class AttemptUnavailable(_AttemptEnded, Unavailable):
+    """The driver met an outage, or an error of the transform that another try may not meet."""
+
+
+class AttemptBroken(_AttemptEnded, Broken):
+    """The driver found an invariant broken."""
+
+
+class AttemptFailed(_AttemptEnded):
+    """The driver failed in a way that Tidemark does not know."""
+
+    retriable = True
+
+
+@dataclass(kw_only=True, eq=False)
+class DriverDied(Unavailable):
+    """The driver ended without a word: killed, or crashed."""
+
+    attempt_id: int
+    status: int
+
+    def __str__(self) -> str:
+        how = f"was killed by {signal.Signals(-self.status).name}" if self.status < 0 else f"ended with status {self.status}"
+        return f"The driver of attempt {self.attempt_id} {how}. What it had committed stays; the next attempt goes on from there."
+
+
+def run_attempt(
+    name: str,
+    connections: Connections,
+    attempt_id: int,
+    *,
+    folders: Mapping[str, Sequence[Path]],
+    on_log: Callable[[str], None],
+    on_progress: Callable[[Progress], None],
+    on_start: Callable[[subprocess.Popen[str]], None] = lambda driver: None,
+) -> Progress:
+    """Starts the driver for an attempt whose row is written, follows it to its end and returns what it did.
+
+    ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, from a thread; ``on_progress`` the
+    state about twice a second; ``on_start`` the process, for whoever must kill it. To be called from a thread that lives as long as the run,
+    because the driver dies with it. Raises one of the ``Attempt...`` errors or `DriverDied`.
+    """
+    command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
+    command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
+    driver = subprocess.Popen(
+        command,
+        env=child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        on_start(driver)
+        assert driver.stdout is not None
+        reader = threading.Thread(target=_pass_on, args=(driver.stdout, on_log), daemon=True)
+        reader.start()
+        _follow(driver, connections.database_url, attempt_id, on_progress)
+        reader.join(KILL_WAIT_S)
+    finally:
+        kill(driver)
+        if driver.stdout is not None:
+            driver.stdout.close()
+    return _ended(connections.database_url, attempt_id, driver.returncode)
+
+
+def kill(driver: subprocess.Popen[str]) -> None:
+    """Ends the driver's whole process group at once. Writes nothing: after a supervisor's death a write may raise."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait(KILL_WAIT_S)
+
+
+def progress(database_url: str, attempt_id: int) -> Progress:
+    """An attempt as its rows show it now."""
+    with session(database_url) as connection, transaction(connection) as cur:
+        return _progress(cur, attempt_id)[0]
+
+
+def _follow(driver: subprocess.Popen[str], database_url: str, attempt_id: int, on_progress: Callable[[Progress], None]) -> None:
+    connection = None
+    while True:
+        try:
+            connection = connection or connect(database_url, application=f"tidemark follow {attempt_id}")
+            with transaction(connection) as cur:
+                seen, _ = _progress(cur, attempt_id)
+        except DatabaseUnavailable:
+            connection = None  # the driver has its own say on that
+        else:
+            on_progress(seen)
+        try:
+            driver.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            continue
+        if connection is not None:
+            connection.close()
+        return
+
+
+def _ended(database_url: str, attempt_id: int, status: int) -> Progress:
+    with session(database_url) as connection, transaction(connection) as cur:
+        seen, error = _progress(cur, attempt_id)
+        if seen.state == "RUNNING":
+            died = DriverDied(attempt_id=attempt_id, status=status)
+            store.end_attempt(cur, attempt_id, {"kind": "unavailable", "type": "DriverDied", "text": str(died)})
+        elif seen.state == "COMMITTED":
+            return seen
+    if error is None:
+        raise died
+    kinds = {"refused": AttemptRefused, "fenced": AttemptFenced, "unavailable": AttemptUnavailable, "broken": AttemptBroken}
+    raise kinds.get(error["kind"], AttemptFailed)(attempt_id=attempt_id, type=error["type"], text=error["text"])
+
+
+def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | None]:
+    row = store.read_attempt(cur, attempt_id)
+    assert row is not None, attempt_id
+    done = {(part["topic"], part["partition"]): part for part in store.attempt_ledger(cur, attempt_id)}
+    parts = []
+    for planned in row["planned"] or []:
+        where = {"topic": planned["topic"], "partition": planned["partition"], "planned_end": planned["end"]}
+        ledger = done.get((planned["topic"], planned["partition"]))
+        parts.append(PartitionResult(**{"start": planned["start"], "end": planned["start"], **(ledger or {}), **where}))
+    lost = tuple(Lost(**one) for one in store.attempt_lost(cur, attempt_id))
+    return Progress(attempt_id, row["state"], row["planned"] is not None, tuple(parts), lost), row["error"]
+
+
+def _pass_on(lines: IO[str], on_log: Callable[[str], None]) -> None:
+    with contextlib.suppress(ValueError):  # the pipe was closed under us: the driver is gone
+        for line in lines:
+            on_log(line.rstrip("\n"))

@@ -1,0 +1,219 @@
+"""A bounded run: what is in the topics now, then stop.
+
+    ① look up topics and ends   ② claim   ③ plan: store what the run will read   ④ prepare the engine and check the sink
+    ⑤ batch after batch until every position has reached its end   ⑥ release
+
+A run with nothing to read ends after ③, without starting Spark. What was committed before a failure stays; the next attempt goes on
+from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from tidemark import schema
+from tidemark.connections import Connections
+from tidemark.consume.claims import Claimant, on_partitions_assigned, on_partitions_revoked
+from tidemark.consume.work import payloads
+from tidemark.db import session, transaction
+from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import store
+from tidemark.offsets.ranges import Claim, Slice, TopicPartition, plan_batch
+from tidemark.offsets.reset import Log
+from tidemark.offsets.store import TaskIdentity
+from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.table import Layout
+from tidemark.spec import ConsumerSpec
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+
+log = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """Turns slices into committed slices. Made once a run has something to read; used by one thread."""
+
+    def layout(self, connection: Connection) -> Layout:
+        """How the transform's output goes into the sink. Raises `SinkMismatch` before anything is read."""
+
+    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
+        """Commits each slice in a transaction of its own; a slice whose transform gave no row at all may be missing from the answer.
+
+        Raises the first error of a task; the other slices may be committed all the same.
+        """
+
+    def stop(self) -> None:
+        """Ends what was started."""
+
+
+@dataclass(kw_only=True, eq=False)
+class TooManyFailed(Refused):
+    """More records failed than the spec allows."""
+
+    failed: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.failed} records failed in this run, batch.max_failed_records is {self.limit}: the run stops. They are kept in "
+            "tidemark.failed_record; what was committed stays. Mend the transform or raise the limit."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class SplitPartition(Broken):
+    """Two tasks answered for the same slice."""
+
+    part: Slice
+
+    def __str__(self) -> str:
+        return f"{self.part} came from two tasks: rows of one Kafka partition must stay in one Spark task."
+
+
+def kind(error: BaseException) -> str:
+    """Which of the four kinds an error is, in one word, for the attempt's row."""
+    kinds = {"refused": Refused, "fenced": Fenced, "unavailable": Unavailable, "broken": Broken}
+    if isinstance(error, TidemarkError) and error.retriable:
+        return "unavailable"
+    return next((word for word, each in kinds.items() if isinstance(error, each)), "failed")
+
+
+def open_attempt(database_url: str, group: str, task: TaskIdentity) -> int:
+    """Writes the attempt's row, before the driver that it is for is started. Raises `SchemaMismatch`."""
+    with session(database_url) as connection:
+        schema.require_current(connection)
+        with transaction(connection) as cur:
+            return store.new_attempt(cur, store.ensure_group(cur, group), task)
+
+
+def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Callable[[], Engine]) -> None:
+    """Runs an attempt to its end and writes how it ended on its row; raises what made it fail."""
+    try:
+        with session(connections.database_url, application=f"tidemark driver {spec.group}") as connection:
+            schema.require_current(connection)
+            _run(connection, spec, connections, attempt_id, start)
+            with transaction(connection) as cur:
+                store.end_attempt(cur, attempt_id)
+    except BaseException as error:
+        said = {"kind": kind(error), "type": type(error).__name__, "text": str(error)}
+        with contextlib.suppress(TidemarkError), session(connections.database_url) as connection, transaction(connection) as cur:
+            store.end_attempt(cur, attempt_id, said)
+        raise
+
+
+def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Callable[[], Engine]) -> None:
+    with transaction(connection) as cur:
+        group_id = store.ensure_group(cur, spec.group)
+        done_by = _already_committed(store.earlier_attempts(cur, attempt_id), store.positions(cur, spec.group))
+    if done_by is not None:
+        log.info("an earlier attempt has committed the whole run group=%s attempt=%s committed_by=%s", spec.group, attempt_id, done_by)
+        return
+
+    cluster = Cluster(connections.kafka)  # ①
+    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
+    partitions = [partition for topic in topics for partition in topic.all()]
+    ends = cluster.stable_ends(partitions)
+    starts = cluster.log_starts(partitions)
+    logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in partitions}
+
+    with transaction(connection) as cur:  # ②
+        me = Claimant(spec.group, group_id, attempt_id, store.next_generation(cur), spec.offset_reset)
+    claims = on_partitions_assigned(connection, me, topics, logs)
+    try:
+        _read(connection, spec, connections, me, claims, ends, start)
+    finally:
+        with contextlib.suppress(TidemarkError):  # ⑥
+            on_partitions_revoked(connection, me, claims)
+
+
+def _read(
+    connection: Connection,
+    spec: ConsumerSpec,
+    connections: Connections,
+    me: Claimant,
+    claims: list[Claim],
+    ends: dict[TopicPartition, int],
+    start: Callable[[], Engine],
+) -> None:
+    planned = [  # ③
+        {
+            "topic": claim.partition.topic,
+            "topic_id": claim.topic_id,
+            "partition": claim.partition.partition,
+            "start": claim.position,
+            "end": ends[claim.partition],
+        }
+        for claim in claims
+        if ends[claim.partition] > claim.position
+    ]
+    with transaction(connection) as cur:
+        store.plan_attempt(cur, me.attempt_id, planned)
+    if not planned:
+        log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, me.attempt_id, len(claims))
+        return
+    engine = start()  # ④
+    try:
+        target = Target(connections.database_url, me.group_id, me.attempt_id, engine.layout(connection))
+        rejected = 0
+        while slices := plan_batch(claims, ends, spec.batch.max_records):  # ⑤
+            receipts = _batch(engine, target, connections, slices)
+            claims = _advanced(claims, receipts)
+            rejected += sum(receipt.counts.retried + receipt.counts.failed for receipt in receipts)
+            _log_batch(spec.group, me.attempt_id, receipts)
+            limit = spec.batch.max_failed_records
+            if limit is not None and rejected > limit:
+                raise TooManyFailed(failed=rejected, limit=limit)
+    finally:
+        engine.stop()
+
+
+def _batch(engine: Engine, target: Target, connections: Connections, slices: Sequence[Slice]) -> list[Receipt]:
+    """One batch: the engine's receipts, and one for each slice that came out empty (all filtered away, or transaction markers only)."""
+    receipts: dict[Slice, Receipt] = {}
+    for receipt in engine.run(target, slices):
+        if receipt.part in receipts:
+            raise SplitPartition(part=receipt.part)
+        receipts[receipt.part] = receipt
+    for part in slices:
+        if part not in receipts:
+            receipts[part] = commit_slice(target, part, iter(()), lambda part, offsets: payloads(connections.kafka, part, offsets))
+    return [receipts[part] for part in slices]
+
+
+def _advanced(claims: list[Claim], receipts: Sequence[Receipt]) -> list[Claim]:
+    ends = {receipt.part.partition: receipt.part.end for receipt in receipts}
+    return [replace(claim, position=ends.get(claim.partition, claim.position)) for claim in claims]
+
+
+def _already_committed(earlier: Sequence[dict[str, object]], positions: Sequence[store.Position]) -> int | None:
+    """The earlier attempt of this task, if any, whose planned ends have all been reached."""
+    at = {(position.topic_id, position.partition.partition): position.position for position in positions}
+    for attempt in earlier:
+        planned = attempt["planned"]
+        if isinstance(planned, list) and planned and all(at.get((one["topic_id"], one["partition"]), 0) >= one["end"] for one in planned):
+            return int(str(attempt["attempt_id"]))
+    return None
+
+
+def _log_batch(group: str, attempt_id: int, receipts: Sequence[Receipt]) -> None:
+    for receipt in receipts:
+        counts = receipt.counts
+        log.info(
+            "slice committed group=%s attempt=%s slice=%s epoch=%s loaded=%s skipped=%s retried=%s failed=%s unaccounted=%s twin=%s",
+            group,
+            attempt_id,
+            receipt.part,
+            receipt.part.epoch,
+            counts.loaded,
+            counts.skipped,
+            counts.retried,
+            counts.failed,
+            counts.unaccounted,
+            receipt.twin,
+        )

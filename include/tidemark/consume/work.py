@@ -1,0 +1,280 @@
+"""What a task does with a slice: read it, transform it, commit it. Runs in a Python worker of Spark."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import Refused
+from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.reader import read
+from tidemark.offsets.ranges import Slice
+from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.table import GIVEN, Layout
+from tidemark.sink.tally import Disposition, Judged, Reject, judge, reject
+from tidemark.sink.types import arrow_type, conform
+from tidemark.spec.transform import Form
+from tidemark.transform import Fail, Record, Skip
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Message
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a task needs besides its slice. Travels to the executors, with the credentials in it, as the task's closure does."""
+
+    target: Target
+    kafka: KafkaConfig
+    form: Form
+    function: Callable[..., Any]
+    permanent: tuple[type[Exception], ...] = ()
+
+
+@dataclass(kw_only=True, eq=False)
+class TransformFailed(Refused):
+    """The transform raised, or returned something else than its form promises.
+
+    ``retriable``: the user's code may have met an outage of its own, so another try is worth it.
+    """
+
+    retriable = True
+    where: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"The transform failed on {self.where}: {self.problem} Nothing of this slice was stored."
+
+
+def consume_slice(work: Work, part: Slice) -> Receipt:
+    """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it; see `commit_slice` for errors."""
+    batches = read(work.kafka, part.partition, part.start, part.end)
+    if work.form is Form.ARROW:
+        judged = (judge(_called(work.function, records(part, batch), part), part) for batch in batches)
+    else:
+        judged = (_by_record(work, part, batch) for batch in batches)
+    return commit_slice(work.target, part, judged, lambda part, offsets: payloads(work.kafka, part, offsets))
+
+
+def input_schema() -> pa.Schema:
+    """What a transform is given: Kafka's columns, and the lineage columns to be passed on."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    return pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(header)),
+            ("kafka_topic", pa.string()),
+            ("kafka_partition", pa.int32()),
+            ("kafka_offset", pa.int64()),
+        ]
+    )
+
+
+def records(part: Slice, messages: list[Message]) -> pa.RecordBatch:
+    """Messages of one partition as a batch of `input_schema`."""
+    import pyarrow as pa
+
+    schema = input_schema()
+    count = len(messages)
+    topic = pa.repeat(pa.scalar(part.partition.topic), count)
+    partition = pa.repeat(pa.scalar(part.partition.partition, pa.int32()), count)
+    offset = pa.array([message.offset() for message in messages], pa.int64())
+    arrays = [
+        topic,
+        partition,
+        offset,
+        pa.array([_micros(message) for message in messages], pa.int64()).cast(pa.timestamp("us", "UTC")),
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        pa.array([_headers(message) for message in messages], schema.field("headers").type),
+        topic,
+        partition,
+        offset,
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
+    """Records of a slice by their offsets, read again, with all that is needed to try them once more: the `Payloads` of a commit."""
+    import pyarrow as pa
+
+    wanted = frozenset(offsets)
+    for messages in read(kafka, part.partition, min(wanted), max(wanted) + 1):
+        chosen = [message for message in messages if message.offset() in wanted]
+        if chosen:
+            arrays = [
+                pa.array([message.offset() for message in chosen], pa.int64()),
+                pa.array([_micros(message) for message in chosen], pa.int64()).cast(pa.timestamp("us", "UTC")),
+                pa.array([message.key() for message in chosen], pa.binary()),
+                pa.array([message.value() for message in chosen], pa.binary()),
+                pa.array([_headers_json(message) for message in chosen], pa.string()),
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=["record_offset", "record_timestamp", "key", "value", "headers"])
+
+
+def _by_record(work: Work, part: Slice, messages: list[Message]) -> Judged:
+    rows: list[Mapping[str, Any]] = []
+    offsets: list[int] = []
+    skipped: list[int] = []
+    rejects: list[Reject] = []
+    for message in messages:
+        offset = message.offset()
+        assert offset is not None
+        try:
+            made = _rows(work.function(_record(part, message)))
+        except Skip:
+            skipped.append(offset)
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is that record's answer
+            rejects.append(_rejected(offset, error, work.permanent))
+        else:
+            rows += made
+            offsets += [offset] * len(made)
+            if not made:
+                skipped.append(offset)
+    batch, bad = _columns(part, rows, offsets, work.target.layout)
+    return Judged(batch, skipped, rejects + bad)
+
+
+def _rows(answer: object) -> list[Mapping[str, Any]]:
+    if answer is None:
+        return []
+    if isinstance(answer, Mapping):
+        return [answer]
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
+        made = list(answer)
+        if all(isinstance(row, Mapping) for row in made):
+            return made
+    raise TypeError(f"the transform returned {type(answer).__name__}; it must return a mapping, an iterable of mappings, or None")
+
+
+def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
+    """``Fail`` and the spec's permanent types never succeed, also as the cause of another error; all else may."""
+    cause: BaseException | None = error
+    final = False
+    while cause is not None and not final:
+        final = isinstance(cause, (Fail, *permanent))
+        cause = cause.__cause__
+    return reject(offset, Disposition.FAIL if final else Disposition.RETRY, str(error), type(error).__name__)
+
+
+def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout) -> tuple[pa.RecordBatch | None, list[Reject]]:
+    """Rows as a batch in the table's own types. A record with a value that has no place in its column fails; the others go on."""
+    import pyarrow as pa
+
+    if not rows:
+        return None, []
+    known = {column.name for column in layout.columns}
+    for row, offset in zip(rows, offsets, strict=True):
+        if stranger := next((name for name in row if name not in known), None):
+            raise TransformFailed(
+                where=f"{part.partition} offset {offset}", problem=f"it returned {stranger!r}, which {layout.table} has not."
+            )
+    try:
+        arrays = [_column([row.get(column.name) for row in rows], column.type) for column in layout.columns]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return _without_misfits(part, rows, offsets, layout)
+    count = len(rows)
+    arrays += [
+        pa.repeat(pa.scalar(part.partition.topic), count),
+        pa.repeat(pa.scalar(part.partition.partition, pa.int32()), count),
+        pa.array(offsets, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in layout.columns] + list(GIVEN)), []
+
+
+def _without_misfits(
+    part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout
+) -> tuple[pa.RecordBatch | None, list[Reject]]:
+    import pyarrow as pa
+
+    bad: dict[int, Reject] = {}
+    for row, offset in zip(rows, offsets, strict=True):
+        for column in layout.columns:
+            try:
+                _column([row.get(column.name)], column.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                text = f"{column.name} does not fit {column.type}: {error}"
+                bad.setdefault(offset, reject(offset, Disposition.FAIL, text, type(error).__name__))
+    good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]
+    if len(good) == len(rows):
+        raise TransformFailed(where=str(part), problem="its values fit their columns one by one, but not together.")
+    batch, _ = _columns(part, [row for row, _ in good], [offset for _, offset in good], layout)
+    return batch, list(bad.values())
+
+
+def _column(values: list[Any], postgres: str) -> pa.Array:
+    """Python values as the column's Arrow type; JSON columns take any value, numeric columns take what ``Decimal`` holds exactly."""
+    import pyarrow as pa
+
+    target = arrow_type(postgres)
+    assert target is not None
+    if postgres in ("json", "jsonb"):
+        values = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    elif postgres == "uuid":
+        return conform(pa.array([None if value is None else str(value) for value in values], pa.string()), postgres)
+    elif pa.types.is_timestamp(target):
+        _check_zones(values, aware=target.tz is not None)
+    return pa.array(values, target)
+
+
+def _check_zones(values: list[Any], *, aware: bool) -> None:
+    """Arrow would take a naive time for UTC; here it is refused, as it is in the other forms."""
+    for value in values:
+        if isinstance(value, datetime) and (value.tzinfo is not None) is not aware:
+            raise ValueError(f"{value} has {'no ' if aware else 'a '}time zone")
+
+
+def _called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    where = f"{part.partition} offsets {batch['offset'][0]} to {batch['offset'][-1]}"
+    try:
+        answer = function(batch)
+    except Exception as error:
+        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {error}.") from error
+    if not isinstance(answer, pa.RecordBatch):
+        raise TransformFailed(where=where, problem=f"it returned {type(answer).__name__}; it must return a pyarrow.RecordBatch.")
+    return answer
+
+
+def _record(part: Slice, message: Message) -> Record:
+    micros = _micros(message)
+    return Record(
+        part.partition.topic,
+        part.partition.partition,
+        message.offset() or 0,
+        EPOCH + timedelta(microseconds=micros or 0),
+        message.key(),
+        message.value(),
+        _headers(message) or [],
+    )
+
+
+def _micros(message: Message) -> int | None:
+    from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
+
+    kind, millis = message.timestamp()
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else millis * 1000
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
+    headers: Any = message.headers()  # confluent-kafka types what a producer may pass; what arrives is text and bytes
+    return list(headers) if headers else None
+
+
+def _headers_json(message: Message) -> str:
+    return json.dumps([[name, None if value is None else base64.b64encode(value).decode()] for name, value in _headers(message) or []])

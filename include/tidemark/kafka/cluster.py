@@ -1,0 +1,140 @@
+"""What the cluster has: topics with their UUIDs and partitions, log starts, last stable offsets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import BrokerUnavailable, Refused
+from tidemark.kafka.config import KafkaConfig
+from tidemark.offsets.ranges import TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+REQUEST_TIMEOUT_S = 15
+
+
+@dataclass(kw_only=True, eq=False)
+class TopicsMissing(Refused):
+    """Topics that a spec names do not exist."""
+
+    kafka_name = "UNKNOWN_TOPIC_OR_PARTITION"
+    topics: list[str]
+    servers: str
+
+    def __str__(self) -> str:
+        return f"No such topic on {self.servers}: {', '.join(self.topics)}. Create it, or correct `topics` in the spec."
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster describes it; ``kafka_uuid`` changes when it is deleted and created again."""
+
+    name: str
+    kafka_uuid: str
+    partitions: int
+
+    def all(self) -> list[TopicPartition]:
+        return [TopicPartition(self.name, number) for number in range(self.partitions)]
+
+
+class Cluster:
+    """Look-ups over one admin client; may be shared by threads. Raises `BrokerUnavailable` when nobody answers."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._client: AdminClient | None = None
+
+    @property
+    def servers(self) -> str:
+        return self._config["bootstrap.servers"]
+
+    def matching(self, pattern: str) -> list[str]:
+        """Names of topics that ``pattern`` matches whole, sorted; internal topics (``__...``) never match."""
+        from confluent_kafka import KafkaException
+
+        try:
+            metadata = self._admin().list_topics(timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        expression = re.compile(pattern)
+        return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
+
+    def topics(self, names: Iterable[str]) -> list[Topic]:
+        """The topics of these names. Raises `TopicsMissing` with all that do not exist."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        wanted = list(dict.fromkeys(names))
+        if not wanted:
+            return []
+        futures = self._admin().describe_topics(TopicCollection(wanted), request_timeout=REQUEST_TIMEOUT_S)
+        found, missing = [], []
+        for name, future in futures.items():
+            try:
+                described = future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise self._unavailable(error) from error
+                missing.append(name)
+            else:
+                found.append(Topic(name, str(described.topic_id), len(described.partitions)))
+        if missing:
+            raise TopicsMissing(topics=sorted(missing), servers=self.servers)
+        return found
+
+    def log_starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that each partition still has."""
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def stable_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last stable offset of each partition: every transaction below it has ended."""
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def retention(self, topics: Iterable[str]) -> dict[str, timedelta | None]:
+        """How long each topic keeps a record by time; `None`: for ever."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+        futures = self._admin().describe_configs(
+            [ConfigResource(ResourceType.TOPIC, name) for name in topics], request_timeout=REQUEST_TIMEOUT_S
+        )
+        try:
+            values = {resource.name: int(future.result()["retention.ms"].value) for resource, future in futures.items()}
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        return {name: timedelta(milliseconds=value) if value >= 0 else None for name, value in values.items()}
+
+    def _offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, int]:
+        from confluent_kafka import IsolationLevel, KafkaException
+        from confluent_kafka import TopicPartition as Wire
+
+        asked = {Wire(part.topic, part.partition): spec for part in partitions}
+        if not asked:
+            return {}
+        futures: dict[Wire, Future[Any]] = self._admin().list_offsets(
+            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
+        )
+        try:
+            return {TopicPartition(part.topic, part.partition): future.result().offset for part, future in futures.items()}
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def _admin(self) -> AdminClient:
+        if self._client is None:
+            from confluent_kafka.admin import AdminClient
+
+            self._client = AdminClient({**self._config, "log_level": 0})
+        return self._client
+
+    def _unavailable(self, error: Exception) -> BrokerUnavailable:
+        detail = error.args[0] if error.args else error
+        return BrokerUnavailable(cause=f"{self.servers}: {detail.str() if hasattr(detail, 'str') else detail}")

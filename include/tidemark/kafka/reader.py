@@ -1,0 +1,100 @@
+"""Exact reads of ``[start, end)`` of one partition, with librdkafka, read_committed, as messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemark.errors import BrokerUnavailable, Refused
+from tidemark.kafka.config import KafkaConfig
+from tidemark.offsets.ranges import TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+MESSAGES_A_POLL = 10_000
+POLL_S = 0.2
+"""`consume` waits this long for the last message it was asked for: short, because near the end it never comes."""
+SILENCE_S = 60
+"""The broker is given up after this long without a message, an end of partition or an error that ends the read."""
+
+SETTINGS = {
+    "group.id": "tidemark",  # librdkafka wants one; it is never joined and never committed to
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "enable.partition.eof": "true",
+    "queued.max.messages.kbytes": "65536",
+    "fetch.message.max.bytes": "8388608",
+    "fetch.max.bytes": "67108864",
+    "fetch.wait.max.ms": "20",
+    "check.crcs": "true",
+    "log_level": "0",  # what matters comes as an error event; the rest would be lines from every worker
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class RangeGone(Refused):
+    """Part of a range that was to be read is no longer in the log."""
+
+    kafka_name = "OFFSET_OUT_OF_RANGE"
+    partition: TopicPartition
+    start: int
+    end: int
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partition}: offsets from {self.start} to {self.end} are not all in the log any more ({self.cause}): retention "
+            "passed them while they were being read, or the topic was re-created. Nothing of this slice was stored; the next run says what is lost."
+        )
+
+
+def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -> Iterator[list[Message]]:
+    """The committed records of ``[start, end)`` in order, in lists of up to `MESSAGES_A_POLL`; nothing beyond ``end``.
+
+    ``end`` must not lie beyond the last stable offset. Closes its consumer when exhausted, closed or collected.
+    Raises `RangeGone` if the log no longer holds the range, `BrokerUnavailable` after `SILENCE_S` without progress.
+    """
+    from confluent_kafka import Consumer, KafkaError, KafkaException
+    from confluent_kafka import TopicPartition as Wire
+
+    gone = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART)  # noqa: SLF001 - their public names
+    consumer = Consumer({**config, **SETTINGS})
+    try:
+        consumer.assign([Wire(partition.topic, partition.partition, start)])
+        heard = time.monotonic()
+        trouble = "it was silent"
+        while True:
+            try:
+                messages = consumer.consume(MESSAGES_A_POLL, POLL_S)
+            except KafkaException as error:
+                raise BrokerUnavailable(cause=str(error)) from error
+            records: list[Message] = []
+            done = False
+            for message in messages:
+                failure, offset = message.error(), message.offset() or 0
+                if failure is None:
+                    if offset >= end:
+                        done = True
+                        break
+                    records.append(message)
+                elif failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                    done = done or offset >= end
+                elif failure.code() in gone:
+                    raise RangeGone(partition=partition, start=start, end=end, cause=failure.str())
+                else:
+                    trouble = failure.str()
+            if records:
+                yield records  # the caller may take its time: only waiting counts as silence
+                heard = time.monotonic()
+                done = done or (records[-1].offset() or 0) + 1 >= end
+            if done:
+                return
+            if time.monotonic() - heard > SILENCE_S:
+                raise BrokerUnavailable(cause=f"{partition} gave nothing for {SILENCE_S} s at an offset below {end}: {trouble}")
+    finally:
+        consumer.close()

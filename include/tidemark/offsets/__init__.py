@@ -1,0 +1,17 @@
+"""Positions of a consumer group: who may move them, and the ledger of what was moved.
+
+Owns the tables ``topic``, ``consumer_group``, ``partition_offset``, ``attempt``, ``batch`` and ``lost_range``, and keeps I1 (with
+`tidemark.sink`), I2, I5 and I7. A partition's life::
+
+    (no row) --start--> free --claim--> owned at epoch n --move, move, ...--> owned --release--> free
+                          ^                  |  claim by a newer generation: epoch n+1, the old owner is fenced
+                          |                  v
+                          +---- jump (a reset or a re-created topic): a lost_range row says what was left out
+
+`ranges` decides what to read (values in, values out), `store` runs the statements of ``store.sql`` beside it and never commits.
+Locks are taken in the order group, members, partitions by (topic, partition).
+"""
+
+from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition, plan_batch
+
+__all__ = ["Claim", "Epoch", "Generation", "Slice", "TopicPartition", "plan_batch"]

@@ -1,0 +1,80 @@
+"""What a batch reads: half-open ranges of offsets, decided from numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NewType
+
+Generation = NewType("Generation", int)
+"""A number handed out once, to one owner; a newer owner has a greater one."""
+Epoch = NewType("Epoch", int)
+"""A partition's fencing token: whoever commits must show the one on the row."""
+
+RECORDS_A_TASK = 100_000
+"""Fewer records than this do not pay for a Spark task and a transaction of their own: 64 tasks of 20,000 records cost 30 % more
+than 8 large ones."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A partition as its owner holds it: the next offset to read, and the epoch that a commit must show."""
+
+    partition: TopicPartition
+    topic_id: int
+    position: int
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of a partition that one task reads and one transaction commits: offsets ``[start, end)``."""
+
+    partition: TopicPartition
+    topic_id: int
+    start: int
+    end: int
+    epoch: Epoch
+
+    def __post_init__(self) -> None:
+        if self.end <= self.start:
+            raise ValueError(f"{self.partition}: [{self.start}, {self.end}) is empty")
+
+    @property
+    def span(self) -> int:
+        """Offsets in the range; records may be fewer (compaction, transaction markers)."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.partition} [{self.start}, {self.end})"
+
+
+def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_records: int) -> list[Slice]:
+    """The slices of the next batch, ordered by partition; empty when every position has reached its end.
+
+    At most ``max_records`` offsets in all, one slice a partition. Where there is more to read than fits, the partitions with most
+    to read are taken, as many as get `RECORDS_A_TASK` each, and share what is left evenly.
+    """
+    todo = {claim: ends[claim.partition] - claim.position for claim in claims if ends.get(claim.partition, 0) > claim.position}
+    chosen = sorted(todo, key=lambda claim: (-todo[claim], claim.partition))
+    if sum(todo.values()) > max_records:
+        needs = list(accumulate(min(todo[claim], RECORDS_A_TASK) for claim in chosen))
+        chosen = chosen[: max(1, sum(need <= max_records for need in needs))]
+    slices = []
+    budget = max_records
+    for left, claim in zip(range(len(chosen), 0, -1), reversed(chosen), strict=True):  # the smallest first: what it leaves goes to others
+        size = min(todo[claim], budget // left)
+        budget -= size
+        if size:
+            slices.append(Slice(claim.partition, claim.topic_id, claim.position, claim.position + size, claim.epoch))
+    return sorted(slices, key=lambda part: part.partition)

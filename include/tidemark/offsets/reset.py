@@ -1,0 +1,99 @@
+"""Where a partition starts, and what to do when its position is not in the log any more. Values in, values out (I5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidemark.errors import Refused
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.offsets.store import LostReason
+from tidemark.spec.model import OffsetReset
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A partition as the broker has it: offsets ``[start, end)``, ``end`` being the last stable offset."""
+
+    partition: TopicPartition
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A move over records that nobody will read: ``lost`` is the range ``[start, end)`` to be stored, if it holds any."""
+
+    to: int
+    lost: tuple[int, int] | None
+    reason: LostReason
+
+
+@dataclass(kw_only=True, eq=False)
+class NoPosition(Refused):
+    """A partition has no position, and the spec says not to choose one."""
+
+    partition: TopicPartition
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partition} has no position yet, and offset_reset is none. Write offset_reset: earliest (or latest) for the first run."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class OffsetOutOfRange(Refused):
+    """The position is not in the log; going on would lose or double records."""
+
+    kafka_name = "OFFSET_OUT_OF_RANGE"
+    partition: TopicPartition
+    position: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        if self.position > self.end:
+            return (
+                f"{self.partition}: the position {self.position} lies beyond the end of the log, {self.end}: the log was truncated, and "
+                "what it holds now is not what was loaded. Nothing was read; find out what the broker lost before going on."
+            )
+        return (
+            f"{self.partition}: records {self.position} to {self.start - 1} are gone, retention took them before they were read. Nothing "
+            "was read; to go on, write offset_reset: earliest (or latest): what is skipped is then stored as a lost_range row."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class TopicRecreated(Refused):
+    """The topic was deleted and created again; what the old one still held cannot be read."""
+
+    topic: str
+    positions: dict[int, int]
+
+    def __str__(self) -> str:
+        read = ", ".join(f"{number}: {position}" for number, position in sorted(self.positions.items()))
+        return (
+            f"Topic {self.topic} was deleted and created again since it was read (positions in the old one: {read}). Nothing was read; to "
+            "go on with the new one, write offset_reset: earliest (or latest): the old one's rest is then stored as lost_range rows."
+        )
+
+
+def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) -> int:
+    """Where a partition without a position starts.
+
+    A partition that was added to a topic the group already reads starts at its first record also under ``latest``: what was produced
+    to it before anyone noticed is not skipped. Raises `NoPosition`.
+    """
+    if reset is OffsetReset.NONE:
+        raise NoPosition(partition=log.partition)
+    return log.end if reset is OffsetReset.LATEST and not topic_known else log.start
+
+
+def check_position(log: Log, position: int, reset: OffsetReset | None) -> Jump | None:
+    """`None` if reading can go on at ``position``, else where the spec allows to jump. Raises `OffsetOutOfRange`."""
+    if log.start <= position <= log.end:
+        return None
+    if position > log.end or reset in (None, OffsetReset.NONE):
+        raise OffsetOutOfRange(partition=log.partition, position=position, start=log.start, end=log.end)
+    if reset is OffsetReset.LATEST:
+        return Jump(log.end, (position, log.end), "reset to latest")
+    return Jump(log.start, (position, log.start), "retention")

@@ -1,0 +1,291 @@
+"""The statements on positions, attempts and the ledger, one typed function each. None commits; the caller's transaction does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidemark.db import rows, statements
+from tidemark.errors import Fenced
+from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+
+SQL = statements("tidemark.offsets", "store.sql")
+
+LostReason = Literal["retention", "topic re-created", "reset to latest"]
+
+
+@dataclass(kw_only=True, eq=False)
+class OffsetFenced(Fenced):
+    """The partition was taken from this writer; nothing of its batch was stored."""
+
+    kafka_name = "ILLEGAL_GENERATION"
+    partition: TopicPartition
+    held: Epoch
+    current: Epoch
+    position: int
+    owner: str | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partition} is fenced: this attempt holds epoch {self.held}, the row is at epoch {self.current}, offset "
+            f"{self.position}, owner {self.owner or 'nobody'}. Nothing of this slice was stored; claim the partition again."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class ClaimRefused(Fenced):
+    """A newer generation holds the partition."""
+
+    kafka_name = "ILLEGAL_GENERATION"
+    partition: TopicPartition
+    generation: Generation
+    current: Generation
+    owner: str | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is older "
+            "and cannot take it."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A row of ``partition_offset``: ``position`` is the next offset to read."""
+
+    partition: TopicPartition
+    topic_id: int
+    kafka_uuid: str
+    position: int
+    validated: int
+    generation: Generation
+    owner: str | None
+    epoch: Epoch
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of the offsets of a slice; they add up to its span (I3)."""
+
+    loaded: int
+    skipped: int
+    retried: int
+    failed: int
+    unaccounted: int
+    sink_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """Which Airflow task an attempt is a try of. All `None`: a run from the command line."""
+
+    dag_id: str | None = None
+    run_id: str | None = None
+    task_id: str | None = None
+    map_index: int | None = None
+    try_number: int | None = None
+
+
+def ensure_group(cur: Cursor, name: str) -> int:
+    """The id of the group called ``name``, which is made if there is none."""
+    cur.execute(SQL["ensure_group"], {"name": name})
+    return int(_one(cur)[0])
+
+
+def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
+    """The id of this incarnation of a topic; a re-created one gets an id of its own."""
+    cur.execute(SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
+    return int(_one(cur)[0])
+
+
+def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int) -> None:
+    """Gives a partition that has no position its first one."""
+    cur.execute(SQL["start_partition"], {"group_id": group_id, "topic_id": topic_id, "partition": partition, "offset": offset})
+
+
+def positions(cur: Cursor, group: str) -> list[Position]:
+    """Every position of a group, ordered by topic, incarnation and partition."""
+    cur.execute(SQL["positions"], {"group": group})
+    return [
+        Position(
+            TopicPartition(row["topic"], row["partition"]),
+            row["topic_id"],
+            row["kafka_uuid"],
+            row["next_offset"],
+            row["validated_offset"],
+            Generation(row["generation"]),
+            row["owner"],
+            Epoch(row["owner_epoch"]),
+            row["committed_at"],
+        )
+        for row in rows(cur)
+    ]
+
+
+def next_generation(cur: Cursor) -> Generation:
+    """A generation greater than any handed out before."""
+    cur.execute(SQL["next_generation"])
+    return Generation(int(_one(cur)[0]))
+
+
+def claim(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, generation: Generation, owner: str) -> Claim:
+    """Takes a partition: its epoch rises, its position comes back. Waits for a commit that is in flight on the row.
+
+    Raises `ClaimRefused` if a newer generation holds it.
+    """
+    key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
+    cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner})
+    row = cur.fetchone()
+    if row is None:
+        cur.execute(SQL["read_offset"], key)
+        _, _, holder, current = _one(cur)
+        raise ClaimRefused(partition=partition, generation=generation, current=Generation(current), owner=holder)
+    return Claim(partition, topic_id, row[0], Epoch(row[1]))
+
+
+def end_older_sessions(cur: Cursor, group_id: int, attempt_id: int) -> int:
+    """Ends the sessions in which older attempts of the group hold a transaction open; returns how many there were."""
+    cur.execute(SQL["end_older_sessions"], {"group_id": group_id, "attempt_id": attempt_id})
+    return len(cur.fetchall())
+
+
+def release(cur: Cursor, group_id: int, held: Claim) -> None:
+    """Gives a partition up; does nothing if somebody else has claimed it since."""
+    cur.execute(
+        SQL["release"], {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition, "epoch": held.epoch}
+    )
+
+
+def jump(cur: Cursor, group_id: int, held: Claim, to: int) -> Claim:
+    """Moves a held position without reading what lies between. Raises `OffsetFenced`."""
+    key = {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition}
+    cur.execute(SQL["jump"], {**key, "start": held.position, "to": to, "epoch": held.epoch})
+    if cur.fetchone() is None:
+        raise _fenced(cur, key, held.partition, held.epoch)
+    return Claim(held.partition, held.topic_id, to, held.epoch)
+
+
+def record_lost(
+    cur: Cursor, group_id: int, attempt_id: int, topic_id: int, partition: int, start: int, end: int | None, reason: LostReason
+) -> None:
+    """Stores a range that will never be read (I5); ``end`` is `None` where nobody can know it any more."""
+    cur.execute(
+        SQL["lost_range"],
+        {
+            "group_id": group_id,
+            "attempt_id": attempt_id,
+            "topic_id": topic_id,
+            "partition": partition,
+            "start": start,
+            "end": end,
+            "reason": reason,
+        },
+    )
+
+
+def move_offset(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
+    """Moves the partition's offset from ``part.start`` to ``part.end`` (I2).
+
+    Comes before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` when the
+    offset was moved, and the ledger's counts if a twin of this task (retried, speculative) had already committed the very slice.
+    Raises `OffsetFenced` if the row's epoch or offset is not what the caller was given.
+    """
+    key = _key(group_id, part)
+    cur.execute(SQL["move_offset"], key)
+    if cur.fetchone() is not None:
+        return None
+    twin = committed(cur, group_id, part)
+    if twin is None:
+        raise _fenced(cur, key, part.partition, part.epoch)
+    return twin
+
+
+def committed(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
+    """The ledger's counts of exactly this slice under this epoch, or `None`. Waits for a commit that is in flight on the row."""
+    key = _key(group_id, part)
+    cur.execute(SQL["read_offset"], key)
+    row = cur.fetchone()
+    if row is None or row[:2] != (part.end, part.epoch):
+        return None
+    cur.execute(SQL["read_batch"], key)
+    counts = cur.fetchone()
+    return None if counts is None else Counts(*counts)
+
+
+def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: Counts) -> None:
+    """Writes the ledger row of a slice."""
+    cur.execute(SQL["insert_batch"], {**_key(group_id, part), "attempt_id": attempt_id, **asdict(counts)})
+
+
+def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity) -> int:
+    """Writes the row of a new attempt and returns its id."""
+    cur.execute(SQL["new_attempt"], {"group_id": group_id, **asdict(task)})
+    return int(_one(cur)[0])
+
+
+def earlier_attempts(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
+    """Attempts of the same Airflow task before this one (``attempt_id, state, planned``), newest first."""
+    cur.execute(SQL["earlier_attempts"], {"attempt_id": attempt_id})
+    return rows(cur)
+
+
+def read_attempt(cur: Cursor, attempt_id: int) -> dict[str, Any] | None:
+    """``attempt_id, state, planned, error`` of an attempt, or `None`."""
+    cur.execute(SQL["read_attempt"], {"attempt_id": attempt_id})
+    found = rows(cur)
+    return found[0] if found else None
+
+
+def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, Any]]) -> None:
+    """Stores what the run will read; a run is bounded by what was there when it started."""
+    cur.execute(SQL["plan_attempt"], {"attempt_id": attempt_id, "planned": json.dumps(list(planned))})
+
+
+def end_attempt(cur: Cursor, attempt_id: int, error: Mapping[str, str] | None = None) -> None:
+    """Ends an attempt, as COMMITTED or, with an error, as FAILED. The first word counts."""
+    cur.execute(
+        SQL["end_attempt"],
+        {"attempt_id": attempt_id, "state": "FAILED" if error else "COMMITTED", "error": json.dumps(error) if error else None},
+    )
+
+
+def attempt_ledger(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
+    """What an attempt has committed: a row a partition with its range and counts."""
+    cur.execute(SQL["attempt_ledger"], {"attempt_id": attempt_id})
+    return rows(cur)
+
+
+def attempt_lost(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
+    """The ranges that were stored as lost by an attempt."""
+    cur.execute(SQL["attempt_lost"], {"attempt_id": attempt_id})
+    return rows(cur)
+
+
+def _key(group_id: int, part: Slice) -> dict[str, Any]:
+    return {
+        "group_id": group_id,
+        "topic_id": part.topic_id,
+        "partition": part.partition.partition,
+        "start": part.start,
+        "end": part.end,
+        "epoch": part.epoch,
+    }
+
+
+def _fenced(cur: Cursor, key: dict[str, Any], partition: TopicPartition, held: Epoch) -> OffsetFenced:
+    cur.execute(SQL["read_offset"], key)
+    position, epoch, owner, _ = _one(cur)
+    return OffsetFenced(partition=partition, held=held, current=Epoch(epoch), position=position, owner=owner)
+
+
+def _one(cur: Cursor) -> tuple[Any, ...]:
+    row = cur.fetchone()
+    assert row is not None
+    return row

@@ -1,0 +1,125 @@
+-- Statements on positions, attempts and the ledger. Lock order: group, members, partitions by (topic, partition).
+
+-- name: ensure_group
+-- The group's id; makes the row if there is none. Locks nothing that exists.
+WITH made AS (
+    INSERT INTO tidemark.consumer_group (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING RETURNING group_id
+)
+SELECT group_id FROM made UNION ALL SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s LIMIT 1;
+
+-- name: ensure_topic
+-- The topic's id; a name that comes with a new UUID gets a new row.
+WITH made AS (
+    INSERT INTO tidemark.topic (name, kafka_uuid) VALUES (%(name)s, %(kafka_uuid)s) ON CONFLICT DO NOTHING RETURNING topic_id
+)
+SELECT topic_id FROM made
+UNION ALL SELECT topic_id FROM tidemark.topic WHERE name = %(name)s AND kafka_uuid = %(kafka_uuid)s LIMIT 1;
+
+-- name: start_partition
+-- Gives a partition its first position; does nothing if it has one. Locks the new row.
+INSERT INTO tidemark.partition_offset (group_id, topic_id, partition, next_offset, validated_offset)
+VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s) ON CONFLICT DO NOTHING;
+
+-- name: positions
+-- Every position of a group, also on topics that were re-created since. Locks nothing.
+SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, generation, owner, owner_epoch, committed_at
+  FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
+ WHERE grp.name = %(group)s
+ ORDER BY topic.name, topic_id, partition;
+
+-- name: next_generation
+SELECT nextval('tidemark.generation');
+
+-- name: claim
+-- Takes a partition for a generation. Locks its row. No row returned: a newer generation holds it.
+UPDATE tidemark.partition_offset SET owner = %(owner)s, generation = %(generation)s, owner_epoch = owner_epoch + 1
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+   AND (generation < %(generation)s OR (generation = %(generation)s AND owner = %(owner)s))
+RETURNING next_offset, owner_epoch;
+
+-- name: end_older_sessions
+-- Ends the database sessions of a group's older attempts that still hold a transaction open. Locks nothing.
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+   AND application_name ~ ('^tidemark/' || %(group_id)s || '/[0-9]+$')
+   AND split_part(application_name, '/', 3)::bigint < %(attempt_id)s;
+
+-- name: release
+-- Gives a partition up, if it is still held. Locks its row. The epoch stays: what is in flight may still commit.
+UPDATE tidemark.partition_offset SET owner = NULL
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s AND owner_epoch = %(epoch)s;
+
+-- name: jump
+-- Moves a position without reading, for a reset. Locks the row. No row returned: fenced.
+UPDATE tidemark.partition_offset SET next_offset = %(to)s, committed_at = clock_timestamp()
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+   AND owner_epoch = %(epoch)s AND next_offset = %(start)s RETURNING next_offset;
+
+-- name: lost_range
+INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)
+VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(reason)s, %(attempt_id)s) ON CONFLICT DO NOTHING;
+
+-- name: move_offset
+-- Moves one partition's offset if the caller still owns it. Locks that row. No row returned: fenced, or a twin was first.
+UPDATE tidemark.partition_offset SET next_offset = %(end)s, committed_at = clock_timestamp()
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+   AND owner_epoch = %(epoch)s AND next_offset = %(start)s RETURNING next_offset;
+
+-- name: read_offset
+-- The row as it is once whoever is writing it has finished. Locks it.
+SELECT next_offset, owner_epoch, owner, generation FROM tidemark.partition_offset
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s FOR UPDATE;
+
+-- name: insert_batch
+INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id,
+                            loaded, skipped, retried, failed, unaccounted, sink_rows)
+VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(epoch)s, %(attempt_id)s,
+        %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s);
+
+-- name: read_batch
+-- The ledger row of a slice, if it was committed under this epoch. Locks nothing.
+SELECT loaded, skipped, retried, failed, unaccounted, sink_rows FROM tidemark.batch
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+   AND start_offset = %(start)s AND end_offset = %(end)s AND owner_epoch = %(epoch)s;
+
+-- name: new_attempt
+-- Writes the attempt's row. Its older tries that nobody ended are ended with it. Locks those.
+WITH ended AS (
+    UPDATE tidemark.attempt
+       SET state = 'FAILED', ended_at = clock_timestamp(),
+           error = jsonb_build_object('kind', 'unavailable', 'type', 'Superseded', 'text', 'The driver ended without a word; a newer try took over.')
+     WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s AND task_id = %(task_id)s AND map_index = %(map_index)s AND state = 'RUNNING'
+)
+INSERT INTO tidemark.attempt (group_id, dag_id, run_id, task_id, map_index, try_number)
+VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(task_id)s, %(map_index)s, %(try_number)s) RETURNING attempt_id;
+
+-- name: earlier_attempts
+-- The attempts of one Airflow task before this one, newest first. Locks nothing.
+SELECT earlier.attempt_id, earlier.state, earlier.planned
+  FROM tidemark.attempt me JOIN tidemark.attempt earlier USING (dag_id, run_id, task_id, map_index)
+ WHERE me.attempt_id = %(attempt_id)s AND earlier.attempt_id < me.attempt_id
+ ORDER BY earlier.attempt_id DESC;
+
+-- name: read_attempt
+SELECT attempt_id, state, planned, error FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s;
+
+-- name: plan_attempt
+UPDATE tidemark.attempt SET planned = %(planned)s WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING';
+
+-- name: end_attempt
+-- Ends an attempt that is still running; who comes second changes nothing. Locks its row.
+UPDATE tidemark.attempt SET state = %(state)s, error = %(error)s, ended_at = clock_timestamp()
+ WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING';
+
+-- name: attempt_ledger
+-- What an attempt has committed so far, a row a partition. Locks nothing.
+SELECT topic.name AS topic, partition, min(start_offset) AS start, max(end_offset) AS end, count(*) AS batches,
+       sum(loaded)::bigint AS loaded, sum(skipped)::bigint AS skipped, sum(retried)::bigint AS retried,
+       sum(failed)::bigint AS failed, sum(unaccounted)::bigint AS unaccounted, sum(sink_rows)::bigint AS sink_rows
+  FROM tidemark.batch JOIN tidemark.topic USING (topic_id)
+ WHERE attempt_id = %(attempt_id)s GROUP BY topic.name, partition ORDER BY topic.name, partition;
+
+-- name: attempt_lost
+SELECT topic.name AS topic, partition, start_offset AS start, end_offset AS end, reason
+  FROM tidemark.lost_range JOIN tidemark.topic USING (topic_id)
+ WHERE attempt_id = %(attempt_id)s ORDER BY topic.name, partition, start_offset;

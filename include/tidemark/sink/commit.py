@@ -1,0 +1,230 @@
+"""The commit of one slice: rows, offset, failed records and ledger row, together or not at all (I1, I2, I3).
+
+    ① begin   ② compare-and-set the partition row   ③ COPY the rows   ④ COPY the failed records   ⑤ ledger row   ⑥ commit   ⑦ receipt
+
+② comes first: a zombie waits there for the row lock and fails before it has sent a byte. Whatever happens before ⑥ leaves nothing.
+If the answer to ⑥ is lost, the row is read again and says whether it happened; nothing is repeated blindly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg2
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
+from tidemark.db import connect, is_outage, session, transaction
+from tidemark.errors import Broken, DatabaseUnavailable, Refused
+from tidemark.offsets import store
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import Counts
+from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
+from tidemark.sink.steps import Step, reached
+from tidemark.sink.table import LINEAGE, Layout, quoted, quoted_table
+from tidemark.sink.tally import Judged, Reject, Tally
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemark.db import Connection, Cursor
+
+log = logging.getLogger(__name__)
+
+LOCK_TIMEOUT_MS = 120_000
+"""How long ② waits for whoever holds the row: a twin's or an older owner's COPY, which ends or is ended."""
+IDLE_TIMEOUT_MS = 60_000
+"""Between two statements nothing takes long; a session that is idle inside its transaction belongs to a process that is gone."""
+OUTCOME_WAIT_S = 60
+"""How long a database that went away during COMMIT is asked again whether the commit happened."""
+
+FAILED_COLUMNS = (
+    ("group_id", "integer"),
+    ("topic_id", "smallint"),
+    ("partition", "integer"),
+    ("record_offset", "bigint"),
+    ("record_timestamp", "timestamp with time zone"),
+    ("key", "bytea"),
+    ("value", "bytea"),
+    ("headers", "json"),
+    ("disposition", "text"),
+    ("error_type", "text"),
+    ("error_text", "text"),
+    ("attempt_id", "bigint"),
+)
+
+Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]
+"""Reads records again by offset, in order: ``record_offset, record_timestamp, key, value, headers`` as `FAILED_COLUMNS` has them.
+Only records that are not loaded travel this way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and as whom a slice is committed."""
+
+    database_url: str
+    group_id: int
+    attempt_id: int
+    layout: Layout
+
+    @property
+    def application(self) -> str:
+        """The session's ``application_name``; a newer attempt ends the sessions of older ones by it."""
+        return f"tidemark/{self.group_id}/{self.attempt_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A slice that is committed. ``twin``: another try of the same task did it."""
+
+    part: Slice
+    counts: Counts
+    twin: bool = False
+
+
+@dataclass(kw_only=True, eq=False)
+class SinkRejected(Refused):
+    """Postgres refused the rows of a slice."""
+
+    part: Slice
+    table: str
+    sqlstate: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.table} refused the rows (SQLSTATE {self.sqlstate}): {self.message} Nothing of this slice was stored."
+
+
+@dataclass(kw_only=True, eq=False)
+class CopyCountWrong(Broken):
+    """Postgres took another number of rows than were encoded."""
+
+    part: Slice
+    table: str
+    encoded: int
+    stored: int
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.encoded} rows encoded for {self.table}, Postgres took {self.stored}. Nothing of this slice was stored."
+
+
+@dataclass(kw_only=True, eq=False)
+class RecordsGone(Broken):
+    """Records that were to be handed over as failed could not be read a second time."""
+
+    part: Slice
+    wanted: int
+    found: int
+
+    def __str__(self) -> str:
+        return f"{self.part}: of {self.wanted} failed records {self.found} are still in the log. Nothing of this slice was stored."
+
+
+def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads) -> Receipt:
+    """Stores a slice in one transaction of its own and returns the receipt.
+
+    ``judged`` is consumed while Postgres takes the rows, so a slice of any size needs the memory of one batch. Safe to call again
+    for the same slice: the second finds the first one's ledger row. Raises `OffsetFenced` if the partition was taken away,
+    `BadOutput`, `SinkRejected` or `Broken` for what is wrong with the rows, `DatabaseUnavailable` for an outage; then nothing is stored.
+    """
+    with contextlib.closing(connect(target.database_url, application=target.application)) as connection:
+        try:
+            receipt = _store(connection, target, part, judged, payloads)
+        except psycopg2.Error as error:
+            raise _translated(error, target, part) from error
+        if not receipt.twin:
+            reached(Step.COMMIT, part)
+            try:
+                connection.commit()
+            except psycopg2.Error as error:
+                if not is_outage(error):
+                    raise _translated(error, target, part) from error
+                log.warning("commit outcome unknown, reading the row slice=%s cause=%s", part, str(error).strip())
+                receipt = _outcome(target, part, error)
+    reached(Step.RECEIPT, part)
+    return receipt
+
+
+def _store(connection: Connection, target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads) -> Receipt:
+    with connection.cursor() as cur:
+        reached(Step.BEGIN, part)
+        cur.execute(
+            "SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true)",
+            (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)),
+        )
+        reached(Step.MOVE_OFFSET, part)
+        twin = store.move_offset(cur, target.group_id, part)
+        if twin is not None:
+            return Receipt(part, twin, twin=True)
+        reached(Step.COPY_ROWS, part)
+        tally = Tally(part, target.layout)
+        columns = [(column.name, column.type) for column in target.layout.columns] + list(LINEAGE)
+        _copy(cur, part, target.layout.table, columns, (rows for one in judged if (rows := tally.take(one)) is not None))
+        reached(Step.COPY_FAILED, part)
+        if tally.rejects:
+            found = _copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, tally.rejects, payloads))
+            if found != len(tally.rejects):
+                raise RecordsGone(part=part, wanted=len(tally.rejects), found=found)
+        reached(Step.LEDGER, part)
+        counts = tally.counts()
+        store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
+        return Receipt(part, counts)
+
+
+def _copy(cur: Cursor, part: Slice, table: str, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> int:
+    stream = CopyStream(columns, batches)
+    names = ", ".join(quoted(name) for name, _ in columns)
+    cur.copy_expert(f"COPY {quoted_table(table)} ({names}) FROM STDIN (FORMAT binary)", stream, size=COPY_BUFFER_BYTES)
+    if cur.rowcount != stream.rows:
+        raise CopyCountWrong(part=part, table=table, encoded=stream.rows, stored=cur.rowcount)
+    return stream.rows
+
+
+def _failed(target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> Iterator[pa.RecordBatch]:
+    import numpy as np
+    import pyarrow as pa
+
+    for batch in payloads(part, rejects.keys()):
+        count = batch.num_rows
+        which = [rejects[offset] for offset in batch.column("record_offset").to_pylist()]
+        arrays = [
+            pa.array(np.full(count, target.group_id, dtype=np.int32)),
+            pa.array(np.full(count, part.topic_id, dtype=np.int16)),
+            pa.array(np.full(count, part.partition.partition, dtype=np.int32)),
+            *batch.columns,
+            pa.array([reject.disposition.name.lower() for reject in which], pa.string()),
+            pa.array([reject.error_type for reject in which], pa.string()),
+            pa.array([reject.error_text for reject in which], pa.string()),
+            pa.array(np.full(count, target.attempt_id, dtype=np.int64)),
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in FAILED_COLUMNS])
+
+
+def _outcome(target: Target, part: Slice, lost: psycopg2.Error) -> Receipt:
+    """Did the commit whose answer was lost happen? The row says it, once the old session has let go of it."""
+    retrying = Retrying(
+        retry=retry_if_exception_type(DatabaseUnavailable),
+        stop=stop_after_delay(OUTCOME_WAIT_S),
+        wait=wait_exponential(multiplier=0.2, max=5),
+        reraise=True,
+    )
+
+    def ask() -> Counts | None:
+        with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+            return store.committed(cur, target.group_id, part)
+
+    counts = retrying(ask)
+    if counts is None:
+        raise DatabaseUnavailable(cause=f"the session ended before the commit of {part}: {str(lost).strip()}") from lost
+    return Receipt(part, counts)
+
+
+def _translated(error: psycopg2.Error, target: Target, part: Slice) -> Exception:
+    if is_outage(error):
+        return DatabaseUnavailable(cause=str(error).strip())
+    message = error.diag.message_primary or str(error).strip()
+    detail = " ".join(text for text in (message, error.diag.message_detail) if text)
+    return SinkRejected(part=part, table=target.layout.table, sqlstate=error.pgcode or "", message=detail)

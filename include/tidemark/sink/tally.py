@@ -1,0 +1,225 @@
+"""Every record of a slice is accounted for exactly once (I3), and every row gets its lineage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import Refused
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import Counts
+from tidemark.sink.table import GIVEN, OPTIONAL, Layout
+from tidemark.sink.types import conform, fits
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ERROR_TEXT_LIMIT = 10_000
+
+
+class Disposition(IntEnum):
+    """What becomes of a record. The values are those of `Tally`'s array, where 0 stands for not mentioned."""
+
+    LOAD = 1
+    SKIP = 2
+    RETRY = 3
+    FAIL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A record that is not loaded: ``RETRY`` (may succeed later) or ``FAIL`` (never will)."""
+
+    offset: int
+    disposition: Disposition
+    error_type: str
+    error_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Part of a slice as the transform answered it: rows to load (sink columns and `GIVEN`), skipped offsets, rejects."""
+
+    rows: pa.RecordBatch | None
+    skipped: Sequence[int] = ()
+    rejects: Sequence[Reject] = field(default=())
+
+
+@dataclass(kw_only=True, eq=False)
+class BadOutput(Refused):
+    """The transform returned something that no record of the slice explains, or contradicts itself."""
+
+    part: Slice
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.problem} Nothing of this slice was stored."
+
+
+def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
+    """Splits a transform's output by its ``disposition`` column; without one everything is loaded."""
+    import pyarrow.compute as pc
+
+    names = batch.schema.names
+    missing = [name for name in GIVEN if name not in names]
+    if missing:
+        raise BadOutput(part=part, problem=f"the output lacks the lineage columns {', '.join(missing)}.")
+    rows = batch.drop_columns([name for name in OPTIONAL if name in names])
+    if "disposition" not in names:
+        return Judged(rows)
+    said = pc.fill_null(batch.column("disposition").cast("string"), "load")
+    known = {disposition.name.lower(): disposition for disposition in Disposition}
+    other = [word for word in pc.unique(said).to_pylist() if word not in known]
+    if other:
+        raise BadOutput(part=part, problem=f"disposition {other[0]!r} is none of {', '.join(known)}.")
+    offsets = batch.column("kafka_offset")
+    skipped = offsets.filter(pc.equal(said, "skip")).to_pylist()
+    not_loaded = pc.is_in(said, value_set=_strings("retry", "fail"))
+    rejects = []
+    if pc.any(not_loaded).as_py():
+        errors = batch.column("error") if "error" in names else _nulls(batch.num_rows)
+        for offset, word, text in zip(
+            offsets.filter(not_loaded).to_pylist(), said.filter(not_loaded).to_pylist(), errors.filter(not_loaded).to_pylist(), strict=True
+        ):
+            rejects.append(reject(offset, known[word], text))
+    return Judged(rows.filter(pc.equal(said, "load")), skipped, rejects)
+
+
+def reject(offset: int, disposition: Disposition, error: str | None, error_type: str | None = None) -> Reject:
+    """A reject whose text Postgres can store. ``ValueError: no date`` without a type is split at its colon."""
+    text = (error or "the transform gave no reason").replace("\0", "\\0")[:ERROR_TEXT_LIMIT]
+    if error_type is None:
+        match = re.match(r"([A-Z]\w+): (.+)", text, re.DOTALL)
+        error_type, text = (match[1], match[2]) if match else ("Error", text)
+    return Reject(offset, disposition, error_type, text)
+
+
+class Tally:
+    """Accounts for the records of one slice, part by part; memory is five bytes an offset of the slice."""
+
+    def __init__(self, part: Slice, layout: Layout) -> None:
+        import numpy as np
+
+        self._part = part
+        self._layout = layout
+        self._said = np.zeros(part.span, dtype=np.uint8)
+        self._rows = np.zeros(part.span, dtype=np.int32)
+        self.rejects: dict[int, Reject] = {}
+
+    def take(self, judged: Judged) -> pa.RecordBatch | None:
+        """Accounts for a part and returns its rows as the COPY wants them (`Layout.copy_columns`), or `None` if it has none.
+
+        Raises `BadOutput` for a row of another partition, an offset outside the slice, or a record with two dispositions.
+        """
+        import numpy as np
+
+        for reject_ in judged.rejects:
+            self._mark(np.array([reject_.offset]), reject_.disposition)
+            self.rejects[reject_.offset] = reject_
+        if judged.skipped:
+            self._mark(np.asarray(judged.skipped, dtype=np.int64), Disposition.SKIP)
+        if judged.rows is None or judged.rows.num_rows == 0:
+            return None
+        index = self._mark(self._offsets(judged.rows), Disposition.LOAD)
+        return self._with_lineage(judged.rows, index, self._number(index))
+
+    def counts(self) -> Counts:
+        """What became of every offset of the slice so far; offsets nobody mentioned are unaccounted."""
+        import numpy as np
+
+        by = np.bincount(self._said, minlength=len(Disposition) + 1)
+        return Counts(
+            loaded=int(by[Disposition.LOAD]),
+            skipped=int(by[Disposition.SKIP]),
+            retried=int(by[Disposition.RETRY]),
+            failed=int(by[Disposition.FAIL]),
+            unaccounted=int(by[0]),
+            sink_rows=int(self._rows.sum()),
+        )
+
+    def _offsets(self, rows: pa.RecordBatch) -> Any:
+        import pyarrow.compute as pc
+
+        topic, partition = self._part.partition.topic, self._part.partition.partition
+        offsets = rows.column("kafka_offset")
+        strangers = pc.or_(pc.not_equal(rows.column("kafka_topic"), topic), pc.not_equal(rows.column("kafka_partition"), partition))
+        if offsets.null_count or rows.column("kafka_topic").null_count or rows.column("kafka_partition").null_count:
+            raise BadOutput(part=self._part, problem="a row has no lineage: kafka_topic, kafka_partition or kafka_offset is null.")
+        if pc.any(strangers).as_py():
+            raise BadOutput(part=self._part, problem="a row belongs to another partition: the transform must not move rows between them.")
+        return offsets.to_numpy(zero_copy_only=False)
+
+    def _mark(self, offsets: Any, disposition: Disposition) -> Any:
+        index = offsets - self._part.start
+        if len(index) and (index.min() < 0 or index.max() >= self._part.span):
+            outside = offsets[(index < 0) | (index >= self._part.span)][0]
+            raise BadOutput(part=self._part, problem=f"kafka_offset {outside} is outside the range that was read.")
+        before = self._said[index]
+        clash = (before != 0) & (before != disposition)
+        if clash.any():
+            word = Disposition(int(before[clash][0])).name.lower()
+            raise BadOutput(
+                part=self._part,
+                problem=f"record {offsets[clash][0]} has rows with the dispositions {word} and {disposition.name.lower()}: give all one.",
+            )
+        self._said[index] = disposition
+        return index
+
+    def _number(self, index: Any) -> Any:
+        """Each row's number among its record's rows, in the order in which they came."""
+        import numpy as np
+
+        if (index[1:] > index[:-1]).all():
+            numbers = self._rows[index]
+            self._rows[index] += 1
+            return numbers
+        order = np.argsort(index, kind="stable")
+        ordered = index[order]
+        first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+        rank = np.arange(len(ordered)) - np.maximum.accumulate(np.where(first, np.arange(len(ordered)), 0))
+        numbers = np.empty(len(index), dtype=np.int32)
+        numbers[order] = self._rows[ordered] + rank
+        np.add.at(self._rows, index, 1)
+        return numbers
+
+    def _with_lineage(self, rows: pa.RecordBatch, index: Any, numbers: Any) -> pa.RecordBatch:
+        import numpy as np
+        import pyarrow as pa
+
+        arrays = []
+        for column in self._layout.columns:
+            if column.name not in rows.schema.names:
+                raise BadOutput(part=self._part, problem=f"the output lacks column {column.name}, which it had before.")
+            values = rows.column(column.name)
+            if not fits(values.type, column.type):
+                raise BadOutput(part=self._part, problem=f"column {column.name} came as {values.type}; the table is {column.type}.")
+            try:
+                arrays.append(conform(values, column.type))
+            except pa.ArrowInvalid as error:
+                raise BadOutput(part=self._part, problem=f"column {column.name} does not fit {column.type}: {error}.") from error
+        extra = sorted(set(rows.schema.names) - {column.name for column in self._layout.columns} - set(GIVEN))
+        if extra:
+            raise BadOutput(part=self._part, problem=f"the output has a column that the table lacks: {extra[0]}.")
+        count = rows.num_rows
+        arrays += [
+            pa.array(np.full(count, self._part.topic_id, dtype=np.int16)),
+            pa.array(np.full(count, self._part.partition.partition, dtype=np.int32)),
+            pa.array((index + self._part.start).astype(np.int64)),
+            pa.array(numbers.astype(np.int32)),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=self._layout.copy_columns)
+
+
+def _strings(*words: str) -> Any:
+    import pyarrow as pa
+
+    return pa.array(words, pa.string())
+
+
+def _nulls(count: int) -> Any:
+    import pyarrow as pa
+
+    return pa.nulls(count, pa.string())

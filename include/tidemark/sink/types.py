@@ -1,0 +1,151 @@
+"""Which Arrow type goes into which Postgres type.
+
+Binary COPY is not type checked by Postgres: an int64 sent to a float8 column is stored as garbage, without an error. So the match
+is exact and is made before the first byte. What is only another representation of the same values (string_view, dictionaries,
+coarser time units) is brought into the one form that the encoder takes; nothing is rounded, widened or parsed.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TEXT = {"text", "character varying", "character", "json", "jsonb", "name"}
+
+
+def postgres_type(arrow: pa.DataType) -> str | None:
+    """The type of a new column for values of this Arrow type, or `None` where there is none."""
+    import pyarrow as pa
+
+    simple: list[tuple[bool, str]] = [
+        (pa.types.is_boolean(arrow), "boolean"),
+        (pa.types.is_int8(arrow) or pa.types.is_uint8(arrow) or pa.types.is_int16(arrow), "smallint"),
+        (pa.types.is_uint16(arrow) or pa.types.is_int32(arrow), "integer"),
+        (pa.types.is_uint32(arrow) or pa.types.is_int64(arrow), "bigint"),
+        (pa.types.is_float16(arrow) or pa.types.is_float32(arrow), "real"),
+        (pa.types.is_float64(arrow), "double precision"),
+        (is_text(arrow), "text"),
+        (is_bytes(arrow), "bytea"),
+        (pa.types.is_date(arrow), "date"),
+        (pa.types.is_time(arrow), "time without time zone"),
+        (pa.types.is_duration(arrow), "interval"),
+    ]
+    for matches, name in simple:
+        if matches:
+            return name
+    if pa.types.is_timestamp(arrow):
+        return "timestamp with time zone" if arrow.tz else "timestamp without time zone"
+    if pa.types.is_decimal(arrow) and arrow.scale >= 0:
+        return f"numeric({arrow.precision},{arrow.scale})"
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        element = postgres_type(arrow.value_type)
+        return None if element is None or element.endswith("[]") else f"{element}[]"
+    if pa.types.is_dictionary(arrow):
+        return postgres_type(arrow.value_type)
+    return None
+
+
+def fits(arrow: pa.DataType, postgres: str) -> bool:
+    """May values of this Arrow type be sent to a column of this type, as ``format_type`` spells it?"""
+    import pyarrow as pa
+
+    if pa.types.is_null(arrow):
+        return arrow_type(postgres) is not None
+    if pa.types.is_dictionary(arrow):
+        return fits(arrow.value_type, postgres)
+    base = _base(postgres)
+    if base in _TEXT or base == "enum":
+        return is_text(arrow)
+    if base == "uuid":
+        return is_text(arrow) or arrow == pa.binary(16)
+    if base == "numeric":
+        if not (pa.types.is_decimal(arrow) and arrow.scale >= 0):
+            return False
+        limits = re.search(r"\((\d+),(-?\d+)\)", postgres)
+        precision, scale = (int(limits[1]), int(limits[2])) if limits else (1000, 1000)
+        return bool(arrow.scale <= scale and arrow.precision - arrow.scale <= precision - scale) if limits else True
+    if postgres.endswith("[]"):
+        return (pa.types.is_list(arrow) or pa.types.is_large_list(arrow)) and fits(arrow.value_type, postgres[:-2])
+    if base == "interval":
+        return bool(pa.types.is_duration(arrow))
+    found = postgres_type(arrow)
+    return found is not None and _base(found) == base
+
+
+def arrow_type(postgres: str) -> pa.DataType | None:
+    """The one Arrow type that the encoder takes for a column of this type; `None`: Tidemark cannot write such a column."""
+    import pyarrow as pa
+
+    if postgres.endswith("[]"):
+        element = arrow_type(postgres[:-2])
+        return None if element is None or postgres[:-2].endswith("[]") else pa.list_(element)
+    base = _base(postgres)
+    if base in _TEXT or base == "enum":
+        return pa.string()
+    if base == "numeric":
+        limits = re.search(r"\((\d+),(-?\d+)\)", postgres)
+        return pa.decimal128(min(int(limits[1]), 38), max(int(limits[2]), 0)) if limits else pa.decimal128(38, 18)
+    return {
+        "boolean": pa.bool_(),
+        "smallint": pa.int16(),
+        "integer": pa.int32(),
+        "bigint": pa.int64(),
+        "real": pa.float32(),
+        "double precision": pa.float64(),
+        "bytea": pa.binary(),
+        "uuid": pa.binary(16),
+        "date": pa.date32(),
+        "time without time zone": pa.time64("us"),
+        "timestamp without time zone": pa.timestamp("us"),
+        "timestamp with time zone": pa.timestamp("us", "UTC"),
+        "interval": pa.duration("us"),
+    }.get(base)
+
+
+def conform(column: pa.Array, postgres: str) -> pa.Array:
+    """The column's values in the encoder's form for this Postgres type; `fits` must have said yes.
+
+    Raises ``pyarrow.ArrowInvalid`` if a value has no place there (a nanosecond that is no whole microsecond, a broken uuid).
+    """
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    target = arrow_type(postgres)
+    assert target is not None
+    if pa.types.is_decimal(column.type):  # pgpq writes the column's own scale
+        return column if column.type.bit_width <= 128 else column.cast(pa.decimal128(38, column.type.scale))
+    if _base(postgres) == "uuid" and is_text(column.type):
+        return pa.array([_uuid(value) for value in column.to_pylist()], target)
+    return column if column.type == target else column.cast(target)
+
+
+def is_text(arrow: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow))
+
+
+def is_bytes(arrow: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(kind(arrow) for kind in kinds)
+
+
+def _base(postgres: str) -> str:
+    """The name without its modifier: ``numeric(10,2)`` -> ``numeric``, ``timestamp(3) with time zone`` -> without the 3."""
+    return re.sub(r"\s*\([^)]*\)", "", postgres)
+
+
+def _uuid(text: str | None) -> bytes | None:
+    import pyarrow as pa
+
+    try:
+        return None if text is None else uuid.UUID(text).bytes
+    except ValueError as error:
+        raise pa.ArrowInvalid(f"{text!r} is not a uuid") from error

@@ -1,0 +1,270 @@
+"""A batch as one Spark job, one task for each slice.
+
+In the Arrow and function forms the task's Python worker reads Kafka itself; in the Spark form Spark's connector reads exactly the same
+ranges and hands Arrow batches to the worker. Both end in `tidemark.sink.commit.commit_slice`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemark.connections import Connections
+from tidemark.consume.describe import layout_of
+from tidemark.consume.work import TransformFailed, Work, consume_slice, payloads
+from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailable
+from tidemark.kafka.config import jvm
+from tidemark.offsets.ranges import Slice, TopicPartition
+from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.table import Layout
+from tidemark.sink.tally import BadOutput, judge
+from tidemark.spark.plan import require_direct
+from tidemark.spark.session import start_session
+from tidemark.spec import ConsumerSpec
+from tidemark.spec.transform import Form, Transform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidemark.db import Connection
+
+log = logging.getLogger(__name__)
+
+SOURCE_OPTIONS = {
+    "failOnDataLoss": "true",
+    "includeHeaders": "true",
+    "kafka.isolation.level": "read_committed",
+    # measured: Spark's own defaults leave a third of the rate behind
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": "8388608",
+    "kafka.fetch.max.bytes": "67108864",
+    "kafka.receive.buffer.bytes": "1048576",
+    "kafka.fetch.max.wait.ms": "20",
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class SparkFailed(Unavailable):
+    """Spark could not run a batch; ``cause`` is its own message."""
+
+    cause: str
+
+    def __str__(self) -> str:
+        return f"Spark could not finish the batch: {self.cause} What its tasks had committed stays; the next attempt goes on from there."
+
+
+@dataclass(kw_only=True, eq=False)
+class DataLoss(Refused):
+    """Spark's connector could not find part of a range that was planned."""
+
+    kafka_name = "OFFSET_OUT_OF_RANGE"
+    cause: str
+
+    def __str__(self) -> str:
+        return f"Part of the planned range is not in the log any more: {self.cause} The next run says what is lost."
+
+
+class SparkEngine:
+    """The `Engine` of a run. Starting it starts the JVM, so it is made only when there is something to read."""
+
+    def __init__(
+        self,
+        spec: ConsumerSpec,
+        connections: Connections,
+        transform: Transform,
+        permanent: tuple[type[Exception], ...],
+        attempt_id: int,
+        folders: Sequence[Path],
+    ) -> None:
+        self._spec = spec
+        self._connections = connections
+        self._transform = transform
+        self._permanent = permanent
+        self._spark = start_session(spec, connections, attempt_id, folders)
+
+    def layout(self, connection: Connection) -> Layout:
+        return layout_of(self._transform, self._spec.sink.table, connection, partial(output_schema, self._spark))
+
+    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
+        answers = self._by_spark(target, slices) if self._transform.form is Form.SPARK else self._by_worker(target, slices)
+        outcomes = [pickle.loads(answer) for answer in answers]  # noqa: S301 - made by our own tasks
+        errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError)]
+        if errors:
+            raise min(errors, key=lambda error: error.retriable)  # what another try cannot mend is said first
+        return outcomes
+
+    def stop(self) -> None:
+        self._spark.stop()
+
+    def _by_worker(self, target: Target, slices: Sequence[Slice]) -> list[bytes]:
+        work = Work(target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent)
+        parts = self._spark.sparkContext.parallelize(slices, len(slices))
+        with _translated():
+            return parts.mapPartitions(partial(_worker_task, work)).collect()
+
+    def _by_spark(self, target: Target, slices: Sequence[Slice]) -> list[bytes]:
+        records = kafka_records(self._spark, self._connections, slices)
+        result = _transformed(self._transform.function, records)
+        require_direct(result)
+        parts = {part.partition: part for part in slices}
+        with _translated():
+            answers = result.mapInArrow(partial(_spark_task, target, dict(self._connections.kafka), parts), "answer binary").collect()
+        return [bytes(row.answer) for row in answers]
+
+
+def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice]) -> DataFrame:
+    """Exactly the slices' records, with the columns of `tidemark.consume.work.input_schema`."""
+    from pyspark.sql import functions as F
+
+    def offsets(pick: Callable[[Slice], int]) -> str:
+        by_topic: dict[str, dict[str, int]] = {}
+        for part in slices:
+            by_topic.setdefault(part.partition.topic, {})[str(part.partition.partition)] = pick(part)
+        return json.dumps(by_topic)
+
+    by_topic: dict[str, list[int]] = {}
+    for part in slices:
+        by_topic.setdefault(part.partition.topic, []).append(part.partition.partition)
+    reader = spark.read.format("kafka").options(**SOURCE_OPTIONS)
+    for name, value in jvm(connections.kafka).items():
+        reader = reader.option(f"kafka.{name}", value)
+    source = (
+        reader.option("assign", json.dumps(by_topic))
+        .option("startingOffsets", offsets(lambda part: part.start))
+        .option("endingOffsets", offsets(lambda part: part.end))
+        .load()
+    )
+    return source.select(*_given(F))
+
+
+def output_schema(spark: SparkSession, function: Callable[..., Any]) -> pa.Schema:
+    """What a Spark-form transform returns, found by giving it a DataFrame without records."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import (
+        ArrayType,
+        BinaryType,
+        IntegerType,
+        LongType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+
+    header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    source = StructType(
+        [
+            StructField("key", BinaryType()),
+            StructField("value", BinaryType()),
+            StructField("topic", StringType()),
+            StructField("partition", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("timestamp", TimestampType()),
+            StructField("timestampType", IntegerType()),
+            StructField("headers", ArrayType(header)),
+        ]
+    )
+    empty = spark.createDataFrame([], source).select(*_given(F))
+    return to_arrow_schema(_transformed(function, empty).schema, timezone="UTC")
+
+
+def _given(F: Any) -> list[Any]:
+    names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    return [F.col(name) for name in names] + [F.col(name).alias(f"kafka_{name}") for name in ("topic", "partition", "offset")]
+
+
+def _transformed(function: Callable[..., Any], records: DataFrame) -> DataFrame:
+    from pyspark.sql import DataFrame
+
+    try:
+        result = function(records)
+    except Exception as error:
+        raise TransformFailed(where="building its DataFrame", problem=f"{type(error).__name__}: {error}.") from error
+    if not isinstance(result, DataFrame):
+        raise TransformFailed(where="building its DataFrame", problem=f"it returned {type(result).__name__}; it must return a DataFrame.")
+    return result
+
+
+def _worker_task(work: Work, parts: Iterator[Slice]) -> Iterator[bytes]:
+    for part in parts:
+        yield _answer(lambda part=part: consume_slice(work, part))  # type: ignore[misc]
+
+
+def _spark_task(
+    target: Target, kafka: dict[str, str], parts: dict[TopicPartition, Slice], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return  # Spark had nothing to hand over: the driver commits the slice as an empty one
+
+    def commit() -> Receipt:
+        part = _part_of(first, parts)
+
+        def all_batches() -> Iterator[pa.RecordBatch]:
+            yield first
+            yield from filled
+
+        judged = (judge(batch, part) for batch in all_batches())
+        return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets))
+
+    yield pa.RecordBatch.from_arrays([pa.array([_answer(commit)], pa.binary())], names=["answer"])
+
+
+def _part_of(batch: pa.RecordBatch, parts: dict[TopicPartition, Slice]) -> Slice:
+    names = ("kafka_topic", "kafka_partition")
+    if any(name not in batch.schema.names or batch.column(name)[0].as_py() is None for name in names):
+        raise BadOutput(part=next(iter(parts.values())), problem="a row has no lineage: kafka_topic or kafka_partition is missing or null.")
+    partition = TopicPartition(batch.column("kafka_topic")[0].as_py(), batch.column("kafka_partition")[0].as_py())
+    if partition not in parts:
+        raise BadOutput(
+            part=next(iter(parts.values())), problem=f"a row says that it comes from {partition}, which this batch does not read."
+        )
+    return parts[partition]
+
+
+def _answer(act: Callable[[], Receipt]) -> bytes:
+    """A task's receipt or its error, as bytes: an error that Spark carries arrives as text, and loses its class and its facts."""
+    try:
+        return pickle.dumps(act())
+    except TidemarkError as error:
+        return pickle.dumps(error)
+
+
+class _translated:
+    """Turns Spark's own errors into ours by the classes of their causes."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        from py4j.protocol import Py4JError, Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        if not isinstance(error, PySparkException | Py4JError):
+            return
+        names, text = [], str(error).strip().splitlines()
+        if isinstance(error, Py4JJavaError):
+            cause = error.java_exception
+            while cause is not None:
+                names.append(str(cause.getClass().getName()))
+                text = [str(cause.getMessage())]
+                cause = cause.getCause()
+        message = " ".join(text)[:2000]
+        if any(name.startswith("org.apache.kafka.common.errors.") for name in names):
+            raise BrokerUnavailable(cause=message) from error
+        if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):
+            raise DataLoss(cause=message) from error
+        if "PythonException" in str(error) or isinstance(error, PySparkException):
+            raise TransformFailed(where="the executors", problem=message) from error
+        raise SparkFailed(cause=message) from error
