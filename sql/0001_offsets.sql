@@ -47,7 +47,6 @@ CREATE TABLE tidemark.attempt (
     planned      jsonb, -- [{"topic", "topic_id", "partition", "start", "end"}]: the run is bounded by these ends
     error        jsonb, -- {"kind", "type", "text"}
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    heartbeat_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended_at     timestamptz,
     CHECK ((state = 'RUNNING') = (ended_at IS NULL)),
     CHECK ((state = 'FAILED') = (error IS NOT NULL))
@@ -71,8 +70,6 @@ CREATE TABLE tidemark.batch (
     failed          bigint      NOT NULL CHECK (failed >= 0),
     unaccounted     bigint      NOT NULL CHECK (unaccounted >= 0), -- compaction, transaction markers, rows filtered away
     sink_rows       bigint      NOT NULL CHECK (sink_rows >= loaded),
-    first_timestamp timestamptz, -- of the records that the transform answered for
-    last_timestamp  timestamptz,
     validation_id   bigint,
     committed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     FOREIGN KEY (group_id, topic_id, partition) REFERENCES tidemark.partition_offset,
