@@ -1,4 +1,8 @@
-"""Where a Tidemark project keeps its files: migrations, entry points, specs, transforms, expectations, local state."""
+"""Where a Tidemark project keeps its files: migrations, entry points, specs, transforms, expectations, local state.
+
+Everything lies in the project folder unless a variable says otherwise: ``TIDEMARK_CONSUMERS``, ``TIDEMARK_TRANSFORMS``,
+``TIDEMARK_EXPECTATIONS`` and ``TIDEMARK_STATE`` name a folder each.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,22 @@ def consume_job() -> Path:
 
 
 def transforms() -> Path:
-    return root() / "spark_jobs" / "transforms"
+    return _folder("TIDEMARK_TRANSFORMS", "spark_jobs/transforms")
 
 
 def consumers() -> Path:
-    return root() / "include" / "consumers"
+    return _folder("TIDEMARK_CONSUMERS", "include/consumers")
 
 
 def expectations() -> Path:
-    return root() / "include" / "expectations"
+    return _folder("TIDEMARK_EXPECTATIONS", "include/expectations")
 
 
 def state() -> Path:
-    """Where the embedded stack keeps its data: ``TIDEMARK_STATE``, or ``.tidemark`` in the project."""
-    path = os.environ.get("TIDEMARK_STATE")
-    return Path(path).resolve() if path else root() / ".tidemark"
+    """Where the embedded stack keeps its data: ``.tidemark`` in the project unless ``TIDEMARK_STATE`` names another folder."""
+    return _folder("TIDEMARK_STATE", ".tidemark")
+
+
+def _folder(variable: str, default: str) -> Path:
+    path = os.environ.get(variable)
+    return Path(path).resolve() if path else root() / default

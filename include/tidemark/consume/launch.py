@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import IO, Any
 from tidemark import project
 from tidemark.connections import Connections
 from tidemark.consume.process import child_env
-from tidemark.db import connect, session, transaction
+from tidemark.db import Connection, connect, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.offsets import store
 
@@ -134,9 +135,8 @@ def run_attempt(
 ) -> Progress:
     """Starts the driver for an attempt whose row is written, follows it to its end and returns what it did.
 
-    ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, from a thread; ``on_progress`` the
-    state about twice a second; ``on_start`` the process, for whoever must kill it. To be called from a thread that lives as long as the run,
-    because the driver dies with it. Raises one of the ``Attempt...`` errors or `DriverDied`.
+    ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state about twice
+    a second, both in the caller's thread; ``on_start`` the process, for whoever must kill it. The driver dies with the calling thread. Raises one of the ``Attempt...`` errors or `DriverDied`.
     """
     command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
     command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
@@ -150,15 +150,21 @@ def run_attempt(
         errors="replace",
         start_new_session=True,
     )
+    follow = _Follow(connections.database_url, attempt_id)
     try:
         on_start(driver)
         assert driver.stdout is not None
-        reader = threading.Thread(target=_pass_on, args=(driver.stdout, on_log), daemon=True)
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        reader = threading.Thread(target=_pass_on, args=(driver.stdout, lines), daemon=True)
         reader.start()
-        _follow(driver, connections.database_url, attempt_id, on_progress)
+        while not _ended_within(driver, POLL_S):
+            _drain(lines, on_log)
+            follow.show(on_progress)
         reader.join(KILL_WAIT_S)
+        _drain(lines, on_log)
     finally:
         kill(driver)
+        follow.close()
         if driver.stdout is not None:
             driver.stdout.close()
     return _ended(connections.database_url, attempt_id, driver.returncode)
@@ -177,24 +183,36 @@ def progress(database_url: str, attempt_id: int) -> Progress:
         return _progress(cur, attempt_id)[0]
 
 
-def _follow(driver: subprocess.Popen[str], database_url: str, attempt_id: int, on_progress: Callable[[Progress], None]) -> None:
-    connection = None
-    while True:
+class _Follow:
+    """Reads an attempt's state again and again over one session; a database that is away is the driver's to tell."""
+
+    def __init__(self, database_url: str, attempt_id: int) -> None:
+        self._url = database_url
+        self._attempt_id = attempt_id
+        self._connection: Connection | None = None
+
+    def show(self, on_progress: Callable[[Progress], None]) -> None:
         try:
-            connection = connection or connect(database_url, application=f"tidemark follow {attempt_id}")
-            with transaction(connection) as cur:
-                seen, _ = _progress(cur, attempt_id)
+            self._connection = self._connection or connect(self._url, application=f"tidemark follow {self._attempt_id}")
+            with transaction(self._connection) as cur:
+                seen, _ = _progress(cur, self._attempt_id)
         except DatabaseUnavailable:
-            connection = None  # the driver has its own say on that
+            self.close()
         else:
             on_progress(seen)
-        try:
-            driver.wait(POLL_S)
-        except subprocess.TimeoutExpired:
-            continue
-        if connection is not None:
-            connection.close()
-        return
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+def _ended_within(driver: subprocess.Popen[str], seconds: float) -> bool:
+    try:
+        driver.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _ended(database_url: str, attempt_id: int, status: int) -> Progress:
@@ -224,7 +242,13 @@ def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | 
     return Progress(attempt_id, row["state"], row["planned"] is not None, tuple(parts), lost), row["error"]
 
 
-def _pass_on(lines: IO[str], on_log: Callable[[str], None]) -> None:
+def _pass_on(lines: IO[str], to: queue.SimpleQueue[str]) -> None:
     with contextlib.suppress(ValueError):  # the pipe was closed under us: the driver is gone
         for line in lines:
-            on_log(line.rstrip("\n"))
+            to.put(line.rstrip("\n"))
+
+
+def _drain(lines: queue.SimpleQueue[str], on_log: Callable[[str], None]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            on_log(lines.get_nowait())

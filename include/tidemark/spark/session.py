@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark.connections import Connections
+from tidemark.local.jars import spark_jars
+from tidemark.local.java import find_java
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
@@ -37,8 +40,6 @@ def start_session(spec: ConsumerSpec, connections: Connections, attempt_id: int,
     user = {**connections.spark_conf, **spec.spark.conf}
     settings = dict(SETTINGS)
     if not any(name in user for name in BRINGS_JARS) and "SPARK_SUBMIT_JARS" not in os.environ:
-        from tidemark.local.jars import spark_jars
-
         settings["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     spark = _session(f"tidemark {spec.name} attempt {attempt_id}", None if submitted else connections.spark_master, {**settings, **user})
@@ -52,6 +53,7 @@ def small_session() -> SparkSession:
 
 
 def _session(name: str, master: str | None, settings: dict[str, str]) -> SparkSession:
+    find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master is not None and master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -63,9 +65,31 @@ def _session(name: str, master: str | None, settings: dict[str, str]) -> SparkSe
         builder = builder.master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with _said_only_on_failure():
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+@contextlib.contextmanager
+def _said_only_on_failure() -> Iterator[None]:
+    """What the JVM writes to stderr while it starts (a dozen lines that help nobody) is kept back unless starting fails.
+
+    The JVM inherits the file descriptor, so its later words go the same way: what matters of them comes as exceptions.
+    """
+    with tempfile.TemporaryFile() as kept:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(stderr, kept.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def _zipped(folders: Sequence[Path]) -> str:

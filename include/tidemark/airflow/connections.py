@@ -1,0 +1,95 @@
+"""Airflow's connections as Tidemark's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+from tidemark.connections import Connections
+from tidemark.errors import BadInput
+from tidemark.kafka.config import checked
+from tidemark.spec import ConsumerSpec
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+LIBPQ = frozenset(
+    {
+        "channel_binding",
+        "gssencmode",
+        "krbsrvname",
+        "options",
+        "passfile",
+        "require_auth",
+        "service",
+        "sslcert",
+        "sslcrl",
+        "sslkey",
+        "sslmode",
+        "sslnegotiation",
+        "sslrootcert",
+        "target_session_attrs",
+    }
+)
+"""Keys of a Postgres connection's extra that libpq knows; the others are Airflow's and SQLAlchemy's own."""
+
+
+def resolve(spec: ConsumerSpec) -> Connections:
+    """The connections that a spec names. Raises `BadInput` for one that does not exist or cannot be used; its text names no secret."""
+    return Connections(database_url(spec), kafka_config(_get(spec, "kafka")), *spark_settings(_get(spec, "spark")))
+
+
+def database_url(spec: ConsumerSpec) -> str:
+    """The URL of the consumer's Postgres connection, with the settings of its extra that libpq knows."""
+    connection = _get(spec, "postgres")
+    who = quote(connection.login or "", safe="")
+    if connection.password:
+        who += ":" + quote(connection.password, safe="")
+    extra = {key: str(value) for key, value in connection.extra_dejson.items() if key in LIBPQ}
+    host = connection.host or ""
+    if host.startswith("/"):
+        extra["host"], host = host, ""
+    port = f":{connection.port}" if connection.port else ""
+    query = f"?{urlencode(extra)}" if extra else ""
+    return f"postgresql://{who}{'@' if who else ''}{host}{port}/{quote(connection.schema or '', safe='')}{query}"
+
+
+def kafka_config(connection: Connection) -> dict[str, str]:
+    """librdkafka's settings, as Airflow's Kafka provider keeps them: all in the extra."""
+    return checked(connection.extra_dejson)
+
+
+def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
+    """Master and settings of a Spark connection: host ``local[*]``, ``spark://host``, ``yarn`` or ``k8s://...``; settings in extra ``conf``."""
+    extra = connection.extra_dejson
+    if extra.get("deploy-mode", extra.get("deploy_mode", "client")) != "client":
+        raise BadInput(
+            what=f"connection {connection.conn_id}",
+            found="its deploy-mode is cluster, but Airflow must be able to end the driver that it started",
+            fix="Use deploy-mode client; for cluster mode run spark-submit spark_jobs/consume.py yourself.",
+        )
+    master = connection.host or "local[*]"
+    if connection.port:
+        master = f"{master}:{connection.port}"
+    if master.partition(":")[0] not in ("local", "spark", "k8s", "yarn") and not master.startswith("local["):
+        master = f"spark://{master}"
+    conf = {key: str(value) for key, value in dict(extra.get("conf", {})).items()}
+    if queue := extra.get("queue"):
+        conf.setdefault("spark.yarn.queue", str(queue))
+    return master, conf
+
+
+def _get(spec: ConsumerSpec, kind: str) -> Connection:
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    conn_id: str = getattr(spec.connections, kind)
+    try:
+        return BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as error:
+        raise BadInput(
+            what=f"connection {conn_id}",
+            found=f"Airflow has none, and {spec.name} names it for {kind}",
+            fix=f"Add it under Admin, Connections, or write connections: {{{kind}: ...}} in the consumer's file.",
+        ) from error

@@ -1,0 +1,93 @@
+"""DAGs made from consumers' files. Runs whenever Airflow parses: reads the files, nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule
+
+from tidemark import project
+from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
+from tidemark.spec import AirflowSettings, ConsumerSpec, SpecInvalid, read_folder
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+"""Long ago and always the same: with ``catchup=False`` a schedule begins with its next interval."""
+
+RETRY_POLICY = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(exception="tidemark.errors.Fenced", action=RetryAction.FAIL, reason="a newer attempt owns the partitions"),
+        RetryRule(exception="tidemark.errors.Refused", action=RetryAction.FAIL, reason="somebody has to mend what is named in the log"),
+        RetryRule(exception="tidemark.errors.Broken", action=RetryAction.FAIL, reason="an invariant does not hold; somebody has to look"),
+        RetryRule(exception="tidemark.errors.Unavailable", action=RetryAction.RETRY, reason="something was away; what is committed stays"),
+    ]
+)
+
+
+def consume_dags() -> dict[str, DAG]:
+    """One DAG ``consume__<consumer>`` for each file in the consumers' folder, by id.
+
+    A file with problems makes a DAG all the same, without a schedule: its page tells the problems, and its task fails with them. So one
+    bad file neither hides itself nor takes the others along.
+    """
+    good, bad = read_folder(project.consumers())
+    dags = [_dag(spec) for spec in good.values()] + [_bad_dag(name, error) for error in bad for name in error.consumers]
+    return {dag.dag_id: dag for dag in dags}
+
+
+def _dag(spec: ConsumerSpec) -> DAG:
+    settings = spec.airflow
+    with DAG(**_common(spec.name, _doc(spec), settings), schedule=spec.schedule, description=spec.description) as dag:
+        common: dict[str, Any] = {"owner": settings.owner, "retries": settings.retries, "retry_delay": settings.retry_delay}
+        if settings.pool is not None:
+            common["pool"] = settings.pool
+        asset = Asset(name=spec.sink.table)
+        consume = ConsumeOperator(
+            task_id="consume",
+            consumer=spec.name,
+            execution_timeout=settings.execution_timeout,
+            retry_policy=RETRY_POLICY,
+            doc_md="Reads what is in the topics when it starts, loads it, and commits offsets with the rows.",
+            **common,
+        )
+        validate = ValidateOperator(
+            task_id="validate",
+            consumer=spec.name,
+            retry_policy=RETRY_POLICY,
+            doc_md="Judges exactly the ranges that this run committed.",
+            **common,
+        )
+        publish = PublishOperator(task_id="publish", asset=asset, outlets=[asset], owner=settings.owner, doc_md="Emits the asset event.")
+        consume >> validate >> publish
+    return dag
+
+
+def _bad_dag(name: str, error: SpecInvalid) -> DAG:
+    settings = AirflowSettings(tags=("bad spec",))
+    doc = f"This consumer's file has problems; the DAG fails until they are mended.\n\n```\n{error}\n```\n"
+    with DAG(**_common(name, doc, settings), schedule=None) as dag:
+        ConsumeOperator(task_id="consume", consumer=name, owner=settings.owner, retries=0)
+    return dag
+
+
+def _common(name: str, doc: str, settings: AirflowSettings) -> dict[str, Any]:
+    return {
+        "dag_id": f"consume__{name}",
+        "doc_md": doc,
+        "tags": ["tidemark", "consume", *settings.tags],
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "default_args": {"owner": settings.owner},
+    }
+
+
+def _doc(spec: ConsumerSpec) -> str:
+    reads = ", ".join(f"`{topic}`" for topic in spec.topics) or f"topics matching `{spec.topic_pattern}`"
+    judged = f"the suite `{spec.validation.suite}` and the conservation check" if spec.validation else "the conservation check"
+    return (
+        f"{spec.description or ''}\n\nGroup `{spec.group}` reads {reads}, transforms with `{spec.transform}` and loads "
+        f"`{spec.sink.table}`, at most {spec.batch.max_records:,} records a batch. Offsets are committed in the transaction of the rows. "
+        f"Each run is judged by {judged}; the asset `{spec.sink.table}` tells who waits for it.\n\n"
+        f"`tidemark offsets {spec.name}` shows where the group stands, `tidemark consumers check {spec.name}` what is wrong with it.\n"
+    ).strip()

@@ -1,0 +1,143 @@
+"""The tasks of a consumer's DAG: consume, validate, publish."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from typing import Any
+
+from airflow.sdk import Asset, BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from tidemark import project
+from tidemark.spec import ConsumerSpec, OnFailure, find_consumer
+
+PROGRESS_EVERY_S = 5
+COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
+
+
+class ConsumeOperator(BaseOperator):
+    """One bounded run of a consumer. A retried try is a new attempt, whose claim fences the try before it.
+
+    The driver's log becomes the task's log. Whatever ends the task ends the driver: the kernel kills the task with its supervisor and
+    the driver with the task, and `on_kill` kills the driver's process group. Returns counts (for XCom), no data.
+    """
+
+    template_fields = ("consumer",)
+
+    def __init__(self, *, consumer: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.consumer = consumer
+        self._driver: subprocess.Popen[str] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from tidemark.airflow.connections import resolve
+        from tidemark.consume.launch import run_attempt
+        from tidemark.consume.process import die_with_parent
+        from tidemark.consume.run import open_attempt
+
+        die_with_parent()
+        spec = _spec(self.consumer)
+        connections = resolve(spec)
+        attempt_id = open_attempt(connections.database_url, spec.group, _identity(context))
+        self.log.info("attempt begins group=%s attempt=%s try=%s", spec.group, attempt_id, context["ti"].try_number)
+        done = run_attempt(
+            spec.name,
+            connections,
+            attempt_id,
+            folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
+            on_log=self.log.info,
+            on_progress=_Progress(self.log),
+            on_start=self._started,
+        )
+        counts = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
+        self.log.info("attempt is committed group=%s attempt=%s records=%s counts=%s", spec.group, attempt_id, done.records, counts)
+        return {"attempt_id": attempt_id, "records": done.records, **counts}
+
+    def on_kill(self) -> None:
+        """Ends the driver first of all; also called on a time-out. Writes nothing, because a broken log pipe must not save the driver."""
+        if self._driver is not None:
+            from tidemark.consume.launch import kill
+
+            kill(self._driver)
+
+    def _started(self, driver: subprocess.Popen[str]) -> None:
+        self._driver = driver
+
+
+class ValidateOperator(BaseOperator):
+    """Judges what the DAG run wrote, by its suite and by the conservation check; pushes the verdict, with ranges and counts.
+
+    A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``.
+    """
+
+    template_fields = ("consumer",)
+
+    def __init__(self, *, consumer: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.consumer = consumer
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from tidemark.airflow.connections import database_url
+        from tidemark.quality import Outcome, Run, validate
+
+        spec = _spec(self.consumer)
+        suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
+        ti = context["ti"]
+        verdict = validate(database_url(spec), Run(ti.dag_id, ti.run_id), group=spec.group, table=spec.sink.table, suite=suite)
+        for result in verdict.results:
+            level = logging.INFO if result.success else logging.WARNING
+            self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
+        failing = [result.text for result in verdict.results if not result.success]
+        blocks = spec.validation is None or spec.validation.on_failure is OnFailure.BLOCK
+        if verdict.verdict is Outcome.CRITICAL and blocks:
+            raise AirflowFailException(
+                f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
+            )
+        return verdict.as_json()
+
+
+class PublishOperator(BaseOperator):
+    """Tells whoever waits for the sink that there is more in it: one asset event with ranges, counts and verdict.
+
+    Skipped if the run wrote nothing. ``asset`` must be among the task's outlets.
+    """
+
+    def __init__(self, *, asset: Asset, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.asset = asset
+
+    def execute(self, context: Context) -> None:
+        verdict = context["ti"].xcom_pull(task_ids="validate")
+        if not verdict["ranges"]:
+            raise AirflowSkipException("the run committed nothing, so there is nothing to tell")
+        context["outlet_events"][self.asset].extra = {
+            name: verdict[name] for name in ("group", "verdict", "validation_id", "ranges", "counts")
+        }
+
+
+class _Progress:
+    """A line in the log now and then while a run goes on."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._said = 0.0
+        self._records = -1
+
+    def __call__(self, seen: Any) -> None:
+        import time
+
+        if seen.planned and seen.records != self._records and time.monotonic() - self._said >= PROGRESS_EVERY_S:
+            self._said, self._records = time.monotonic(), seen.records
+            self._log.info("progress attempt=%s committed=%s of=%s", seen.attempt_id, seen.records, seen.total)
+
+
+def _spec(name: str) -> ConsumerSpec:
+    return find_consumer(name, project.consumers())
+
+
+def _identity(context: Context) -> Any:
+    from tidemark.offsets.store import TaskIdentity
+
+    ti = context["ti"]
+    return TaskIdentity(ti.dag_id, ti.run_id, ti.task_id, ti.map_index if ti.map_index is not None else -1, ti.try_number)

@@ -1,0 +1,129 @@
+"""``tidemark consumers check`` and ``tidemark sink ddl``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tidemark import project
+from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
+from tidemark.consume.check import Report, check, sink_ddl
+from tidemark.consume.describe import SparkSchema
+from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, format_duration, read_folder
+from tidemark.spec.problem import shown
+from tidemark.spec.transform import load_transform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def check_consumers(name: str | None, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> bool:
+    """Checks one consumer or all, prints what was found, and tells whether all is well."""
+    folder = consumers or project.consumers()
+    specs: list[ConsumerSpec] = []
+    invalid: list[SpecInvalid] = []
+    if name is None:
+        good, invalid = read_folder(folder)
+        specs = list(good.values())
+    else:
+        try:
+            specs = [find_consumer(name, folder)]
+        except SpecInvalid as error:
+            invalid = [error]
+    with spark_schemas() as spark_schema:
+        reports = [check(spec, folders, spark_schema) for spec in specs]
+    if output is OutputFormat.JSON:
+        print_json([_as_json(report) for report in reports] + [_invalid_as_json(error) for error in invalid])
+    else:
+        for report in reports:
+            _print(report)
+        for error in invalid:
+            stdout.print(str(error), style="red", markup=False, highlight=False)
+        if not reports and not invalid:
+            stdout.print(f"no consumers in {folder}")
+    return not invalid and all(report.ok for report in reports)
+
+
+def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partitions: int | None) -> None:
+    """Prints the DDL of a consumer's sink as plain SQL, for psql."""
+    spec = find_consumer(name, consumers or project.consumers())
+    transform = load_transform(spec, folders)
+    with spark_schemas() as spark_schema:
+        typer.echo(sink_ddl(spec, transform, spark_schema, partitions=partitions))
+
+
+@contextlib.contextmanager
+def spark_schemas() -> Iterator[SparkSchema]:
+    """Tells schemas of Spark-form transforms with one Spark session, started when the first is asked for."""
+    sessions: list[Any] = []
+
+    def ask(function: Callable[..., Any]) -> pa.Schema:
+        from tidemark.spark.engine import output_schema
+        from tidemark.spark.session import small_session
+
+        if not sessions:
+            with stderr.status("starting Spark, to ask the transform for its columns"):
+                sessions.append(small_session())
+        return output_schema(sessions[0], function)
+
+    try:
+        yield ask
+    finally:
+        for session in sessions:
+            session.stop()
+
+
+def _print(report: Report) -> None:
+    spec = report.spec
+    stdout.print(f"[bold]{spec.name}[/bold]  {shown(spec.source.path)}", highlight=False)
+    if report.transform is not None:
+        _line("transform", f"{spec.transform}, {report.transform.form} form")
+    if report.columns:
+        _line("sink", f"{spec.sink.table} takes {', '.join(report.columns)}")
+    for found in report.topics:
+        kept = "kept for ever" if found.retention is None else f"kept for {format_duration(found.retention)}"
+        _line("topic", f"{found.topic.name}: {found.topic.partitions} partitions, {kept}")
+    if report.expectations is not None and spec.validation is not None:
+        _line("suite", f"{spec.validation.suite}: {report.expectations} expectations")
+    for note in report.notes:
+        _line("note", note, "yellow")
+    if report.problems:
+        stdout.print(str(spec.invalid(*report.problems)), style="red", markup=False, highlight=False)
+    for error in report.errors:
+        stdout.print(str(error), style="red", markup=False, highlight=False)
+    if report.ddl:
+        stdout.print(report.ddl, markup=False, highlight=False)
+    stdout.print("[green]ok[/green]" if report.ok else "[red]not ready[/red]")
+
+
+def _line(what: str, text: str, style: str = "") -> None:
+    stdout.print(f"  {what:<10} {text}", style=style, markup=False, highlight=False)
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "consumer": report.spec.name,
+        "ok": report.ok,
+        "form": report.transform.form if report.transform else None,
+        "sink": {"table": report.spec.sink.table, "columns": report.columns},
+        "topics": [
+            {"name": found.topic.name, "partitions": found.topic.partitions, "retention_s": found.retention} for found in report.topics
+        ],
+        "expectations": report.expectations,
+        "problems": [_problem(problem) for problem in report.problems],
+        "errors": [{"type": type(error).__name__, "text": str(error)} for error in report.errors],
+        "notes": report.notes,
+        "ddl": report.ddl,
+    }
+
+
+def _invalid_as_json(error: SpecInvalid) -> dict[str, Any]:
+    return {"consumer": error.name, "ok": False, "problems": [_problem(problem) for problem in error.problems]}
+
+
+def _problem(problem: Any) -> dict[str, Any]:
+    return {"file": str(problem.file), "line": problem.line, "column": problem.column, "message": problem.message, "fix": problem.fix}

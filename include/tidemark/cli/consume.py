@@ -1,0 +1,108 @@
+"""``tidemark consume``: one bounded run, with its progress and its result."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tidemark import project
+from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
+from tidemark.connections import from_env
+from tidemark.consume import launch
+from tidemark.consume.run import open_attempt
+from tidemark.errors import TidemarkError
+from tidemark.offsets.store import TaskIdentity
+from tidemark.spec import find_consumer
+
+LOG_TAIL = 30
+COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
+HEADINGS = ("loaded", "skipped", "retry", "failed", "other", "rows")
+"""`COUNTS`, short enough for a terminal; other: compaction gaps, transaction markers, rows filtered away."""
+
+
+def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat) -> None:
+    """Runs a consumer once; prints the result. Raises what made the run fail, after the driver's last lines on stderr."""
+    spec = find_consumer(name, consumers or project.consumers())
+    connections = from_env()
+    attempt_id = open_attempt(connections.database_url, spec.group, TaskIdentity())
+    lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]} records/s, lag {task.fields[lag]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=stderr) as bar:
+        task = bar.add_task(f"{spec.name}: starting", total=None, rate="-", lag="-")
+
+        def show(seen: launch.Progress) -> None:
+            if seen.planned:
+                speed = bar.tasks[task].finished_speed or bar.tasks[task].speed
+                bar.update(
+                    task,
+                    description=spec.name,
+                    total=seen.total,
+                    completed=seen.records,
+                    rate=f"{speed:,.0f}" if speed else "-",
+                    lag=f"{seen.total - seen.records:,}",
+                )
+
+        try:
+            done = launch.run_attempt(
+                spec.name,
+                connections,
+                attempt_id,
+                folders={"consumers": [consumers.resolve()] if consumers else [], "transforms": [folder.resolve() for folder in transforms]},
+                on_log=lines.append,
+                on_progress=show,
+            )
+        except TidemarkError:
+            bar.stop()
+            for line in lines:
+                stderr.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+            raise
+        show(done)
+    _print(spec.group, done, output)
+
+
+def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
+    totals = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
+    if output is OutputFormat.JSON:
+        print_json(
+            {
+                "group": group,
+                "attempt": done.attempt_id,
+                "state": done.state,
+                "records": done.records,
+                **totals,
+                "partitions": [dataclasses.asdict(part) for part in done.partitions],
+                "lost": [dataclasses.asdict(lost) for lost in done.lost],
+            }
+        )
+        return
+    for lost in done.lost:
+        end = "?" if lost.end is None else lost.end
+        stderr.print(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow", markup=False)
+    if not done.partitions:
+        stdout.print(f"{group}: nothing to read")
+        return
+    table = Table(
+        "partition", "from", "to", *HEADINGS, show_footer=True, box=box.SIMPLE_HEAD, title=f"{group}, attempt {done.attempt_id}"
+    )
+    for column in table.columns:
+        column.no_wrap = True
+        column.justify = "right" if column is not table.columns[0] else "left"
+    table.columns[0].footer = "total"
+    for column, name in zip(table.columns[3:], COUNTS, strict=True):
+        column.footer = f"{totals[name]:,}"
+    for part in done.partitions:
+        counts = [f"{getattr(part, name):,}" for name in COUNTS]
+        table.add_row(f"{part.topic}/{part.partition}", f"{part.start:,}", f"{part.end:,}", *counts)
+    stdout.print(table)

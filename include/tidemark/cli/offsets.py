@@ -1,0 +1,60 @@
+"""``tidemark offsets``: where a group stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from tidemark import project, schema
+from tidemark.cli.options import OutputFormat, print_json, stdout
+from tidemark.connections import from_env
+from tidemark.db import session, transaction
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import store
+from tidemark.offsets.lag import PartitionLag, lags
+from tidemark.spec import find_consumer
+
+
+def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> None:
+    """Prints position, end, lag, owner and epoch of each partition of a consumer."""
+    spec = find_consumer(name, consumers or project.consumers())
+    connections = from_env()
+    with session(connections.database_url) as connection:
+        schema.require_current(connection)
+        with transaction(connection) as cur:
+            positions = store.positions(cur, spec.group)
+    cluster = Cluster(connections.kafka)
+    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
+    partitions = [partition for topic in topics for partition in topic.all()]
+    uuids = {topic.name: topic.kafka_uuid for topic in topics}
+    rows = lags(positions, uuids, cluster.log_starts(partitions), cluster.stable_ends(partitions))
+    if output is OutputFormat.JSON:
+        lag = sum(row.lag_records for row in rows)
+        print_json({"group": spec.group, "lag_records": lag, "partitions": [dataclasses.asdict(row) for row in rows]})
+    else:
+        stdout.print(_table(spec.group, rows))
+
+
+def _table(group: str, rows: list[PartitionLag]) -> Table:
+    table = Table("partition", "position", "end", "lag", "validated", "owner", "epoch", "committed at", title=group, box=box.SIMPLE_HEAD)
+    for column in (*table.columns[1:5], table.columns[6]):
+        column.justify = "right"
+    for row in rows:
+        table.add_row(
+            f"{row.topic}/{row.partition}",
+            _number(row.position),
+            _number(row.end),
+            _number(row.lag_records),
+            _number(row.validated),
+            row.owner or "-",
+            _number(row.epoch),
+            f"{row.committed_at:%Y-%m-%d %H:%M:%S%z}" if row.committed_at else "-",
+        )
+    return table
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
