@@ -1,0 +1,43 @@
+"""Great Expectations judges what a run wrote, in Postgres, and the conservation check says whether every record is accounted for.
+
+Owns the tables ``validation``, ``validation_result`` and ``validation_row``, ``batch.validation_id`` and
+``partition_offset.validated_offset``; checks I3. A batch's life here::
+
+    committed --validate--> passed, warning  -- the validated offset of its partition moves over it, once it has reached it
+                   |  ^
+                   v  | validated again, after a repair
+                critical                     -- the validated offset stops before it
+
+What fails: an unusable suite file (`BadSuite`) or an expectation that could not be evaluated (`ExpectationError`) stores nothing and is
+no verdict. A crash between reading and storing stores nothing either; validate again. Readers choose: the sink shows everything that was
+committed, its view (`validated_view_ddl`) only what lies below the validated offset.
+
+`ranges` merges what a run wrote (values in, values out), `conservation` compares the tables, `suite` reads suite files, `judge` holds
+Great Expectations, imported when it is first needed, `validation` puts them together and stores, `view` writes the view's DDL.
+"""
+
+from tidemark.quality.conservation import Kind, Violation, check_conservation
+from tidemark.quality.judge import ExpectationError
+from tidemark.quality.suite import BadSuite, check_suite, load_suite
+from tidemark.quality.validation import validate
+from tidemark.quality.verdict import Counts, Outcome, Result, Run, Severity, Verdict
+from tidemark.quality.view import validated_view, validated_view_ddl
+
+__all__ = [
+    "BadSuite",
+    "Counts",
+    "ExpectationError",
+    "Kind",
+    "Outcome",
+    "Result",
+    "Run",
+    "Severity",
+    "Verdict",
+    "Violation",
+    "check_conservation",
+    "check_suite",
+    "load_suite",
+    "validate",
+    "validated_view",
+    "validated_view_ddl",
+]

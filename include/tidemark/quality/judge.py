@@ -1,0 +1,285 @@
+"""Great Expectations over the rows of a run, on our own session: one snapshot, no network, no progress bars, flat memory.
+
+The rows are a temporary view, `RUN_ROWS`, over the sink's lineage index. Each expectation is first asked only *how many* rows
+fail; which rows is asked only of those that failed, and at most `MAX_ROWS` of each are fetched.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import Refused
+from tidemark.quality.ranges import Partition, Range, covers, predicate
+from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
+from tidemark.quality.verdict import Result
+from tidemark.sink.table import LINEAGE, quoted, quoted_table
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+RUN_ROWS = "tidemark_run"
+"""What ``{batch}`` and a suite's messages call the rows of the run."""
+MAX_ROWS = 10_000
+"""Failing rows stored of one expectation: enough to see the pattern and to repair a handful, little enough for one statement."""
+EXAMPLES = 5
+COMPOUND_UNIQUE = "expect_compound_columns_to_be_unique"
+COMPOUND_METRIC = "compound_columns.unique"
+_KEY = tuple(name for name, _ in LINEAGE)
+
+Row = tuple[int, int, int, int]
+"""``kafka_topic_id, kafka_partition, kafka_offset, kafka_seq``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unevaluated:
+    """An expectation that gave no answer, and why, in Postgres' or Great Expectations' own words."""
+
+    number: int
+    type: str
+    cause: str
+
+
+@dataclass(kw_only=True, eq=False)
+class ExpectationError(Refused):
+    """Expectations could not be evaluated: that says nothing about the data. No verdict was stored."""
+
+    suite: str
+    problems: list[Unevaluated] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.suite}: expectation {item.number} ({item.type}) could not be evaluated: {item.cause}" for item in self.problems]
+        return "\n".join(
+            [*lines, "This says nothing about the data; no verdict was stored. Mend the suite or the table, and validate again."]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An expectation's result, and the rows it objected to (at most `MAX_ROWS`)."""
+
+    result: Result
+    rows: list[Row]
+
+
+def expose(cursor: Cursor, table: str, ranges: Mapping[Partition, list[Range]]) -> None:
+    """Makes `RUN_ROWS`: the sink's rows in these ranges, until the transaction ends; from here on it only reads.
+
+    Planner settings are this transaction's own: nobody has counted rows this new for the planner, so it expects next to none, and
+    would join them by nested loops; and compiling queries this short costs more than it saves.
+    """
+    cursor.execute(f"CREATE TEMPORARY VIEW {RUN_ROWS} AS SELECT sink.* FROM {quoted_table(table)} sink WHERE {predicate(ranges, 'sink')}")  # noqa: S608 - numbers and quoted names
+    cursor.execute("SET LOCAL enable_nestloop = off")
+    cursor.execute("SET LOCAL jit = off")
+    cursor.execute("SET TRANSACTION READ ONLY")
+
+
+def judge(connection: Connection, suite: Suite, ranges: Mapping[Partition, list[Range]]) -> list[Judged]:
+    """The results of a suite over `RUN_ROWS`, in the order of the suite.
+
+    The session must be in autocommit mode with a transaction begun by a statement: so neither SQLAlchemy's commits nor its rollbacks
+    end it, and everything is read in the caller's snapshot. One thread at a time: Great Expectations keeps its project in a global.
+    Raises `ExpectationError` if any expectation could not be evaluated.
+    """
+    if not suite.expectations:
+        return []
+    batch = _batch(connection)
+    answers, broken = _ask(batch, suite.expectations)
+    if broken:
+        raise ExpectationError(suite=str(suite.path), problems=broken)
+    judged = []
+    for expectation in suite.expectations:
+        answer = answers[expectation.number]
+        found: list[Row] = []
+        observed = dict(answer.result)
+        note = None
+        if not answer.success:
+            found, examples, note = _failing(batch, suite, expectation, ranges)
+            if examples:
+                observed["examples"] = examples
+        judged.append(Judged(_result(expectation, bool(answer.success), observed, len(found), note), found))
+    return judged
+
+
+def _batch(connection: Connection) -> Any:
+    gx = great_expectations()
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+    from sqlalchemy.pool import StaticPool
+
+    context = gx.get_context(mode="ephemeral", cloud_mode=False)
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    source = context.data_sources.add_postgres(
+        "sink",
+        connection_string="postgresql+psycopg2://sink@sink/sink",  # never opened: the creator hands out the session we have
+        create_temp_table=False,
+        kwargs={"creator": lambda: connection, "poolclass": StaticPool, "use_native_hstore": False},
+    )
+    batch = source.add_table_asset(RUN_ROWS, table_name=RUN_ROWS).add_batch_definition_whole_table(RUN_ROWS).get_batch()
+    _keep_transaction(connection, batch.data.execution_engine.engine)
+    return batch
+
+
+def _keep_transaction(connection: Connection, engine: Any) -> None:
+    """After a statement that failed, the transaction goes on as it was before it.
+
+    Great Expectations tries a failing metric three times and reports the last message; without this the message would be "current
+    transaction is aborted", and expectations that have nothing wrong with them would fail with it.
+    """
+    from sqlalchemy import event
+
+    with connection.cursor() as cursor:
+        cursor.execute("SAVEPOINT all_is_well")
+
+    def roll_back(_: Any) -> None:
+        if not connection.closed:
+            with connection.cursor() as cursor:
+                cursor.execute("ROLLBACK TO SAVEPOINT all_is_well")
+
+    event.listen(engine, "handle_error", roll_back)
+
+
+def _ask(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, Any], list[Unevaluated]]:
+    """Great Expectations' results by number, and those that gave none. Counts only: no failing values are fetched."""
+    gx = great_expectations()
+    suite = gx.ExpectationSuite("run", expectations=[_counting(expectation) for expectation in expectations])
+    types = {expectation.number: expectation.type for expectation in expectations}
+    answers = {}
+    broken = []
+    for answer in batch.validate(suite, result_format={"result_format": "BASIC", "partial_unexpected_count": 0}).results:
+        number = answer.expectation_config.meta["number"]
+        cause = _exception(answer.exception_info)
+        if cause is not None:
+            broken.append(Unevaluated(number, types[number], cause))
+        answers[number] = answer
+    return answers, sorted(broken, key=lambda item: item.number)
+
+
+def _counting(expectation: Expectation) -> Any:
+    """The expectation; where it is an SQL query, without the metric that fetches all rows of the query to the client."""
+    built = configuration(expectation).to_domain_obj()
+    if expectation.type != UNEXPECTED_ROWS:
+        return built
+    return _count_unexpected_rows()(**expectation.kwargs, severity=built.severity, meta=built.meta)
+
+
+@functools.cache
+def _count_unexpected_rows() -> Any:
+    from great_expectations.expectations.core.unexpected_rows_expectation import UnexpectedRowsExpectation
+
+    class CountUnexpectedRows(UnexpectedRowsExpectation):
+        metric_dependencies = ("unexpected_rows_query.row_count",)
+
+        def _validate(self, metrics: Any, runtime_configuration: Any = None, execution_engine: Any = None) -> Any:
+            count = metrics["unexpected_rows_query.row_count"]
+            return {"success": count == 0, "result": {"observed_value": count}}
+
+    return CountUnexpectedRows
+
+
+def _failing(
+    batch: Any, suite: Suite, expectation: Expectation, ranges: Mapping[Partition, list[Range]]
+) -> tuple[list[Row], list[Any], str | None]:
+    """The lineage of the failing rows, some of their values, and why there is no lineage. A statement of the expectation's own."""
+    from great_expectations.validator.metric_configuration import MetricConfiguration
+    from great_expectations.validator.metrics_calculator import MetricsCalculator
+
+    engine = batch.data.execution_engine
+    built = configuration(expectation).to_domain_obj()
+    query = _query_for_rows(expectation)
+    if query is not None:
+        metric = MetricConfiguration("query.table", {}, {"query": query, "fetch_all": True})
+    elif getattr(built, "map_metric", None) in {None, COMPOUND_METRIC}:
+        return [], [], None
+    else:
+        wanted = {"result_format": "COMPLETE", "unexpected_index_column_names": list(_KEY), "partial_unexpected_count": MAX_ROWS}
+        needs = built.get_validation_dependencies(engine, {"result_format": wanted})
+        metric = needs.get_metric_configuration(f"{built.map_metric}.unexpected_index_list")
+        if metric is None:
+            return [], [], "Great Expectations does not name the rows of this type"
+    calculator = MetricsCalculator(engine, show_progress_bars=False)
+    resolved, aborted = calculator.resolve_validation_graph(calculator.build_metric_dependency_graph([metric]))
+    if metric.id not in resolved:
+        told = [_exception(entry["exception_info"]) for entry in aborted.values()]
+        cause = next((text for text in told if text), "Great Expectations does not say why")
+        if expectation.type == UNEXPECTED_ROWS:  # it could be counted: only the columns are not there
+            return [], [], f"the query does not select {', '.join(_KEY)}: {cause}"
+        raise ExpectationError(suite=str(suite.path), problems=[Unevaluated(expectation.number, expectation.type, cause)])
+    found = resolved[metric.id] or []
+    keyed = [(tuple(int(row[name]) for name in _KEY), row) for row in found]
+    rows: list[Row] = [key for key, _ in keyed if covers(ranges, key[0], key[1], key[2])]  # type: ignore[misc]
+    examples = [{name: _plain(value) for name, value in row.items()} for _, row in keyed[:EXAMPLES]]
+    return sorted(rows), examples, None
+
+
+def _query_for_rows(expectation: Expectation) -> str | None:
+    """SQL for the lineage of the failing rows, with ``{batch}`` in it, where Great Expectations has no bounded way of its own.
+
+    Those are SQL expectations, and compound uniqueness: for that one it has no list of rows, only a cartesian product.
+    """
+    if expectation.type == UNEXPECTED_ROWS:
+        rows = expectation.kwargs["unexpected_rows_query"].rstrip("; \t\r\n\v\f")
+    elif expectation.type == COMPOUND_UNIQUE and not expectation.kwargs.get("row_condition"):
+        columns = [quoted(name).replace("{", "{{").replace("}", "}}").replace(":", "\\:") for name in expectation.kwargs["column_list"]]
+        rows = (
+            f"SELECT {', '.join(_KEY)} FROM (SELECT {', '.join(_KEY)}, count(*) OVER (PARTITION BY {', '.join(columns)}) AS alike"  # noqa: S608 - quoted names
+            f" FROM {{batch}} WHERE {' AND '.join(f'{name} IS NOT NULL' for name in columns)}) AS counted WHERE alike > 1"
+        )
+    else:
+        return None
+    keys = ", ".join(f"{name}::{kind}" for name, kind in LINEAGE).replace(":", "\\:")
+    present = " AND ".join(f"{name} IS NOT NULL" for name in _KEY)
+    return f"SELECT {keys} FROM (\n{rows}\n) AS unexpected WHERE {present} LIMIT {MAX_ROWS}"  # noqa: S608 - the suite's own SQL, in a read-only transaction
+
+
+def _result(expectation: Expectation, success: bool, observed: dict[str, Any], stored: int, note: str | None) -> Result:
+    observed.pop("partial_unexpected_list", None)
+    is_query = expectation.type == UNEXPECTED_ROWS
+    failing = observed.get("observed_value") if is_query else observed.get("unexpected_count")
+    failing = int(failing) if isinstance(failing, int | float) else None
+    detail = {"kwargs": expectation.kwargs, "observed": observed, "rows_stored": stored}
+    if failing is not None and failing > stored:
+        detail["rows_not_stored"] = failing - stored
+    if note:
+        detail["note"] = note
+    if failing is not None:
+        of = f" of {observed['element_count']:,}" if "element_count" in observed else ""
+        found = f"{failing:,}{of} rows fail"
+    elif "observed_value" in observed:
+        found = f"observed {_plain(observed['observed_value'])}"
+    else:
+        found = "holds" if success else "does not hold"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in expectation.kwargs.items() if value is not None)
+    text = " ".join(f"{expectation.type}({arguments}): {found}".split())
+    return Result(expectation.number, expectation.type, expectation.severity, success, text, failing, _plain(detail))
+
+
+def _exception(info: Mapping[str, Any] | None) -> str | None:
+    """The message of an exception in a result's ``exception_info``, which is one or one for each metric; none if there was none."""
+    if not info:
+        return None
+    entries = [info] if "raised_exception" in info else [entry for entry in info.values() if isinstance(entry, Mapping)]
+    messages = [_first_words(str(entry.get("exception_message"))) for entry in entries if entry.get("raised_exception")]
+    return next(iter(messages), None)
+
+
+def _first_words(message: str) -> str:
+    """Postgres' message and hint without the statement, which is Great Expectations' own and long."""
+    lines = message.split("[SQL:")[0].strip().splitlines() or [message]
+    kept = [lines[0].partition(") ")[2] if lines[0].startswith("(psycopg2.") else lines[0]]
+    return " ".join([*kept, *(line.strip() for line in lines[1:] if line.startswith(("HINT", "DETAIL")))])
+
+
+def _plain(value: Any) -> Any:
+    """The value as jsonb stores it: no NaN, no NUL, no type that JSON lacks."""
+    if isinstance(value, Mapping):
+        return {_plain(str(name)): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | int | None):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value).replace("\0", "\ufffd")

@@ -1,0 +1,69 @@
+-- name: run_batches
+-- The ledger rows of a run, by partition and offset. Locks nothing.
+SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, batch.start_offset, batch.end_offset,
+       batch.loaded, batch.skipped, batch.retried, batch.failed, batch.unaccounted, batch.sink_rows
+  FROM tidemark.batch
+  JOIN tidemark.attempt USING (attempt_id)
+  JOIN tidemark.topic USING (topic_id)
+ WHERE batch.group_id = %(group_id)s
+   AND (attempt.attempt_id = %(attempt_id)s OR attempt.dag_id = %(dag_id)s AND attempt.run_id = %(run_id)s)
+ ORDER BY batch.topic_id, batch.partition, batch.start_offset;
+
+-- name: add_validation
+-- A verdict. Holds the group's row against deletion only.
+INSERT INTO tidemark.validation (group_id, dag_id, run_id, suite, verdict, sink_rows, seconds)
+VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(suite)s, %(verdict)s, %(sink_rows)s, %(seconds)s) RETURNING validation_id;
+
+-- name: add_result
+INSERT INTO tidemark.validation_result (validation_id, number, expectation, severity, success, detail)
+VALUES (%(validation_id)s, %(number)s, %(expectation)s, %(severity)s, %(success)s, %(detail)s);
+
+-- name: add_rows
+-- The rows an expectation objected to.
+INSERT INTO tidemark.validation_row (validation_id, number, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)
+SELECT %(validation_id)s, %(number)s, *
+  FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[], %(seqs)s::integer[]);
+
+-- name: lock_partitions
+-- Locks the positions of these batches' partitions in the order that every transaction takes.
+SELECT FROM tidemark.partition_offset
+ WHERE group_id = %(group_id)s
+   AND (topic_id, partition) IN (SELECT topic_id, partition FROM tidemark.batch WHERE batch_id = ANY (%(batch_ids)s::bigint[]))
+ ORDER BY topic_id, partition FOR NO KEY UPDATE;
+
+-- name: mark_batches
+-- The newest verdict is the one that counts. A batch that a rewind took away meanwhile is not there any more. Locks the batches.
+UPDATE tidemark.batch SET validation_id = %(validation_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
+
+-- name: advance_validated
+-- Moves the validated offset of these partitions up, batch by batch and over lost ranges with a known end, to the first batch that has no
+-- verdict or a critical one. Never down. Needs `lock_partitions`.
+WITH RECURSIVE held AS MATERIALIZED (
+    SELECT group_id, topic_id, partition, validated_offset, next_offset FROM tidemark.partition_offset
+     WHERE group_id = %(group_id)s
+       AND (topic_id, partition) IN (SELECT topic_id, partition FROM tidemark.batch WHERE batch_id = ANY (%(batch_ids)s::bigint[]))
+), walk AS (
+    SELECT group_id, topic_id, partition, validated_offset AS reached FROM held
+     UNION ALL
+    SELECT walk.group_id, walk.topic_id, walk.partition, step.end_offset
+      FROM walk
+     CROSS JOIN LATERAL (
+        (SELECT CASE WHEN verdict IN ('passed', 'warning') THEN end_offset END AS end_offset
+           FROM tidemark.batch LEFT JOIN tidemark.validation USING (validation_id)
+          WHERE batch.group_id = walk.group_id AND batch.topic_id = walk.topic_id AND batch.partition = walk.partition
+            AND batch.start_offset <= walk.reached
+          ORDER BY batch.start_offset DESC LIMIT 1)
+         UNION ALL
+        (SELECT end_offset FROM tidemark.lost_range
+          WHERE lost_range.group_id = walk.group_id AND lost_range.topic_id = walk.topic_id AND lost_range.partition = walk.partition
+            AND lost_range.start_offset <= walk.reached
+          ORDER BY lost_range.start_offset DESC LIMIT 1)
+     ) step
+     WHERE step.end_offset > walk.reached
+), reached AS (
+    SELECT group_id, topic_id, partition, max(reached) AS reached FROM walk GROUP BY group_id, topic_id, partition
+)
+UPDATE tidemark.partition_offset SET validated_offset = least(reached.reached, next_offset)
+  FROM reached
+ WHERE partition_offset.group_id = reached.group_id AND partition_offset.topic_id = reached.topic_id
+   AND partition_offset.partition = reached.partition AND reached.reached > partition_offset.validated_offset;

@@ -1,0 +1,162 @@
+"""Suite files: JSON as Great Expectations writes it, or the part of it that a person writes by hand."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidemark.errors import Refused
+from tidemark.quality.verdict import Severity
+
+UNEXPECTED_ROWS = "unexpected_rows_expectation"
+_SUITE_KEYS = {"name", "expectations", "id", "meta", "notes", "suite_parameters", "evaluation_parameters", "data_asset_type"}
+_EXPECTATION_KEYS = {"type", "kwargs", "severity", "id", "meta", "notes", "description", "rendered_content", "expectation_context"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One expectation of a suite, known to be of a type that Great Expectations has, with arguments that it takes."""
+
+    number: int
+    """Its place in the list, from 1."""
+    type: str
+    kwargs: Mapping[str, Any]
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    name: str
+    path: Path
+    expectations: tuple[Expectation, ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class BadSuite(Refused):
+    """A suite file cannot be used; ``problems`` are all that is wrong with it, each with its place."""
+
+    path: str
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        return "\n".join([*(f"{self.path}: {problem}" for problem in self.problems), f"{count}; the suite was not loaded"])
+
+
+def check_suite(path: Path) -> None:
+    """Raises `BadSuite` unless `load_suite` can read the file. Imports Great Expectations, which takes seconds."""
+    load_suite(path)
+
+
+def load_suite(path: Path) -> Suite:
+    """The suite in a file. Raises `BadSuite` with everything that is wrong with it, each problem with its place in the list.
+
+    Needed are ``expectations``, and of each its ``type`` and ``kwargs``; ``name`` is else the file's, ``severity`` else critical.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSuite(path=str(path), problems=[f"cannot be read: {error.strerror or error}"]) from error
+    except UnicodeDecodeError as error:
+        raise BadSuite(path=str(path), problems=[f"is not UTF-8: byte {error.start}"]) from error
+    except json.JSONDecodeError as error:
+        problem = f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"
+        raise BadSuite(path=str(path), problems=[problem]) from error
+    if not isinstance(document, dict) or not isinstance(document.get("expectations"), list):
+        raise BadSuite(path=str(path), problems=['is not a suite: write {"name": ..., "expectations": [{"type": ..., "kwargs": {...}}]}'])
+    problems = [f"unknown key {_nearest(key, _SUITE_KEYS)}" for key in document if key not in _SUITE_KEYS]
+    name = document.get("name", path.stem)
+    if not isinstance(name, str) or not name:
+        problems.append("name is not a text")
+    expectations = []
+    for number, entry in enumerate(document["expectations"], start=1):
+        place = f"expectation {number}"
+        try:
+            expectations.append(_expectation(number, entry))
+        except _Problem as problem:
+            kind = entry.get("type") if isinstance(entry, dict) else None
+            problems += [f"{place} ({kind}): {text}" if isinstance(kind, str) else f"{place}: {text}" for text in problem.texts]
+    if problems:
+        raise BadSuite(path=str(path), problems=problems)
+    return Suite(name, path, tuple(expectations))
+
+
+def great_expectations() -> Any:
+    """The module, imported here and nowhere else: it takes seconds. It sends nothing and draws no progress bars."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    if "great_expectations" in sys.modules:
+        import great_expectations as gx
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it imports modules that Python has deprecated: its matter, not ours
+            import great_expectations as gx
+    return gx
+
+
+def configuration(expectation: Expectation) -> Any:
+    """The expectation as Great Expectations takes it; its number travels in ``meta``, for results come back in another order."""
+    great_expectations()
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+    from great_expectations.expectations.metadata_types import FailureSeverity
+
+    return ExpectationConfiguration(
+        type=expectation.type,
+        kwargs=dict(expectation.kwargs),
+        severity=FailureSeverity(expectation.severity.value),
+        meta={"number": expectation.number},
+    )
+
+
+class _Problem(Exception):
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+
+def _expectation(number: int, entry: object) -> Expectation:
+    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or not isinstance(entry.get("kwargs", {}), dict):
+        raise _Problem('write {"type": "expect_...", "kwargs": {...}, "severity": "critical"}')
+    unknown = [f"unknown key {_nearest(key, _EXPECTATION_KEYS)}" for key in entry if key not in _EXPECTATION_KEYS]
+    if unknown:
+        raise _Problem(*unknown)
+    severity = entry.get("severity") or Severity.CRITICAL
+    if severity not in list(Severity):
+        raise _Problem(f"severity {severity!r} is none of {', '.join(Severity)}")
+    kwargs = {name: value for name, value in entry.get("kwargs", {}).items() if name != "batch_id"}
+    if "$PARAMETER" in json.dumps(kwargs):
+        raise _Problem("$PARAMETER is filled in by nobody here; write the value")
+    expectation = Expectation(number, entry["type"], kwargs, Severity(severity))
+    _try(expectation)
+    return expectation
+
+
+def _try(expectation: Expectation) -> None:
+    great_expectations()
+    from great_expectations.compatibility.pydantic import ValidationError
+    from great_expectations.exceptions.exceptions import GreatExpectationsError
+    from great_expectations.expectations.registry import list_registered_expectation_implementations
+
+    known = list_registered_expectation_implementations()
+    if expectation.type not in known:
+        raise _Problem(f"unknown type {_nearest(expectation.type, set(known))}")
+    if expectation.type == UNEXPECTED_ROWS and "{batch}" not in str(expectation.kwargs.get("unexpected_rows_query", "{batch}")):
+        raise _Problem("unexpected_rows_query reads rows of other runs; select FROM {batch}, which is this run's rows")
+    try:
+        configuration(expectation).to_domain_obj()
+    except ValidationError as error:
+        raise _Problem(
+            *(f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix("__root__: ") for found in error.errors())
+        ) from error
+    except (GreatExpectationsError, TypeError, ValueError) as error:
+        raise _Problem(str(error)) from error
+
+
+def _nearest(word: object, known: set[str]) -> str:
+    near = difflib.get_close_matches(str(word), known, n=1)
+    return f'"{word}"' + (f'; did you mean "{near[0]}"?' if near else "")

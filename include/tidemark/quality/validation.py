@@ -1,0 +1,196 @@
+"""Judge what a run wrote, and store the verdict."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+
+from tidemark.db import rows, session, statements, transaction
+from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.quality.conservation import Violation, check_conservation, group_number
+from tidemark.quality.judge import ExpectationError, Judged, expose, judge
+from tidemark.quality.ranges import merge_ranges
+from tidemark.quality.suite import Suite, load_suite
+from tidemark.quality.verdict import Counts, Result, Run, Severity, Verdict, outcome
+from tidemark.sink.table import LINEAGE, read_columns
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+SQL = statements("tidemark.quality", "store.sql")
+CONSERVATION = "conservation"
+MAX_VIOLATIONS = 100
+"""Violations written out in the stored result; all are counted."""
+logger = logging.getLogger(__name__)
+
+
+def validate(connection_url: str, run: Run, *, group: str, table: str, suite: Path | None, upsert: bool = False) -> Verdict:
+    """Judges the rows that a run committed to ``table`` (``schema.table``), stores the verdict, and returns it.
+
+    The ledger says which rows these are: all batches of the run that a rewind has not taken away since. Judged are the conservation check
+    (result number 0, critical) and the expectations of the suite file, if there is one.
+
+    ① One read-only snapshot answers every question. ② One transaction stores the verdict with its results and the failing rows, makes it
+    the verdict of the run's batches, and moves the validated offset of their partitions up to the first batch that has no verdict or a
+    critical one. Validating a run again (a retried task; rows that were repaired) replaces its verdict in the same way. It never moves a
+    validated offset down: a critical verdict on what readers have already been shown leaves it, a rewind takes it back.
+
+    A run that committed nothing has passed: the verdict has no ranges and no ``validation_id``, and nothing is stored. Then, and whenever
+    it raises, nothing was stored:
+    `BadSuite` for a suite file that is unusable, `ExpectationError` for an expectation that could not be evaluated (which is no verdict
+    on the data), `BadInput` for a group or table that is not there, `DatabaseUnavailable`. ``upsert`` says that a later record may have
+    replaced a row.
+
+    Imports Great Expectations if there is a suite: seconds, once a process. One validation at a time in a process; waits for no lock but,
+    shortly, those of ②.
+    """
+    started = time.monotonic()
+    loaded = load_suite(suite) if suite is not None else None
+    with session(connection_url, application="tidemark validate") as connection:
+        try:
+            return _validate(connection, run, group, table, loaded, upsert, started)
+        except (psycopg2.OperationalError, psycopg2.InterfaceError, ExpectationError) as error:
+            if connection.closed:  # and not that expectation's fault
+                raise DatabaseUnavailable(cause=str(error).strip()) from error
+            raise
+
+
+def _validate(connection: Connection, run: Run, group: str, table: str, suite: Suite | None, upsert: bool, started: float) -> Verdict:
+    # ① one snapshot
+    judged: list[Judged] = []
+    with _snapshot(connection) as cursor:
+        group_id = group_number(cursor, group)
+        batches = _batches(cursor, group_id, run)
+        if not batches:
+            logger.info("nothing to validate group=%s run=%s", group, run)
+            return Verdict(outcome(()), group, suite.name if suite else None)
+        _require_sink(cursor, table)
+        batch_ids = [int(batch["batch_id"]) for batch in batches]
+        violations = check_conservation(cursor, group, table, batch_ids=batch_ids, upsert=upsert)
+        ranges = merge_ranges((batch["topic_id"], batch["partition"], batch["start_offset"], batch["end_offset"]) for batch in batches)
+        if suite is not None:
+            expose(cursor, table, ranges)
+            judged = judge(connection, suite, ranges)
+    results = (_conserved(violations, len(batches)), *(item.result for item in judged))
+    topics = {batch["topic_id"]: batch["topic"] for batch in batches}
+    verdict = Verdict(
+        verdict=outcome(results),
+        group=group,
+        suite=suite.name if suite else None,
+        ranges={f"{topics[topic_id]}/{partition}": [list(span) for span in spans] for (topic_id, partition), spans in ranges.items()},
+        counts=_counts(batches),
+        results=results,
+        seconds=time.monotonic() - started,
+    )
+    # ② one transaction
+    with transaction(connection) as cursor:
+        verdict = _store(cursor, group_id, run, verdict, judged, batch_ids)
+    logger.info(
+        "validated group=%s run=%s validation=%s verdict=%s failed=%s rows=%s",
+        group, run, verdict.validation_id, verdict.verdict, sum(not result.success for result in results), verdict.counts.sink_rows,
+    )  # fmt: skip
+    return verdict
+
+
+@contextmanager
+def _snapshot(connection: Connection) -> Iterator[Cursor]:
+    """One REPEATABLE READ transaction, rolled back at the end.
+
+    Begun by a statement while psycopg2 is in autocommit mode: its ``commit`` and ``rollback``, which SQLAlchemy calls after every
+    query, then do nothing, and the snapshot outlives them.
+    """
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            try:
+                yield cursor
+            finally:
+                if not connection.closed:
+                    cursor.execute("ROLLBACK")
+    finally:
+        if not connection.closed:
+            connection.autocommit = False
+
+
+def _batches(cursor: Cursor, group_id: int, run: Run) -> list[dict[str, Any]]:
+    parameters = {"group_id": group_id, "attempt_id": run.attempt_id, "dag_id": run.dag_id, "run_id": run.run_id}
+    cursor.execute(SQL["run_batches"], parameters)
+    return rows(cursor)
+
+
+def _require_sink(cursor: Cursor, table: str) -> None:
+    columns = {column.name for column in read_columns(cursor, table)}
+    if not columns:
+        raise BadInput(what="sink table", found=f"there is no {table}", fix="Name the table that the consumer writes, as schema.table.")
+    missing = [name for name, _ in LINEAGE if name not in columns]
+    if missing:
+        raise BadInput(what=f"sink table {table}", found=f"it lacks {', '.join(missing)}", fix="Run: tidemark sink ddl NAME")
+
+
+def _counts(batches: Sequence[dict[str, Any]]) -> Counts:
+    names = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
+    return Counts(**{name: sum(int(batch[name]) for batch in batches) for name in names})
+
+
+def _conserved(violations: Sequence[Violation], batches: int) -> Result:
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        text = f"{CONSERVATION}: {violations[0]}{more}"
+    else:
+        text = f"{CONSERVATION}: every record of {batches} batch{'es' if batches != 1 else ''} is accounted for"
+    written = [
+        {"kind": item.kind, "topic": item.topic, "partition": item.partition, "start": item.start, "end": item.end,
+         "expected": item.expected, "found": item.found}
+        for item in violations[:MAX_VIOLATIONS]
+    ]  # fmt: skip
+    detail = {"batches": batches, "violations": len(violations), "first_violations": written}
+    return Result(0, CONSERVATION, Severity.CRITICAL, not violations, text, None, detail)
+
+
+def _store(cursor: Cursor, group_id: int, run: Run, verdict: Verdict, judged: Sequence[Judged], batch_ids: Sequence[int]) -> Verdict:
+    """Stores a verdict, makes it the batches' own and advances the validated offsets; does not commit.
+
+    Positions are locked last, for consumers are waiting to move them.
+    """
+    cursor.execute(
+        SQL["add_validation"],
+        {
+            "group_id": group_id, "dag_id": run.dag_id, "run_id": run.run_id, "suite": verdict.suite, "verdict": verdict.verdict.value,
+            "sink_rows": verdict.counts.sink_rows, "seconds": verdict.seconds,
+        },
+    )  # fmt: skip
+    row = cursor.fetchone()
+    assert row is not None
+    validation_id = int(row[0])
+    for result in verdict.results:
+        cursor.execute(
+            SQL["add_result"],
+            {
+                "validation_id": validation_id, "number": result.number, "expectation": result.expectation,
+                "severity": result.severity.value, "success": result.success,
+                "detail": json.dumps({"text": result.text, **result.detail}, allow_nan=False),
+            },
+        )  # fmt: skip
+    for item in judged:
+        if item.rows:
+            topic_ids, partitions, offsets, seqs = (list(column) for column in zip(*item.rows, strict=True))
+            cursor.execute(
+                SQL["add_rows"],
+                {
+                    "validation_id": validation_id, "number": item.result.number,
+                    "topic_ids": topic_ids, "partitions": partitions, "offsets": offsets, "seqs": seqs,
+                },
+            )  # fmt: skip
+    mine = {"group_id": group_id, "validation_id": validation_id, "batch_ids": list(batch_ids)}
+    for name in ("lock_partitions", "mark_batches", "advance_validated"):
+        cursor.execute(SQL[name], mine)
+    return replace(verdict, validation_id=validation_id)

@@ -1,0 +1,96 @@
+"""What a validation is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    PASSED = "passed"
+    WARNING = "warning"
+    """Something of severity warning or info failed: it is reported and holds nobody up."""
+    CRITICAL = "critical"
+    """Something of severity critical failed: the rows must not be used."""
+
+
+class Severity(StrEnum):
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All attempts of one Airflow dag run, ``Run("consume__departures", "scheduled__…")``, or one attempt, ``Run(attempt_id=7)``."""
+
+    dag_id: str | None = None
+    run_id: str | None = None
+    attempt_id: int | None = None
+
+    def __post_init__(self) -> None:
+        in_airflow = self.dag_id is not None and self.run_id is not None
+        if in_airflow == (self.attempt_id is not None) or (self.dag_id is None) != (self.run_id is None):
+            raise ValueError("a run is dag_id and run_id, or attempt_id")
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt_id}" if self.attempt_id is not None else f"{self.dag_id} {self.run_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Sums over the ledger rows of the run: records by what became of them, and rows in the sink."""
+
+    loaded: int = 0
+    skipped: int = 0
+    retried: int = 0
+    failed: int = 0
+    unaccounted: int = 0
+    sink_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One expectation's answer; number 0 is the conservation check, 1 is the first of the suite."""
+
+    number: int
+    expectation: str
+    severity: Severity
+    success: bool
+    text: str
+    """One line for people: what was expected, what was found."""
+    failing_rows: int | None = None
+    """How many rows failed; none where the expectation is about the whole and not about rows."""
+    detail: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """As stored: the arguments, what was observed, examples. JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found about a run."""
+
+    verdict: Outcome
+    group: str
+    suite: str | None = None
+    ranges: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    """``{"flights/3": [[0, 500]]}``: the offsets that were judged, ``[start, end)``."""
+    counts: Counts = field(default_factory=Counts)
+    results: tuple[Result, ...] = ()
+    validation_id: int | None = None
+    """The row in ``tidemark.validation``; none if the run committed nothing, so that there was nothing to judge."""
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For an asset event or an XCom: everything but the results' stored details."""
+        results = [{name: value for name, value in asdict(result).items() if name != "detail"} for result in self.results]
+        return asdict(self) | {"results": results}
+
+
+def outcome(results: tuple[Result, ...]) -> Outcome:
+    """Critical if anything critical failed, warning if anything else did."""
+    failed = {result.severity for result in results if not result.success}
+    if Severity.CRITICAL in failed:
+        return Outcome.CRITICAL
+    return Outcome.WARNING if failed else Outcome.PASSED

@@ -1,0 +1,62 @@
+"""The view of a sink's validated rows: readers choose between fresh and judged by choosing what they select from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from tidemark.errors import BadInput
+from tidemark.sink.table import quoted_table
+
+POSTGRES_NAME_LIMIT = 63
+"""Bytes; Postgres cuts the rest of a longer name without an error."""
+SUFFIX = "_validated"
+
+
+def validated_view(table: str) -> str:
+    """The name of the view beside ``schema.table``: ``schema.table_validated``.
+
+    A name that would be too long for Postgres is cut, and carries eight digits of the whole name's hash so that two long names stay two.
+    """
+    schema, name = _split(table)
+    if len((name + SUFFIX).encode()) > POSTGRES_NAME_LIMIT:
+        tail = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}{SUFFIX}"
+        name = name.encode()[: POSTGRES_NAME_LIMIT - len(tail)].decode(errors="ignore") + tail
+    else:
+        name += SUFFIX
+    return f"{schema}.{name}"
+
+
+def validated_view_ddl(table: str, groups: Sequence[str]) -> str:
+    """``CREATE OR REPLACE VIEW schema.table_validated``: the sink's rows below the validated offset of one of these groups.
+
+    A row shows as soon as everything before it in its Kafka partition was validated too. Whoever reads the view needs no rights on
+    the schema ``tidemark``: the view has those of its owner. Run it again after columns were added to the end of the table; a column
+    that changed or went needs ``DROP VIEW`` first, as for any view.
+    """
+    if not groups:
+        raise BadInput(what=f"the validated view of {table}", found="no group writes into it", fix="Name the groups that do.")
+    names = ", ".join(_literal(group) for group in groups)
+    return (
+        f"CREATE OR REPLACE VIEW {quoted_table(validated_view(table))} AS\n"
+        f"SELECT sink.* FROM {quoted_table(table)} sink\n"
+        " WHERE EXISTS (SELECT FROM tidemark.partition_offset pos\n"
+        "                 JOIN tidemark.consumer_group USING (group_id)\n"
+        f"                WHERE consumer_group.name IN ({names})\n"
+        "                  AND pos.topic_id = sink.kafka_topic_id AND pos.partition = sink.kafka_partition\n"
+        "                  AND sink.kafka_offset < pos.validated_offset);"
+    )
+
+
+def _split(table: str) -> tuple[str, str]:
+    schema, dot, name = table.partition(".")
+    too_long = max(len(schema.encode()), len(name.encode())) > POSTGRES_NAME_LIMIT
+    if not (schema and dot and name) or "." in name or "\0" in table or too_long:
+        raise BadInput(what="sink table", found=repr(table), fix="Write schema.table, each part at most 63 bytes long.")
+    return schema, name
+
+
+def _literal(text: str) -> str:
+    if "\0" in text:
+        raise BadInput(what="group", found=repr(text), fix="Postgres cannot store a NUL byte in a name.")
+    return ("E" if "\\" in text else "") + "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

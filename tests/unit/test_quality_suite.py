@@ -1,0 +1,137 @@
+"""Suite files, and the verdict of results. Great Expectations is imported once for this module."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemark.quality import BadSuite, Outcome, Result, Run, Severity, Verdict, check_suite, load_suite
+from tidemark.quality.suite import great_expectations
+from tidemark.quality.verdict import outcome
+
+NOT_NULL = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "carrier"}}
+
+
+def written(folder: Path, document: object) -> Path:
+    path = folder / "departures.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
+    return path
+
+
+def problems(folder: Path, *expectations: object, **keys: object) -> list[str]:
+    path = written(folder, {"expectations": list(expectations), **keys})
+    with pytest.raises(BadSuite) as caught:
+        check_suite(path)
+    assert str(path) in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    return caught.value.problems
+
+
+def test_a_suite_written_by_hand_needs_types_and_arguments_only(tmp_path: Path) -> None:
+    """The name is the file's, the severity critical, numbers count from 1."""
+    suite = load_suite(written(tmp_path, {"expectations": [NOT_NULL, {**NOT_NULL, "severity": "warning"}]}))
+    assert suite.name == "departures"
+    assert [(item.number, item.severity) for item in suite.expectations] == [(1, Severity.CRITICAL), (2, Severity.WARNING)]
+
+
+def test_a_suite_as_great_expectations_writes_it_is_read(tmp_path: Path) -> None:
+    """``suite.to_json_dict()``, with its ids, notes and meta."""
+    gx = great_expectations()
+    suite = gx.ExpectationSuite("mine", expectations=[gx.expectations.ExpectColumnToExist(column="carrier", severity="info", notes="x")])
+    document: dict[str, Any] = json.loads(json.dumps(suite.to_json_dict()))
+    read = load_suite(written(tmp_path, document))
+    assert read.name == "mine"
+    assert [(item.type, item.kwargs, item.severity) for item in read.expectations] == [
+        ("expect_column_to_exist", {"column": "carrier"}, Severity.INFO)
+    ]
+
+
+def test_all_problems_of_a_suite_are_told_at_once_with_their_places(tmp_path: Path) -> None:
+    """Position in the list, type, what is wrong, and the nearest word that exists."""
+    found = problems(
+        tmp_path,
+        NOT_NULL,
+        {"type": "expect_column_values_to_not_be_nul", "kwargs": {}},
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "a", "min_value": 3, "maximum": 9}},
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {}},
+        {**NOT_NULL, "severty": "critical"},
+        {**NOT_NULL, "severity": "fatal"},
+        "expect_nothing",
+        expectation=[],
+    )
+    assert found[0] == 'unknown key "expectation"; did you mean "expectations"?'
+    assert 'expectation 2 (expect_column_values_to_not_be_nul): unknown type "expect_column_values_to_not_be_nul"; did you mean' in found[1]
+    assert found[2] == "expectation 3 (expect_column_values_to_be_between): maximum: extra fields not permitted"
+    assert found[3] == "expectation 4 (expect_column_values_to_not_be_null): column: field required"
+    assert found[4] == 'expectation 5 (expect_column_values_to_not_be_null): unknown key "severty"; did you mean "severity"?'
+    assert found[5].endswith("severity 'fatal' is none of critical, warning, info")
+    assert found[6].startswith("expectation 7: write ")
+
+
+def test_a_query_that_reads_other_rows_than_the_runs_is_refused(tmp_path: Path) -> None:
+    """Without ``{batch}`` the verdict would be about rows that this run did not write."""
+    query = {"type": "unexpected_rows_expectation", "kwargs": {"unexpected_rows_query": "SELECT 1 FROM analytics.departures"}}
+    assert "select FROM {batch}" in problems(tmp_path, query)[0]
+
+
+def test_parameters_that_nobody_fills_in_are_refused(tmp_path: Path) -> None:
+    """Great Expectations would fail on them when the run is already written."""
+    between = {"type": "expect_column_max_to_be_between", "kwargs": {"column": "a", "max_value": {"$PARAMETER": "limit"}}}
+    assert "$PARAMETER" in problems(tmp_path, between)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("{", "is not JSON: line 1, column 2"), ("[]", "is not a suite"), ('{"expectations": {}}', "is not a suite")],
+)
+def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    """With the place in the file where JSON ends."""
+    with pytest.raises(BadSuite, match=problem):
+        check_suite(written(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """By name."""
+    with pytest.raises(BadSuite, match=r"nowhere\.json: cannot be read: No such file"):
+        check_suite(tmp_path / "nowhere.json")
+
+
+def test_a_verdict_is_the_worst_failure() -> None:
+    """Critical blocks; warning and info report."""
+
+    def result(severity: Severity, success: bool) -> Result:
+        return Result(1, "x", severity, success, "x")
+
+    assert outcome(()) is Outcome.PASSED
+    assert outcome((result(Severity.CRITICAL, True), result(Severity.INFO, True))) is Outcome.PASSED
+    assert outcome((result(Severity.CRITICAL, True), result(Severity.INFO, False))) is Outcome.WARNING
+    assert outcome((result(Severity.WARNING, False), result(Severity.CRITICAL, False))) is Outcome.CRITICAL
+
+
+def test_a_verdict_is_json_without_its_details() -> None:
+    """It goes into asset events and XComs, which are no place for details."""
+    verdict = Verdict(Outcome.PASSED, "departures", results=(Result(1, "x", Severity.INFO, True, "x", detail={"big": 1}),))
+    assert json.loads(json.dumps(verdict.as_json()))["results"] == [
+        {"number": 1, "expectation": "x", "severity": "info", "success": True, "text": "x", "failing_rows": None}
+    ]
+
+
+@pytest.mark.parametrize("parts", [{}, {"dag_id": "d"}, {"run_id": "r"}, {"dag_id": "d", "run_id": "r", "attempt_id": 1}])
+def test_a_run_is_a_dag_run_or_an_attempt(parts: dict[str, Any]) -> None:
+    """Never half of one, never both."""
+    with pytest.raises(ValueError, match="a run is"):
+        Run(**parts)
+
+
+def test_great_expectations_is_imported_by_the_task_only() -> None:
+    """It takes seconds: neither a DAG file nor the command line may pay for them by importing this package."""
+    heavy = ("great_expectations", "sqlalchemy", "pandas", "pyarrow", "pyspark")
+    code = f"import sys, tidemark.quality; sys.exit(', '.join(name for name in {heavy} if name in sys.modules) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
