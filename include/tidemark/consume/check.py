@@ -14,7 +14,7 @@ from tidemark.consume.describe import SparkSchema, layout_of, output_of
 from tidemark.db import session
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
-from tidemark.quality import check_suite, validated_view_ddl
+from tidemark.quality import load_suite, validated_view_ddl
 from tidemark.sink.table import SinkMissing, create_ddl
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
 from tidemark.spec.transform import Transform, load_permanent, load_transform
@@ -88,7 +88,7 @@ def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema)
         fix = f"write {path.name} into {path.parent}, or correct the name"
         report.problems.append(report.spec.problem(("validation", "suite"), f'there is no suite "{report.spec.validation.suite}"', fix))
         return
-    report.expectations = len(check_suite(path))
+    report.expectations = len(load_suite(path).expectations)
 
 
 def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:

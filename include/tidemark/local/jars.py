@@ -1,0 +1,177 @@
+"""The jars of the Kafka broker and of Spark's Kafka connector, fetched once by the Ivy that pyspark ships.
+
+They live in a cache that all projects share (``TIDEMARK_CACHE``, else ``~/.cache/tidemark``), in a folder named by the digest of
+``ivy.xml``. The folder appears complete, by a rename, with ``jars.json`` listing its files; from then on neither Ivy nor a network is
+needed. A process that was killed half-way leaves a temporary folder, which the next one removes. Two processes at once take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import html
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tidemark.errors import BadInput
+from tidemark.local.errors import ExtraMissing, FolderUnusable, JarsUnavailable
+from tidemark.local.java import find_java
+
+__all__ = ["broker_jars", "cache", "spark_jars"]
+
+CONFIGURATIONS = ("broker", "spark")
+_LIMIT_S = 900
+"""A slow line may take minutes for 60 MB; a dead one must end some day."""
+_TELLING = ("Server access error", "Host ", "Connection", "SERVER ERROR", "unresolved dependency", "UNRESOLVED", "FAILED", "Exception")
+"""Marks of the lines of Ivy's output that tell why it failed, the most telling first."""
+_SETTINGS = """<ivysettings>
+  <settings defaultResolver="mirror"/>
+  <resolvers><ibiblio name="mirror" m2compatible="true" root="{root}"/></resolvers>
+</ivysettings>
+"""
+
+
+def broker_jars(report: Callable[[str], None] | None = None) -> list[Path]:
+    """The class path of one Kafka broker, all jars in one folder; fetches them if they are not in the cache.
+
+    ``report`` is told when fetching begins. Raises `JarsUnavailable` if they cannot be had, `JavaUnusable` if Ivy cannot run.
+    """
+    return _jars("broker", report)
+
+
+def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
+    """The jars of Spark's Kafka connector, for ``spark.jars``; otherwise as `broker_jars`."""
+    return _jars("spark", report)
+
+
+def cache() -> Path:
+    """Where downloaded files are kept: ``TIDEMARK_CACHE``, or ``~/.cache/tidemark``."""
+    named = os.environ.get("TIDEMARK_CACHE")
+    return Path(named).resolve() if named else Path.home() / ".cache" / "tidemark"
+
+
+def _jars(configuration: str, report: Callable[[str], None] | None) -> list[Path]:
+    recipe = resources.files("tidemark.local").joinpath("ivy.xml").read_bytes()
+    folder = cache() / "jars" / hashlib.sha256(recipe).hexdigest()[:12]
+    listed = _listed(folder)
+    if listed is None:
+        with _turn(folder.parent, report):
+            listed = _listed(folder)  # whoever had the turn before us may have fetched them
+            if listed is None:
+                listed = _fetch(folder, recipe, report)
+    return [folder / configuration / name for name in listed[configuration]]
+
+
+def _listed(folder: Path) -> dict[str, dict[str, int]] | None:
+    """File names and sizes by configuration if the folder is complete, else None."""
+    try:
+        listed: dict[str, dict[str, int]] = json.loads((folder / "jars.json").read_bytes())
+        for configuration in CONFIGURATIONS:
+            for name, size in listed[configuration].items():
+                if (folder / configuration / name).stat().st_size != size:
+                    return None
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return listed
+
+
+@contextlib.contextmanager
+def _turn(parent: Path, report: Callable[[str], None] | None) -> Iterator[None]:
+    """One process at a time; the system ends a killed holder's turn."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(parent / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise FolderUnusable(folder=parent, cause=str(error.strerror), fix="Name another cache folder in TIDEMARK_CACHE.") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if report:
+                report("waiting for another process that is fetching the jars")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _fetch(folder: Path, recipe: bytes, report: Callable[[str], None] | None) -> dict[str, dict[str, int]]:
+    ivy, java = _ivy(), find_java()
+    if report:
+        report("fetching the jars of Kafka and of Spark's connector (60 MB, once)")
+    for stale in folder.parent.glob(".fetch-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    fetched = Path(tempfile.mkdtemp(prefix=".fetch-", dir=folder.parent))
+    try:
+        work = fetched / "ivy"
+        work.mkdir()
+        _resolve(java, ivy, recipe, work, fetched)
+        shutil.rmtree(work)
+        listed = {
+            configuration: {jar.name: jar.stat().st_size for jar in sorted((fetched / configuration).glob("*.jar"))}
+            for configuration in CONFIGURATIONS
+        }
+        (fetched / "jars.json").write_text(json.dumps(listed, indent=1))
+        shutil.rmtree(folder, ignore_errors=True)  # one from which a jar has vanished
+        fetched.chmod(0o755)
+        fetched.rename(folder)
+    finally:
+        shutil.rmtree(fetched, ignore_errors=True)
+    return listed
+
+
+def _resolve(java: Path, ivy: Path, recipe: bytes, work: Path, target: Path) -> None:
+    """Have Ivy put every configuration's jars into a folder of ``target``; all its own files go to ``work``."""
+    (work / "ivy.xml").write_bytes(recipe)
+    mirror = _mirror()
+    settings: list[str | Path] = []
+    if mirror:
+        (work / "settings.xml").write_text(_SETTINGS.format(root=html.escape(mirror, quote=True)))
+        settings = ["-settings", work / "settings.xml"]
+    command: list[str | Path] = [
+        *(java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Divy.default.ivy.user.dir={work}", "-jar", ivy, *settings),
+        *("-ivy", work / "ivy.xml", "-cache", work / "cache", "-types", "jar", "bundle", "-confs", *CONFIGURATIONS),
+        *("-retrieve", f"{target}/[conf]/[artifact]-[revision].[ext]"),
+    ]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise JarsUnavailable(cache=target.parent, cause=f"Ivy took longer than {_LIMIT_S} s", mirror=mirror) from error
+    if done.returncode != 0 or not all(any((target / name).glob("*.jar")) for name in CONFIGURATIONS):
+        raise JarsUnavailable(cache=target.parent, cause=cause(done.stdout), mirror=mirror)
+
+
+def _mirror() -> str | None:
+    url = os.environ.get("TIDEMARK_MAVEN_MIRROR")
+    if url and urlsplit(url).scheme not in {"http", "https", "file"}:
+        raise BadInput(what="TIDEMARK_MAVEN_MIRROR", found=url, fix="Write the URL of a Maven repository, https://host/path.")
+    return url or None
+
+
+def cause(output: str) -> str:
+    """The first line of Ivy's output that tells why it failed."""
+    lines = [line.strip() for line in output.splitlines()]
+    for telling in _TELLING:
+        for line in lines:
+            if telling in line:
+                return line
+    return next((line for line in reversed(lines) if line), "Ivy said nothing")
+
+
+def _ivy() -> Path:
+    pyspark = importlib.util.find_spec("pyspark")  # finds it without importing it
+    if pyspark is None or pyspark.origin is None:
+        raise ExtraMissing(package="pyspark")
+    found = sorted((Path(pyspark.origin).parent / "jars").glob("ivy-*.jar"))
+    if not found:
+        raise ExtraMissing(package="pyspark, with the jars it ships,")
+    return found[-1]

@@ -1,0 +1,50 @@
+"""Which Java runs the broker and Ivy: the one in ``JAVA_HOME`` if that is set, else the first on ``PATH``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from tidemark.local.errors import JavaUnusable
+
+NEEDED = 17
+"""Kafka 4 brokers and Spark 4 both ask for Java 17."""
+
+_ANSWER_S = 30
+
+
+def find_java() -> Path:
+    """The ``java`` to run. A ``JAVA_HOME`` without one is refused rather than passed over: Spark would use it too.
+
+    Raises `JavaUnusable` naming the place and the version found.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java, where = Path(home) / "bin" / "java", f"JAVA_HOME is {home}"
+        if not java.is_file():
+            raise JavaUnusable(where=where, found="it has no bin/java", needed=NEEDED)
+    else:
+        on_path = shutil.which("java")
+        if on_path is None:
+            raise JavaUnusable(where="JAVA_HOME is not set", found="no java is on PATH", needed=NEEDED)
+        java, where = Path(on_path), f"java on PATH is {on_path}"
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaUnusable(where=where, found=f"it does not run ({error})", needed=NEEDED) from error
+    found = major(answer.stderr + answer.stdout)
+    if answer.returncode != 0 or found is None:
+        said = (answer.stderr + answer.stdout).strip().splitlines()
+        raise JavaUnusable(where=where, found=f"it does not tell its version ({said[0] if said else 'no output'})", needed=NEEDED)
+    if found < NEEDED:
+        raise JavaUnusable(where=where, found=f"its version is {found}", needed=NEEDED)
+    return java
+
+
+def major(text: str) -> int | None:
+    """The major version in what ``java -version`` prints: 17 for ``"17.0.15"``, 8 for ``"1.8.0_402"``, 25 for ``"25-ea"``."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else None

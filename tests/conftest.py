@@ -1,0 +1,65 @@
+"""Real servers for the tests that need them: one embedded stack a session, a fresh migrated database and fresh topics a test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from tests.kafka_topics import Topics
+from tidemark import schema
+from tidemark.local import LocalStack
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """Postgres and Kafka for the whole session. A test that stops one of them starts it again."""
+    stack = LocalStack(tmp_path_factory.mktemp("stack"))
+    stack.up()
+    yield stack
+    stack.down()
+
+
+@pytest.fixture(scope="session")
+def template(stack: LocalStack) -> str:
+    """A migrated database that is only ever cloned."""
+    schema.migrate(stack.create_database("template_tidemark"))
+    return "template_tidemark"
+
+
+@pytest.fixture
+def database_url(stack: LocalStack, template: str) -> Iterator[str]:
+    """A database of the test's own, with the ``tidemark`` schema and nothing in it."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    admin = psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])
+    admin.autocommit = True
+    with admin.cursor() as cur:
+        cur.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield stack.postgres.url(name)
+    with admin.cursor() as cur:
+        cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    admin.close()
+
+
+@pytest.fixture(scope="session")
+def kafka_servers(stack: LocalStack) -> str:
+    return stack.kafka.bootstrap_servers()
+
+
+@pytest.fixture
+def topics(kafka_servers: str) -> Iterator[Topics]:
+    """Makes topics with names of their own, fills them, deletes them after the test."""
+    made = Topics(kafka_servers)
+    yield made
+    made.delete_all()
+
+
+@pytest.fixture
+def project_dir(tmp_path: Path) -> Path:
+    """A user's folders for specs and transforms: ``consumers`` and ``transforms``."""
+    (tmp_path / "consumers").mkdir()
+    (tmp_path / "transforms").mkdir()
+    return tmp_path

@@ -1,0 +1,83 @@
+"""Topics for tests, on a real broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+Value = bytes | str | None
+
+
+class Topics:
+    """Makes topics whose names no other test has, and produces to them."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self._admin = AdminClient({"bootstrap.servers": servers})
+        self._made: list[str] = []
+
+    def create(self, partitions: int = 1, *, name: str | None = None, **config: str) -> str:
+        """A new topic that keeps its records for ever unless ``config`` (``cleanup_policy="compact"``) says otherwise."""
+        name = name or f"t-{uuid.uuid4().hex[:10]}"
+        settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
+        self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result()
+        self._made.append(name)
+        return name
+
+    def produce(self, topic: str, values: Iterable[Value], *, partition: int = 0, key: Value = None, **options: Any) -> None:
+        """Appends records to one partition, in order."""
+        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5})
+        for value in values:
+            producer.produce(topic, value=value, key=key, partition=partition, **options)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def transaction(self, topic: str, values: Sequence[Value], *, partition: int = 0, commit: bool = True) -> None:
+        """Appends records in a transaction of their own, which is committed or aborted."""
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value=value, partition=partition)
+        producer.flush(30)
+        if commit:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+
+    def trim(self, topic: str, before: Mapping[int, int]) -> None:
+        """Deletes the records below an offset of each partition, as retention does."""
+        from confluent_kafka import TopicPartition
+
+        wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+        for future in self._admin.delete_records(wanted).values():
+            future.result()
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Adds partitions, up to this number in all."""
+        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result()
+
+    def recreate(self, topic: str, partitions: int = 1) -> None:
+        """Deletes a topic and makes it again under the same name."""
+        self.delete(topic)
+        self.create(partitions, name=topic)
+
+    def delete(self, topic: str) -> None:
+        self._admin.delete_topics([topic])[topic].result()
+        self._made.remove(topic)
+        _until(lambda: topic not in self._admin.list_topics(timeout=10).topics)
+
+    def delete_all(self) -> None:
+        if self._made:
+            for future in self._admin.delete_topics(self._made).values():
+                future.result()
+
+
+def _until(condition: Any) -> None:
+    from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+    Retrying(retry=retry_if_result(lambda done: not done), stop=stop_after_delay(30), wait=wait_fixed(0.1))(condition)
