@@ -61,7 +61,7 @@ def kafka_config(connection: Connection) -> dict[str, str]:
 
 
 def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
-    """Master and settings of a Spark connection: host ``local[*]``, ``spark://host``, ``yarn`` or ``k8s://...``; settings in extra ``conf``."""
+    """Master and settings of a Spark connection: host ``local[*]``, ``spark://host``, ``yarn``, ``k8s://...``; extra ``conf``."""
     extra = connection.extra_dejson
     if extra.get("deploy-mode", extra.get("deploy_mode", "client")) != "client":
         raise BadInput(

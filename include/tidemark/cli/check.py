@@ -41,8 +41,8 @@ def check_consumers(name: str | None, consumers: Path | None, folders: Sequence[
     else:
         for report in reports:
             _print(report)
-        for error in invalid:
-            stdout.print(str(error), style="red", markup=False, highlight=False)
+        for bad in invalid:
+            stdout.print(str(bad), style="red", markup=False, highlight=False)
         if not reports and not invalid:
             stdout.print(f"no consumers in {folder}")
     return not invalid and all(report.ok for report in reports)

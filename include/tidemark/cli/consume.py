@@ -59,7 +59,10 @@ def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], 
                 spec.name,
                 connections,
                 attempt_id,
-                folders={"consumers": [consumers.resolve()] if consumers else [], "transforms": [folder.resolve() for folder in transforms]},
+                folders={
+                    "consumers": [consumers.resolve()] if consumers else [],
+                    "transforms": [folder.resolve() for folder in transforms],
+                },
                 on_log=lines.append,
                 on_progress=show,
             )
@@ -93,9 +96,7 @@ def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
     if not done.partitions:
         stdout.print(f"{group}: nothing to read")
         return
-    table = Table(
-        "partition", "from", "to", *HEADINGS, show_footer=True, box=box.SIMPLE_HEAD, title=f"{group}, attempt {done.attempt_id}"
-    )
+    table = Table("partition", "from", "to", *HEADINGS, show_footer=True, box=box.SIMPLE_HEAD, title=f"{group}, attempt {done.attempt_id}")
     for column in table.columns:
         column.no_wrap = True
         column.justify = "right" if column is not table.columns[0] else "left"

@@ -10,6 +10,7 @@ import typer
 
 from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, stderr, stdout
 from tidemark.errors import TidemarkError
+from tidemark.local.cli import app as local_app
 
 app = typer.Typer(
     help="Kafka consumer groups for PySpark and Airflow whose offsets live in Postgres.",
@@ -21,6 +22,7 @@ consumers_app = typer.Typer(help="Consumers, as their YAML files declare them.",
 sink_app = typer.Typer(help="The tables that consumers write.", no_args_is_help=True)
 app.add_typer(consumers_app, name="consumers")
 app.add_typer(sink_app, name="sink")
+app.add_typer(local_app, name="local")
 
 
 @app.command()
@@ -80,9 +82,6 @@ def offsets(name: Name, consumers: Consumers = None, output: Output = OutputForm
 
 def main() -> None:
     """Entry point of the ``tidemark`` command: a `TidemarkError` is one text on stderr and exit status 1."""
-    from tidemark.local.cli import app as local_app
-
-    app.add_typer(local_app, name="local")
     try:
         app()
     except TidemarkError as error:

@@ -126,7 +126,9 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
     cluster = Cluster(config)
     names = list(report.spec.topics) or cluster.matching(report.spec.topic_pattern or "")
     if not names:
-        report.problems.append(report.spec.problem(("topic_pattern",), f"it matches no topic on {cluster.servers}", "correct it, or create one"))
+        report.problems.append(
+            report.spec.problem(("topic_pattern",), f"it matches no topic on {cluster.servers}", "correct it, or create one")
+        )
         return
     try:
         topics = cluster.topics(names)

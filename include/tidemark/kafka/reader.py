@@ -49,7 +49,8 @@ class RangeGone(Refused):
     def __str__(self) -> str:
         return (
             f"{self.partition}: offsets from {self.start} to {self.end} are not all in the log any more ({self.cause}): retention "
-            "passed them while they were being read, or the topic was re-created. Nothing of this slice was stored; the next run says what is lost."
+            "passed them while they were being read, or the topic was re-created. Nothing of this slice was stored; the next run says "
+            "what is lost."
         )
 
 

@@ -28,10 +28,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import psutil
-import typer
 
 from tidemark import db, project
 from tidemark.errors import BadInput, Refused
@@ -40,6 +39,9 @@ from tidemark.local import airflow_settings as settings
 from tidemark.local import ports
 from tidemark.local.airflow_client import POLL_S, AirflowClient, AirflowUnavailable
 from tidemark.local.airflow_processes import Started
+
+if TYPE_CHECKING:
+    from tidemark.local.stack import LocalStack
 
 PROCESSES: Mapping[str, tuple[str, ...]] = {
     "api-server": ("api-server",),
@@ -134,6 +136,22 @@ class LocalAirflow:
     def at(cls, folder: Path) -> LocalAirflow:
         """What is already in ``folder``, to stop it or to ask it; it cannot be started without the arguments of the constructor."""
         return cls(folder, metadata_url="", env={}, dags=folder / "dags", plugins=None)
+
+    @classmethod
+    def on(cls, stack: LocalStack, folder: Path, *, port: int | None = None, spark_master: str = "local[2]") -> LocalAirflow:
+        """The Airflow of a stack that is up: metadata in the stack's Postgres, the project's DAGs, connections to both servers."""
+        env = stack.env()
+        plugins = project.root() / "plugins"
+        return cls(
+            folder,
+            metadata_url=stack.create_database("airflow"),
+            env=settings.connections_env(
+                env["TIDEMARK_DATABASE_URL"], {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}, spark_master
+            ),
+            dags=project.root() / "dags",
+            plugins=plugins if plugins.is_dir() else None,
+            port=port,
+        )
 
     @property
     def url(self) -> str:
@@ -412,55 +430,3 @@ def _known(process: str) -> str:
     if process not in PROCESSES:
         raise BadInput(what="process of the local Airflow", found=process, fix=f"Write one of {', '.join(PROCESSES)}.")
     return process
-
-
-airflow_app = typer.Typer(no_args_is_help=True, help="The local Airflow: four processes on loopback, metadata in the local Postgres.")
-
-_Folder = Annotated[Path | None, typer.Option(help="Where it keeps its state; by default .tidemark/airflow of the project.")]
-
-
-@airflow_app.command("up")
-def up_command(
-    folder: _Folder = None,
-    port: Annotated[int | None, typer.Option(help="Port of the UI; by default the last one, or any free one.")] = None,
-    spark_master: Annotated[str, typer.Option(help="Host of the connection tidemark_spark.")] = "local[2]",
-) -> None:
-    """Start it on the local stack, or repair it, and print where it is and how to sign in."""
-    from tidemark.local import LocalStack
-
-    stack = LocalStack()
-    env = stack.env()
-    kafka = {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}
-    plugins = project.root() / "plugins"
-    airflow = LocalAirflow(
-        folder or _default_folder(),
-        metadata_url=stack.create_database("airflow"),
-        env={**env, **settings.connections_env(env["TIDEMARK_DATABASE_URL"], kafka, spark_master)},
-        dags=project.root() / "dags",
-        plugins=plugins if plugins.exists() else None,
-        port=port,
-    )
-    airflow.up(lambda line: typer.echo(line, err=True))
-    typer.echo(f"url={airflow.url}\nuser={airflow.user}\npassword={airflow.password}")
-
-
-@airflow_app.command("down")
-def down_command(folder: _Folder = None) -> None:
-    """Stop it, and everything it has started."""
-    LocalAirflow.at(folder or _default_folder()).down(lambda line: typer.echo(line, err=True))
-
-
-@airflow_app.command("status")
-def status_command(folder: _Folder = None) -> None:
-    """Show the four processes; exit 1 unless all are healthy."""
-    status = LocalAirflow.at(folder or _default_folder()).status()
-    typer.echo(f"url={status.url or 'never started'}")
-    for process in status.processes:
-        health = "healthy" if process.healthy else "not healthy" if process.pid else "stopped"
-        typer.echo(f"{process.name} pid={process.pid or '-'} {health}")
-    if not status.healthy:
-        raise typer.Exit(1)
-
-
-def _default_folder() -> Path:
-    return project.state() / "airflow"

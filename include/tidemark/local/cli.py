@@ -1,4 +1,4 @@
-"""The commands ``tidemark local up | down | status | reset | env``."""
+"""The commands ``tidemark local up | down | status | reset | env`` and ``tidemark local airflow up | down | status``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tidemark.local.stack import LocalStack
 
 app = typer.Typer(help="The embedded stack: Postgres and Kafka on loopback, all state in one folder.", no_args_is_help=True)
+
+airflow_app = typer.Typer(help="A local Airflow on the stack: four processes, metadata in the stack's Postgres.", no_args_is_help=True)
+app.add_typer(airflow_app, name="airflow")
 
 Folder = Annotated[
     Path | None, typer.Option(help="Where the stack keeps its state.", show_default="TIDEMARK_STATE, or .tidemark in the project")
@@ -86,6 +89,45 @@ def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
         print_json(variables)
     else:
         typer.echo("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
+
+
+@airflow_app.command("up")
+def airflow_up(
+    folder: Folder = None,
+    port: Port = None,
+    spark_master: Annotated[str, typer.Option(help="Host of the connection tidemark_spark.")] = "local[2]",
+) -> None:
+    """Start Airflow on the stack, or repair it, and print where it is and how to sign in."""
+    from tidemark.local.airflow import LocalAirflow
+
+    stack = _stack(folder)
+    airflow = LocalAirflow.on(stack, stack.folder / "airflow", port=port, spark_master=spark_master)
+    with _reporting("starting Airflow") as report:
+        airflow.up(report)
+    typer.echo(f"url={airflow.url}\nuser={airflow.user}\npassword={airflow.password}")
+
+
+@airflow_app.command("down")
+def airflow_down(folder: Folder = None) -> None:
+    """Stop Airflow, and everything it has started."""
+    from tidemark.local.airflow import LocalAirflow
+
+    with _reporting("stopping Airflow") as report:
+        LocalAirflow.at(_stack(folder).folder / "airflow").down(report)
+
+
+@airflow_app.command("status")
+def airflow_status(folder: Folder = None) -> None:
+    """Show the four processes; exit 1 unless all are healthy."""
+    from tidemark.local.airflow import LocalAirflow
+
+    status = LocalAirflow.at(_stack(folder).folder / "airflow").status()
+    typer.echo(f"url={status.url or 'never started'}")
+    for process in status.processes:
+        health = "healthy" if process.healthy else "not healthy" if process.pid else "stopped"
+        typer.echo(f"{process.name} pid={process.pid or '-'} {health}")
+    if not status.healthy:
+        raise typer.Exit(1)
 
 
 def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: int | None = None) -> LocalStack:

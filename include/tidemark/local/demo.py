@@ -27,7 +27,6 @@ from tidemark.consume.launch import progress
 from tidemark.db import session, transaction
 from tidemark.errors import Broken, Unavailable
 from tidemark.local.airflow import LocalAirflow
-from tidemark.local.airflow_settings import connections_env
 from tidemark.local.stack import LocalStack
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def run(folder: Path) -> None:
             expected = produce(servers)
             console.print(f"  {expected.total:,} records, {expected.truncated} of them truncated on the way")
         with _step("Airflow: api-server, scheduler, dag-processor, triggerer"):
-            airflow = local_airflow(stack, folder)
+            airflow = LocalAirflow.on(stack, folder / "airflow")
             airflow.up(console.print)
         with _step(f"{DAG}: consume, validate, publish; its driver is killed once on the way"):
             _run_dag(airflow, url)
@@ -104,22 +103,6 @@ def run(folder: Path) -> None:
         if airflow is not None:
             airflow.down()
         stack.down()
-
-
-def local_airflow(stack: LocalStack, folder: Path) -> LocalAirflow:
-    """The Airflow that belongs to a stack: metadata in its Postgres, connections to both servers."""
-    env = stack.env()
-    connections = connections_env(
-        env["TIDEMARK_DATABASE_URL"], {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}, "local[2]"
-    )
-    plugins = project.root() / "plugins"
-    return LocalAirflow(
-        folder / "airflow",
-        metadata_url=stack.create_database("airflow"),
-        env=connections,
-        dags=project.root() / "dags",
-        plugins=plugins if plugins.is_dir() else None,
-    )
 
 
 def flights() -> pd.DataFrame:
@@ -142,7 +125,9 @@ def produce(servers: str) -> Expected:
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, config=settings)])[TOPIC].result()
     source = flights()
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "enable.idempotence": True, "queue.buffering.max.messages": 500_000})
+    producer = Producer(
+        {"bootstrap.servers": servers, "linger.ms": 50, "enable.idempotence": True, "queue.buffering.max.messages": 500_000}
+    )
     times = (source.time_hour.map(_millis)).tolist()
     for number, (row, when) in enumerate(zip(_records(source), times, strict=True)):
         value = json.dumps(row).encode()
@@ -202,11 +187,10 @@ def reconcile(url: str, servers: str, expected: Expected) -> None:
         violations = check_conservation(cur, "departures", SINK)
         found = _one(cur, f"SELECT count(*), coalesce(sum(distance), 0), coalesce(sum(departure_delay_min), 0) FROM {SINK}")  # noqa: S608
         duplicates = _one(
-            cur, f"SELECT count(*) - count(DISTINCT (kafka_topic_id, kafka_partition, kafka_offset)) FROM {SINK}"  # noqa: S608
+            cur,
+            f"SELECT count(*) - count(DISTINCT (kafka_topic_id, kafka_partition, kafka_offset)) FROM {SINK}",  # noqa: S608
         )[0]
-        drivers = _one(
-            cur, "SELECT count(*), count(*) FILTER (WHERE state = 'FAILED') FROM tidemark.attempt WHERE planned <> '[]'"
-        )
+        drivers = _one(cur, "SELECT count(*), count(*) FILTER (WHERE state = 'FAILED') FROM tidemark.attempt WHERE planned <> '[]'")
     for column, text in zip(table.columns, ["total", *(f"{total:,}" for total in totals)], strict=True):
         column.footer = text
     console.print(table)
@@ -241,7 +225,9 @@ def _run_dag(airflow: LocalAirflow, url: str) -> None:
         seen = progress(url, attempt)
         driver.kill()
         run_id = _run_of(url, attempt)  # the one that was triggered, or a scheduled one that was quicker
-        console.print(f"  [red]kill -9 {driver.pid}[/red]: the driver of attempt {attempt}, {seen.records:,} of {seen.total:,} records committed")
+        console.print(
+            f"  [red]kill -9 {driver.pid}[/red]: the driver of attempt {attempt}, {seen.records:,} of {seen.total:,} records committed"
+        )
         state = client.wait(DAG, run_id, WAIT_S)
         for task in client.task_instances(DAG, run_id):
             console.print(f"  {task.task_id}: {task.state}, try {task.try_number}")
@@ -297,7 +283,9 @@ def _millis(text: str) -> int:
 
 
 def _by_partition(cur: Cursor) -> dict[int, tuple[int, int, int]]:
-    cur.execute("SELECT partition, sum(loaded)::bigint, sum(skipped)::bigint, sum(failed + retried)::bigint FROM tidemark.batch GROUP BY partition")
+    cur.execute(
+        "SELECT partition, sum(loaded)::bigint, sum(skipped)::bigint, sum(failed + retried)::bigint FROM tidemark.batch GROUP BY partition"
+    )
     return {partition: (loaded, skipped, failed) for partition, loaded, skipped, failed in cur.fetchall()}
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from tidemark.errors import Refused, Unavailable
 
 
-def without_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)
+def without_password(text: str) -> str:
+    """The text with user and password taken out of its URLs."""
+    return re.sub(r"//[^/@]*@", "//", text)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,9 +50,10 @@ class JarsUnavailable(Unavailable):
     mirror: str | None
 
     def __str__(self) -> str:
+        cause = without_password(self.cause)
         source = f"the mirror {without_password(self.mirror)}" if self.mirror else "the default repository"
         return (
-            f"The jars of Kafka and of Spark's connector are not in {self.cache} and could not be fetched from {source}: {self.cause}\n"
+            f"The jars of Kafka and of Spark's connector are not in {self.cache} and could not be fetched from {source}: {cause}\n"
             "Once fetched they are kept, and no network is needed. Connect and try again, name a reachable Maven repository in "
             "TIDEMARK_MAVEN_MIRROR, give a proxy's settings to Java in JAVA_TOOL_OPTIONS, or copy the cache folder from a machine "
             "that has it (TIDEMARK_CACHE says where it is)."

@@ -31,7 +31,7 @@ __all__ = ["broker_jars", "cache", "spark_jars"]
 CONFIGURATIONS = ("broker", "spark")
 _LIMIT_S = 900
 """A slow line may take minutes for 60 MB; a dead one must end some day."""
-_TELLING = ("Server access error", "Host ", "Connection", "SERVER ERROR", "unresolved dependency", "UNRESOLVED", "FAILED", "Exception")
+_TELLING = ("Server access error", "Host ", "Connection", "SERVER ERROR", "not found", "FAILED", "Exception")
 """Marks of the lines of Ivy's output that tell why it failed, the most telling first."""
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="mirror"/>

@@ -176,7 +176,7 @@ class Postgres(Server):
                 process.terminate()
 
     def _run(self, program: str, *words: str, account: Account | None, limit_s: float) -> str | None:
-        command = [_programs() / program, *words]
+        command: list[str | Path] = [_programs() / program, *words]
         return processes.run(command, folder=Path("/"), limit_s=limit_s, account=account, environment=_environment())
 
 

