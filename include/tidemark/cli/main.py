@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, stderr, stdout
+from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, stderr
 from tidemark.errors import TidemarkError
 from tidemark.local.cli import app as local_app
 
