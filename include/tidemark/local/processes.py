@@ -18,6 +18,8 @@ import psutil
 from tidemark.local.account import Account
 
 _POLL_S = 0.05
+_BEFORE = 3
+"""Lines shown before an error: Postgres tells the particulars first and then that it gives up."""
 _SHELL = '"$@" </dev/null >&2 & echo $!'
 """The shell ends at once, so that the process is the system's child and never a zombie of a long-lived caller."""
 
@@ -129,7 +131,7 @@ def log_end(path: Path) -> list[str]:
 
 
 def telling_lines(lines: Sequence[str], count: int = 12) -> str:
-    """The ``count`` lines a reader wants first: from the last line that names an error, else the last ones."""
+    """The ``count`` lines a reader wants first: around the last line that names an error, else the last ones."""
     errors = [number for number, line in enumerate(lines) if " ERROR " in line or "FATAL: " in line or line.startswith("Exception")]
-    start = min(errors[-1], len(lines)) if errors else max(0, len(lines) - count)
+    start = max(0, errors[-1] - _BEFORE if errors else len(lines) - count)
     return "\n".join(lines[start : start + count])

@@ -154,16 +154,12 @@ class Server(ABC):
         self.remember(replace(known, port=port, pid=None))
         if not self.data.exists():
             report(f"{self.name}: making its first data")
-            for stale in self.folder.glob("data.new*"):  # of starts that were killed here
-                if stale.is_dir():
-                    shutil.rmtree(stale, ignore_errors=True)
-                else:
-                    stale.unlink(missing_ok=True)
             fresh = self.folder / f"data.new-{secrets.token_hex(4)}"  # the program of a killed start may still be writing to its own
             problem = self._initialise(fresh)
             if problem is not None:
                 raise ServerFailed(server=self.name, what="could not make its first data", log=self._write_log(problem), lines=problem)
             fresh.rename(self.data)
+        self._clear()
         if self.log.exists():
             self.log.replace(self.folder / "log.1.txt")
         pid = self._launch(port)
@@ -233,6 +229,14 @@ class Server(ABC):
             data_bytes=_size(self.data),
             log=self.log,
         )
+
+    def _clear(self) -> None:
+        """Remove what making the first data has left, now or in a start that was killed."""
+        for stale in self.folder.glob("data.new*"):
+            if stale.is_dir():
+                shutil.rmtree(stale, ignore_errors=True)
+            else:
+                stale.unlink(missing_ok=True)
 
     def _write_log(self, text: str) -> Path:
         self.log.write_text(text)

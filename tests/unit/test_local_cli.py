@@ -1,0 +1,73 @@
+"""``tidemark local`` where no server is needed: refusals, quoting, the shape of the output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemark.cli.main import app
+from tidemark.local import LocalStack
+from tidemark.local.errors import NotUp
+
+
+def local(*words):
+    return CliRunner().invoke(app, ["local", *words])
+
+
+def test_env_of_a_stack_that_is_down_is_refused_and_prints_nothing(tmp_path):
+    """``eval`` of an empty text changes nothing."""
+    result = local("env", "--folder", str(tmp_path))
+    assert isinstance(result.exception, NotUp)
+    assert "tidemark local up" in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_env_is_quoted_for_the_shell(tmp_path, monkeypatch):
+    """Whatever a value contains, ``eval`` sets exactly that."""
+    monkeypatch.setattr(LocalStack, "env", lambda self: {"TIDEMARK_DATABASE_URL": "postgresql://a'b $c"})
+    printed = local("env", "--folder", str(tmp_path)).stdout
+    shell = subprocess.run(["sh", "-c", f'{printed}\nprintf %s "$TIDEMARK_DATABASE_URL"'], capture_output=True, text=True, check=True)
+    assert shell.stdout == "postgresql://a'b $c"
+    assert json.loads(local("env", "--folder", str(tmp_path), "--output", "json").stdout) == {
+        "TIDEMARK_DATABASE_URL": "postgresql://a'b $c"
+    }
+
+
+def test_status_of_a_folder_without_a_stack_is_stopped_and_makes_nothing(tmp_path):
+    """Looking changes nothing; JSON has every field."""
+    result = local("status", "--folder", str(tmp_path / "none"), "--output", "json")
+    assert [(server["name"], server["state"], server["pid"], server["data_bytes"]) for server in json.loads(result.stdout)] == [
+        ("Postgres", "stopped", None, 0),
+        ("Kafka", "stopped", None, 0),
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["down", "reset"])
+def test_stopping_what_never_was_is_done_and_makes_nothing(tmp_path, command):
+    assert local(command, "--folder", str(tmp_path / "none"), *(["--yes"] if command == "reset" else [])).exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reset_asks_and_no_is_no(tmp_path):
+    result = CliRunner().invoke(app, ["local", "reset", "--folder", str(tmp_path)], input="n\n")
+    assert result.exit_code == 1
+    assert f"stack in {tmp_path}?" in result.stderr
+
+
+def test_reset_leaves_folders_that_only_have_our_names(tmp_path):
+    """A wrong ``--folder`` must not cost somebody a folder called postgres."""
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "notes.txt").touch()
+    LocalStack(tmp_path).reset()
+    assert (tmp_path / "postgres" / "notes.txt").exists()
+
+
+def test_the_jars_are_had_without_the_servers_packages():
+    """A Spark driver imports `tidemark.local.jars` where Tidemark is installed without the extra ``local``."""
+    code = "import sys, tidemark.local.jars; sys.exit(bool({'psutil', 'psycopg2', 'confluent_kafka'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,150 @@
+"""The cache of jars: fetched once, whole or not at all. A script stands for Java and Ivy; nothing is downloaded."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import shutil
+import time
+
+import pytest
+
+from tidemark.errors import BadInput
+from tidemark.local import jars
+from tidemark.local.errors import FolderUnusable, JarsUnavailable
+
+IVY = """#!/bin/sh
+if [ "$1" = -version ]; then echo 'openjdk version "17.0.1"' >&2; exit 0; fi
+echo x >> {runs}
+while [ "$1" != -retrieve ]; do shift; done
+target=${{2%%/\\[conf\\]*}}
+mkdir $target/broker $target/spark
+echo 1 > $target/broker/kafka_2.13-4.3.1.jar
+sleep {pause}
+echo 22 > $target/spark/connector-4.2.0.jar
+{end}
+"""
+
+
+@pytest.fixture
+def ivy(tmp_path, monkeypatch):
+    """Make an Ivy that takes ``pause`` seconds and ends with the shell lines ``end``; call the result for how often it has run."""
+    monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    monkeypatch.delenv("TIDEMARK_MAVEN_MIRROR", raising=False)
+    runs = tmp_path / "runs"
+
+    def make(pause=0, end=""):
+        program = tmp_path / "java" / "bin" / "java"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(IVY.format(runs=runs, pause=pause, end=end))
+        program.chmod(0o755)
+        return lambda: len(runs.read_text().splitlines()) if runs.exists() else 0
+
+    return make
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+def test_jars_are_fetched_once_and_serve_both_users(ivy):
+    """One resolution has the broker's class path and the connector's jars; the second call starts nothing."""
+    runs, told = ivy(), []
+    assert names(jars.broker_jars(told.append)) == ["kafka_2.13-4.3.1.jar"]
+    assert names(jars.spark_jars(told.append)) == ["connector-4.2.0.jar"]
+    assert runs() == 1
+    assert told == ["fetching the jars of Kafka and of Spark's connector (60 MB, once)"]
+
+
+def test_cached_jars_need_no_java(ivy, tmp_path):
+    ivy()
+    jars.broker_jars()
+    shutil.rmtree(tmp_path / "java")
+    assert all(path.is_file() for path in jars.broker_jars())
+
+
+def test_a_jar_that_vanished_or_was_cut_off_is_fetched_again(ivy):
+    """The list has names and sizes."""
+    runs = ivy()
+    jars.broker_jars()[0].unlink()
+    assert jars.broker_jars()[0].is_file()
+    jars.spark_jars()[0].write_text("")
+    assert jars.spark_jars()[0].read_text() == "22\n"
+    assert runs() == 3
+
+
+def test_two_processes_at_once_fetch_once(ivy):
+    """The second waits for the first and finds its jars."""
+    runs = ivy(pause=0.5)
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=jars.broker_jars) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert runs() == 1
+
+
+def test_a_killed_fetch_leaves_nothing_that_counts(ivy):
+    """Its temporary folder is not the cache; the next process removes it and fetches anew."""
+    runs = ivy(pause=5)
+    process = multiprocessing.get_context("spawn").Process(target=jars.broker_jars)
+    process.start()
+    while not list(jars.cache().glob("jars/.fetch-*/broker/*.jar")):
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    ivy()
+    assert names(jars.spark_jars()) == ["connector-4.2.0.jar"]
+    assert runs() == 2
+    assert list(jars.cache().glob("jars/.fetch-*")) == []
+
+
+def test_a_failed_fetch_tells_ivys_reason_and_what_to_do(ivy, monkeypatch):
+    """Nothing of it is kept. A password in the mirror's URL is not printed; the error survives the way from executor to driver."""
+    ivy(end="echo 'Server access error at url http://u:secret@127.0.0.1:9/m/x.pom (java.net.ConnectException: Connection refused)'; exit 1")
+    monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", "http://u:secret@127.0.0.1:9/m")
+    with pytest.raises(JarsUnavailable) as failed:
+        jars.spark_jars()
+    text = str(pickle.loads(pickle.dumps(failed.value)))
+    assert "from the mirror http://127.0.0.1:9/m: Server access error at url http://127.0.0.1:9/m/x.pom" in text
+    assert "TIDEMARK_MAVEN_MIRROR" in text
+    assert "secret" not in text
+    assert list((jars.cache() / "jars").glob("[!l]*")) == []
+
+
+def test_a_mirror_that_is_no_url_is_refused(ivy, monkeypatch):
+    ivy()
+    monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", "repository.example")
+    with pytest.raises(BadInput, match=r"TIDEMARK_MAVEN_MIRROR: repository\.example"):
+        jars.spark_jars()
+
+
+def test_a_cache_that_cannot_be_made_is_refused(ivy, tmp_path, monkeypatch):
+    ivy()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "file"))
+    with pytest.raises(FolderUnusable, match="TIDEMARK_CACHE"):
+        jars.spark_jars()
+
+
+def test_the_cache_is_the_users_unless_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("TIDEMARK_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert jars.cache() == tmp_path / ".cache" / "tidemark"
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("a\n\tmodule not found: org.apache.kafka#kafka_2.13;4.3.1\nb", "module not found: org.apache.kafka#kafka_2.13;4.3.1"),
+        ("Exception in thread main\n\n", "Exception in thread main"),
+        ("x\nlast words\n\n", "last words"),
+        ("", "Ivy said nothing"),
+    ],
+)
+def test_the_telling_line_of_ivys_output_is_found(output, told):
+    assert jars.cause(output) == told

@@ -1,0 +1,169 @@
+"""Processes that outlive their starter, ports, and the folder's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tidemark.local import folder as state_folder
+from tidemark.local import ports, processes
+from tidemark.local.account import Account, check_reachable
+from tidemark.local.errors import FolderBusy, FolderUnusable
+from tidemark.local.kafka import cluster_id
+from tidemark.local.processes import Signature
+
+
+def mark(tmp_path):
+    """A signature that no other process has."""
+    return Signature(program="sleep", argument=f"0.{abs(hash(tmp_path))}")
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    """Start processes with the signature `mark`, as `processes.spawn` does; they end with the test."""
+    pids = []
+
+    def start():
+        command = ["sleep", "100", mark(tmp_path).argument]
+        pids.append(processes.spawn(command, log=tmp_path / "log", folder=tmp_path, account=None, environment=os.environ))
+        while processes.find(mark(tmp_path), pids[-1]) is None:  # between fork and exec it is still the shell
+            time.sleep(0.01)
+        return pids[-1]
+
+    yield start
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
+def test_a_spawned_process_is_nobodys_child_and_in_another_session(sleeper):
+    """It gets no Ctrl-C of the terminal and is never a zombie of its starter."""
+    pid = sleeper()
+    assert os.getsid(pid) != os.getsid(0)
+    assert pid not in {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_a_process_is_found_by_its_signature_though_its_pid_was_lost(sleeper, tmp_path):
+    """A start that was killed before it had noted the pid."""
+    pid = sleeper()
+    found = processes.find(mark(tmp_path), None)
+    assert found is not None
+    assert found.pid == pid
+
+
+def test_another_process_with_the_remembered_pid_is_not_taken_for_ours(tmp_path):
+    """After a reboot the pid may be anybody's."""
+    assert processes.find(mark(tmp_path), os.getpid()) is None
+
+
+def test_a_program_that_only_mentions_the_argument_is_not_ours(tmp_path):
+    """An editor or a pager that has the file open."""
+    other = subprocess.Popen([sys.executable, "-c", "input()", mark(tmp_path).argument], stdin=subprocess.PIPE)
+    try:
+        assert processes.find(mark(tmp_path), other.pid) is None
+    finally:
+        other.communicate(b"\n")
+
+
+def test_a_zombie_has_ended():
+    """In a container without an init process nobody may ever collect it."""
+    child = subprocess.Popen(["true"])
+    process = psutil.Process(child.pid)
+    assert processes.wait_gone(process, limit_s=5)
+    assert not processes.alive(child.pid)
+    child.wait()
+
+
+def test_a_program_that_fails_is_told_in_its_own_words(tmp_path):
+    def run(*command, limit_s=5.0):
+        return processes.run(command, folder=tmp_path, limit_s=limit_s, account=None, environment=os.environ)
+
+    assert run("true") is None
+    assert run("sh", "-c", "echo no; exit 1") == "no\n"
+    assert run("sleep", "5", limit_s=0.1) == "sleep took longer than 0.1 s and was ended"
+    assert run("/nowhere/program") == "/nowhere/program cannot be run: No such file or directory"
+
+
+def test_the_lines_shown_of_a_log_are_those_around_its_last_error():
+    """With a little before it: a broker says much more after the line that matters, Postgres tells the particulars before it."""
+    log = ["INFO a", "2026 ERROR first", *["INFO b"] * 40, "2026 ERROR second", *["\tat x"] * 40]
+    assert processes.telling_lines(log).splitlines() == [*["INFO b"] * 3, "2026 ERROR second", *["\tat x"] * 8]
+    assert processes.telling_lines(["a", "b", "c"], count=2) == "b\nc"
+    assert processes.telling_lines([]) == ""
+
+
+def test_a_port_with_a_listener_is_not_free_and_not_chosen():
+    with socket.socket() as listener:
+        listener.bind((ports.HOST, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert not ports.is_free(port)
+        assert ports.accepts(port)
+    assert ports.is_free(port)
+    assert not ports.accepts(port)
+    assert ports.is_free(ports.find_free())
+
+
+def test_a_cluster_id_is_never_taken_for_an_option():
+    """One in 64 would begin with a dash if all 16 bytes were free."""
+    ids = {cluster_id() for _ in range(500)}
+    assert len(ids) == 500
+    assert {len(found) for found in ids} == {22}
+    assert not any(found.startswith("-") for found in ids)
+
+
+def test_a_second_command_on_a_folder_is_refused_at_once(tmp_path):
+    """It names the process that works there; when that has ended the folder is free again."""
+    with state_folder.held(tmp_path):
+        with pytest.raises(FolderBusy, match=f"process {os.getpid()}") as refused, state_folder.held(tmp_path):
+            pass
+        assert refused.value.retriable
+    with state_folder.held(tmp_path):
+        pass
+
+
+def test_a_lock_file_that_was_deleted_meanwhile_does_not_count(tmp_path):
+    """A reset deletes the file it holds: whoever opened it before must not believe to hold the folder."""
+    with state_folder.held(tmp_path):
+        (tmp_path / "lock").unlink()
+        with state_folder.held(tmp_path):
+            assert (tmp_path / "lock").exists()
+
+
+def test_a_folder_that_was_there_keeps_its_permissions(tmp_path):
+    """Only what the stack makes itself is closed to others."""
+    (tmp_path / "theirs").mkdir(mode=0o770)
+    before = (tmp_path / "theirs").stat().st_mode
+    state_folder.make(tmp_path / "theirs")
+    assert (tmp_path / "theirs").stat().st_mode == before
+    state_folder.make(tmp_path / "ours")
+    assert (tmp_path / "ours").stat().st_mode & 0o066 == 0
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderUnusable, match=r"Not a directory.*--folder"):
+        state_folder.make(tmp_path / "file" / "state")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
+def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command_that_helps(tmp_path):
+    """Permissions of folders that are not the stack's are left as they are."""
+    nobody = Account(name="nobody", uid=65534, gid=65534)
+    closed = tmp_path / "closed"
+    (closed / "state").mkdir(parents=True)
+    for folder in (*list(tmp_path.parents)[:-2], tmp_path):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    closed.chmod(0o700)
+    with pytest.raises(FolderUnusable, match=rf"may not pass {closed} \(mode 0700\)\. .*chmod o\+x {closed}"):
+        check_reachable(nobody, Path("/"), closed / "state")
+    closed.chmod(0o711)
+    check_reachable(nobody, closed / "state")
