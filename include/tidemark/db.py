@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -32,7 +31,7 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
     ``application`` becomes ``application_name``, so that an operator sees in ``pg_stat_activity`` whose session it is.
     Raises `BadInput` for something that is no URL and `DatabaseUnavailable` if no session could be had.
     """
-    if urlsplit(url).scheme not in {"postgresql", "postgres"}:
+    if url.partition("://")[0] not in {"postgresql", "postgres"}:
         raise BadInput(what="database URL", found="it does not begin with postgresql://", fix="Write postgresql://user@host:port/database.")
     try:
         return psycopg2.connect(
@@ -45,8 +44,10 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
         )
     except psycopg2.OperationalError as error:
         raise DatabaseUnavailable(cause=str(error).strip()) from error
-    except psycopg2.ProgrammingError as error:
-        raise BadInput(what="database URL", found=str(error).strip(), fix="Write postgresql://user@host:port/database.") from error
+    except psycopg2.ProgrammingError:
+        found = "libpq cannot read it"  # its own message quotes the URL, and with it the password
+        fix = "Write postgresql://user@host:port/database, with what is special in a name or password percent-encoded."
+        raise BadInput(what="database URL", found=found, fix=fix) from None
 
 
 @contextlib.contextmanager

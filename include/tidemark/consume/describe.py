@@ -88,12 +88,10 @@ def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:
     """The columns of a plain function's result type, in order, with the Arrow type of each; `None` if it declares none."""
     try:
         result = typing.get_type_hints(transform.function).get("return")
-    except (NameError, TypeError):
+        row = next((each for each in _parts(result) if typing.is_typeddict(each)), None)
+        return None if row is None else {name: _arrow_of(kind) for name, kind in typing.get_type_hints(row).items()}
+    except (NameError, TypeError):  # a name that only a type checker sees
         return None
-    for each in _parts(result):
-        if typing.is_typeddict(each):
-            return {name: _arrow_of(kind) for name, kind in typing.get_type_hints(each).items()}
-    return None
 
 
 def _function_schema(transform: Transform, columns: list[Column]) -> pa.Schema:
@@ -119,13 +117,17 @@ def _function_schema(transform: Transform, columns: list[Column]) -> pa.Schema:
 
 
 def _agrees(declared: pa.DataType, postgres: str) -> bool:
-    """May Python values of the declared kind go into this column? An ``int`` fits every integer type."""
+    """May Python values of the declared kind go into this column? An ``int`` fits every numeric type, a ``datetime`` both timestamps."""
     import pyarrow as pa
 
     target = arrow_type(postgres)
     assert target is not None
-    same = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    number = any(kind(declared) and kind(target) for kind in same) or (pa.types.is_integer(declared) and pa.types.is_floating(target))
+    if pa.types.is_list(declared) and pa.types.is_list(target):
+        return _agrees(declared.value_type, postgres[:-2])
+    same = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_timestamp)
+    number = any(kind(declared) and kind(target) for kind in same) or (
+        pa.types.is_integer(declared) and (pa.types.is_floating(target) or pa.types.is_decimal(target))
+    )
     return number or fits(declared, postgres) or (postgres in ("json", "jsonb") and pa.types.is_string(declared))
 
 
@@ -148,8 +150,8 @@ def _arrow_of(kind: Any) -> pa.DataType:
     """The Arrow type for a Python type; what is none of the simple ones is kept as JSON text."""
     import pyarrow as pa
 
-    for each in _parts(kind):
-        if each in _PYTHON:
+    for each in _members(kind):
+        if isinstance(each, typing.Hashable) and each in _PYTHON:
             found = arrow_type(_PYTHON[each])
             assert found is not None
             return found
@@ -159,12 +161,18 @@ def _arrow_of(kind: Any) -> pa.DataType:
 
 
 def _parts(kind: Any) -> list[Any]:
-    """A type, or the members of a union, of ``Iterable[...]`` and of ``NotRequired[...]``, without None."""
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        return [part for each in typing.get_args(kind) for part in _parts(each)]
-    if origin is not None and origin is not list and typing.get_args(kind):
-        return [part for each in typing.get_args(kind) for part in _parts(each)]
-    if origin is list and typing.is_typeddict(typing.get_args(kind)[0]):
-        return [typing.get_args(kind)[0]]
+    """A type, or the members of a union and of ``Iterable[...]``, ``list[...]`` and the like, without None."""
+    found = []
+    for each in _members(kind):
+        inner = typing.get_args(each)
+        found += [part for one in inner for part in _parts(one)] if inner else [each]
+    return found
+
+
+def _members(kind: Any) -> list[Any]:
+    """A type, or the members of a union, without None; of a ``Literal`` the types of its values."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [type(value) for value in typing.get_args(kind)]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [part for each in typing.get_args(kind) for part in _members(each)]
     return [] if kind is type(None) or kind is None else [kind]

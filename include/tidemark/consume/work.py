@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, time, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import Refused
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Message
 
+FLOAT32_MAX = (2 - 2**-24) * 2.0**127
+"""What is greater becomes infinite as a ``real``."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -32,7 +36,7 @@ class Work:
     """All that a task needs besides its slice. Travels to the executors, with the credentials in it, as the task's closure does."""
 
     target: Target
-    kafka: KafkaConfig
+    kafka: KafkaConfig = field(repr=False)
     form: Form
     function: Callable[..., Any]
     permanent: tuple[type[Exception], ...] = ()
@@ -223,19 +227,44 @@ def _column(values: list[Any], postgres: str) -> pa.Array:
     target = arrow_type(postgres)
     assert target is not None
     if postgres in ("json", "jsonb"):
-        values = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+        values = [value if value is None or isinstance(value, str) else json.dumps(value, allow_nan=False) for value in values]
     elif postgres == "uuid":
         return conform(pa.array([None if value is None else str(value) for value in values], pa.string()), postgres)
-    elif pa.types.is_timestamp(target):
-        _check_zones(values, aware=target.tz is not None)
+    else:
+        _check_exact(values, target)
     return pa.array(values, target)
 
 
-def _check_zones(values: list[Any], *, aware: bool) -> None:
-    """Arrow would take a naive time for UTC; here it is refused, as it is in the other forms."""
+def _check_exact(values: list[Any], target: pa.DataType) -> None:
+    """Refuses what Arrow would change on the way: it cuts fractions off, takes a naive time for UTC and a number for a moment."""
+    import pyarrow as pa
+
+    if pa.types.is_list(target):
+        _refuse(values, lambda value: isinstance(value, str | bytes), "is text and no list")
+        _check_exact([each for value in values if isinstance(value, list | tuple) for each in value], target.value_type)
+    elif pa.types.is_temporal(target):
+        _refuse(values, lambda value: isinstance(value, int | float), "is a number")
+    if pa.types.is_timestamp(target):
+        aware = target.tz is not None
+        _refuse(
+            values,
+            lambda value: isinstance(value, datetime) and (value.tzinfo is not None) is not aware,
+            "has no time zone" if aware else "has a time zone",
+        )
+    elif pa.types.is_date(target):
+        _refuse(values, lambda value: isinstance(value, datetime), "has a time of day")
+    elif pa.types.is_time(target):
+        _refuse(values, lambda value: isinstance(value, time) and value.tzinfo is not None, "has a time zone")
+    elif pa.types.is_integer(target):
+        _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is no whole number")
+    elif pa.types.is_float32(target):
+        _refuse(values, lambda value: isinstance(value, int | float) and FLOAT32_MAX < abs(value) < math.inf, "is out of range")
+
+
+def _refuse(values: list[Any], wrong: Callable[[Any], bool], why: str) -> None:
     for value in values:
-        if isinstance(value, datetime) and (value.tzinfo is not None) is not aware:
-            raise ValueError(f"{value} has {'no ' if aware else 'a '}time zone")
+        if wrong(value):
+            raise ValueError(f"{value} {why}")
 
 
 def _called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:

@@ -50,8 +50,8 @@ class ClaimRefused(Fenced):
 
     def __str__(self) -> str:
         return (
-            f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is older "
-            "and cannot take it."
+            f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is no "
+            "newer one and cannot take it."
         )
 
 
@@ -95,14 +95,12 @@ class TaskIdentity:
 
 def ensure_group(cur: Cursor, name: str) -> int:
     """The id of the group called ``name``, which is made if there is none."""
-    cur.execute(SQL["ensure_group"], {"name": name})
-    return int(_one(cur)[0])
+    return _ensured(cur, SQL["ensure_group"], {"name": name})
 
 
 def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
     """The id of this incarnation of a topic; a re-created one gets an id of its own."""
-    cur.execute(SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
-    return int(_one(cur)[0])
+    return _ensured(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
 
 
 def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int) -> None:
@@ -201,22 +199,22 @@ def move_offset(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
     cur.execute(SQL["move_offset"], key)
     if cur.fetchone() is not None:
         return None
-    twin = committed(cur, group_id, part)
+    cur.execute(SQL["read_offset"], key)
+    row = cur.fetchone()
+    twin = _ledger(cur, key) if row is not None and row[:2] == (part.end, part.epoch) else None
     if twin is None:
         raise _fenced(cur, key, part.partition, part.epoch)
     return twin
 
 
 def committed(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
-    """The ledger's counts of exactly this slice under this epoch, or `None`. Waits for a commit that is in flight on the row."""
+    """The ledger's counts of exactly this slice under this epoch, or `None`. Waits for a commit that is in flight on the row.
+
+    Only the ledger is asked: a newer owner may have moved the row on since.
+    """
     key = _key(group_id, part)
     cur.execute(SQL["read_offset"], key)
-    row = cur.fetchone()
-    if row is None or row[:2] != (part.end, part.epoch):
-        return None
-    cur.execute(SQL["read_batch"], key)
-    counts = cur.fetchone()
-    return None if counts is None else Counts(*counts)
+    return _ledger(cur, key)
 
 
 def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: Counts) -> None:
@@ -279,10 +277,26 @@ def _key(group_id: int, part: Slice) -> dict[str, Any]:
     }
 
 
+def _ledger(cur: Cursor, key: dict[str, Any]) -> Counts | None:
+    cur.execute(SQL["read_batch"], key)
+    counts = cur.fetchone()
+    return None if counts is None else Counts(*counts)
+
+
 def _fenced(cur: Cursor, key: dict[str, Any], partition: TopicPartition, held: Epoch) -> OffsetFenced:
     cur.execute(SQL["read_offset"], key)
     position, epoch, owner, _ = _one(cur)
     return OffsetFenced(partition=partition, held=held, current=Epoch(epoch), position=position, owner=owner)
+
+
+def _ensured(cur: Cursor, statement: str, parameters: Mapping[str, str]) -> int:
+    """The id of a row that is made if it is not there. Whoever makes it at the same moment is waited for, and seen by a second look."""
+    cur.execute(statement, parameters)
+    row = cur.fetchone()
+    if row is None:
+        cur.execute(statement, parameters)
+        row = _one(cur)
+    return int(row[0])
 
 
 def _one(cur: Cursor) -> tuple[Any, ...]:

@@ -1,19 +1,25 @@
 -- Statements on positions, attempts and the ledger. Lock order: group, members, partitions by (topic, partition).
 
 -- name: ensure_group
--- The group's id; makes the row if there is none. Locks nothing that exists.
-WITH made AS (
-    INSERT INTO tidemark.consumer_group (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING RETURNING group_id
+-- The group's id; makes the row if there is none. Locks nothing that exists. No row returned: somebody made it just now, ask again.
+WITH known AS (
+    SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s
+), made AS (
+    INSERT INTO tidemark.consumer_group (name) SELECT %(name)s WHERE NOT EXISTS (SELECT FROM known)
+    ON CONFLICT DO NOTHING RETURNING group_id
 )
-SELECT group_id FROM made UNION ALL SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s LIMIT 1;
+SELECT group_id FROM known UNION ALL SELECT group_id FROM made;
 
 -- name: ensure_topic
--- The topic's id; a name that comes with a new UUID gets a new row.
-WITH made AS (
-    INSERT INTO tidemark.topic (name, kafka_uuid) VALUES (%(name)s, %(kafka_uuid)s) ON CONFLICT DO NOTHING RETURNING topic_id
+-- The topic's id; a name that comes with a new UUID gets a new row. Locks nothing that exists. No row returned: as above.
+-- Inserts only what is not there: an insert that conflicts would use up one of the 32,767 ids all the same.
+WITH known AS (
+    SELECT topic_id FROM tidemark.topic WHERE name = %(name)s AND kafka_uuid = %(kafka_uuid)s
+), made AS (
+    INSERT INTO tidemark.topic (name, kafka_uuid) SELECT %(name)s, %(kafka_uuid)s WHERE NOT EXISTS (SELECT FROM known)
+    ON CONFLICT DO NOTHING RETURNING topic_id
 )
-SELECT topic_id FROM made
-UNION ALL SELECT topic_id FROM tidemark.topic WHERE name = %(name)s AND kafka_uuid = %(kafka_uuid)s LIMIT 1;
+SELECT topic_id FROM known UNION ALL SELECT topic_id FROM made;
 
 -- name: start_partition
 -- Gives a partition its first position; does nothing if it has one. Locks the new row.
@@ -87,7 +93,7 @@ SELECT loaded, skipped, retried, failed, unaccounted, sink_rows FROM tidemark.ba
 WITH ended AS (
     UPDATE tidemark.attempt
        SET state = 'FAILED', ended_at = clock_timestamp(),
-           error = jsonb_build_object('kind', 'unavailable', 'type', 'Superseded', 'text', 'The driver ended without a word; a newer try took over.')
+           error = jsonb_build_object('kind', 'fenced', 'type', 'Superseded', 'text', 'A newer try took over before this one had ended.')
      WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s AND task_id = %(task_id)s AND map_index = %(map_index)s AND state = 'RUNNING'
 )
 INSERT INTO tidemark.attempt (group_id, dag_id, run_id, task_id, map_index, try_number)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from tidemark.db import connect, is_outage, session, transaction
-from tidemark.errors import Broken, DatabaseUnavailable, Refused
+from tidemark.errors import Broken, DatabaseUnavailable, Refused, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts
@@ -65,7 +65,7 @@ Only records that are not loaded travel this way."""
 class Target:
     """Where and as whom a slice is committed."""
 
-    database_url: str
+    database_url: str = field(repr=False)
     group_id: int
     attempt_id: int
     layout: Layout
@@ -123,25 +123,40 @@ class RecordsGone(Broken):
         return f"{self.part}: of {self.wanted} failed records {self.found} are still in the log. Nothing of this slice was stored."
 
 
+@dataclass(kw_only=True, eq=False)
+class CommitUnknown(Unavailable):
+    """The session was lost during COMMIT, and the database did not come back to say whether it happened."""
+
+    part: Slice
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.part}: the session was lost during COMMIT and Postgres does not answer: {self.cause}. The slice is stored whole or not "
+            "at all; its row says which, and the next attempt goes on from there."
+        )
+
+
 def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads) -> Receipt:
     """Stores a slice in one transaction of its own and returns the receipt.
 
     ``judged`` is consumed while Postgres takes the rows, so a slice of any size needs the memory of one batch. Safe to call again
     for the same slice: the second finds the first one's ledger row. Raises `OffsetFenced` if the partition was taken away,
-    `BadOutput`, `SinkRejected` or `Broken` for what is wrong with the rows, `DatabaseUnavailable` for an outage; then nothing is stored.
+    `BadOutput`, `SinkRejected` or `Broken` for what is wrong with the rows, `DatabaseUnavailable` for an outage, and whatever
+    ``judged`` or ``payloads`` raise; then nothing is stored. `CommitUnknown` leaves open whether it is.
     """
     with contextlib.closing(connect(target.database_url, application=target.application)) as connection:
         try:
             receipt = _store(connection, target, part, judged, payloads)
         except psycopg2.Error as error:
-            raise _translated(error, target, part) from error
+            raise _translated(error, target.layout.table, part) from error
         if not receipt.twin:
             reached(Step.COMMIT, part)
             try:
                 connection.commit()
             except psycopg2.Error as error:
                 if not is_outage(error):
-                    raise _translated(error, target, part) from error
+                    raise _translated(error, target.layout.table, part) from error
                 log.warning("commit outcome unknown, reading the row slice=%s cause=%s", part, str(error).strip())
                 receipt = _outcome(target, part, error)
     reached(Step.RECEIPT, part)
@@ -177,7 +192,12 @@ def _store(connection: Connection, target: Target, part: Slice, judged: Iterator
 def _copy(cur: Cursor, part: Slice, table: str, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> int:
     stream = CopyStream(columns, batches)
     names = ", ".join(quoted(name) for name, _ in columns)
-    cur.copy_expert(f"COPY {quoted_table(table)} ({names}) FROM STDIN (FORMAT binary)", stream, size=COPY_BUFFER_BYTES)
+    try:
+        cur.copy_expert(f"COPY {quoted_table(table)} ({names}) FROM STDIN (FORMAT binary)", stream, size=COPY_BUFFER_BYTES)
+    except psycopg2.Error as error:
+        if stream.failure is not None:
+            raise stream.failure  # noqa: B904 - with the cause it has
+        raise _translated(error, table, part) from error
     if cur.rowcount != stream.rows:
         raise CopyCountWrong(part=part, table=table, encoded=stream.rows, stored=cur.rowcount)
     return stream.rows
@@ -204,7 +224,7 @@ def _failed(target: Target, part: Slice, rejects: dict[int, Reject], payloads: P
 
 
 def _outcome(target: Target, part: Slice, lost: psycopg2.Error) -> Receipt:
-    """Did the commit whose answer was lost happen? The row says it, once the old session has let go of it."""
+    """Did the commit whose answer was lost happen? The ledger says it, once the old session has let go of the partition's row."""
     retrying = Retrying(
         retry=retry_if_exception_type(DatabaseUnavailable),
         stop=stop_after_delay(OUTCOME_WAIT_S),
@@ -216,15 +236,18 @@ def _outcome(target: Target, part: Slice, lost: psycopg2.Error) -> Receipt:
         with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
             return store.committed(cur, target.group_id, part)
 
-    counts = retrying(ask)
+    try:
+        counts = retrying(ask)
+    except DatabaseUnavailable as error:
+        raise CommitUnknown(part=part, cause=error.cause) from lost
     if counts is None:
         raise DatabaseUnavailable(cause=f"the session ended before the commit of {part}: {str(lost).strip()}") from lost
     return Receipt(part, counts)
 
 
-def _translated(error: psycopg2.Error, target: Target, part: Slice) -> Exception:
+def _translated(error: psycopg2.Error, table: str, part: Slice) -> Exception:
     if is_outage(error):
         return DatabaseUnavailable(cause=str(error).strip())
     message = error.diag.message_primary or str(error).strip()
     detail = " ".join(text for text in (message, error.diag.message_detail) if text)
-    return SinkRejected(part=part, table=target.layout.table, sqlstate=error.pgcode or "", message=detail)
+    return SinkRejected(part=part, table=table, sqlstate=error.pgcode or "", message=detail)

@@ -32,20 +32,36 @@ class TypesChanged(Refused):
         )
 
 
+@dataclass(kw_only=True, eq=False)
+class NotEncodable(Refused):
+    """A value of the right type lies outside what Postgres can hold; ``cause`` is the encoder's own message."""
+
+    cause: str
+
+    def __str__(self) -> str:
+        return f"A value that the transform returned has no place in Postgres: {self.cause}. Nothing of this slice was stored."
+
+
 class CopyStream:
     """The rows of ``batches`` as a binary COPY stream, encoded as they are asked for; a file for ``copy_expert``.
 
     Each batch has exactly the columns of ``columns`` (name, Postgres type), conformed to the encoder's types. ``rows`` counts what
-    was encoded, to be compared with what Postgres says it took.
+    was encoded, to be compared with what Postgres says it took. ``failure`` is what ``batches`` raised: psycopg2 turns it into a
+    cancelled statement, which looks like an outage.
     """
 
     def __init__(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> None:
         self.rows = 0
+        self.failure: BaseException | None = None
         self._chunks = self._encode(columns, batches)
 
     def read(self, _size: int = -1) -> bytes:
         """The next chunk, of whatever size it is; empty at the end only (psycopg2 takes an empty read for the end of the data)."""
-        return next(self._chunks, b"")
+        try:
+            return next(self._chunks, b"")
+        except BaseException as error:
+            self.failure = error
+            raise
 
     def readline(self, _size: int = -1) -> bytes:  # psycopg2's type of a source of COPY wants it; its code does not call it
         return self.read()
@@ -61,12 +77,19 @@ class CopyStream:
             for start in range(0, batch.num_rows, ROWS_A_CHUNK):
                 chunk = batch.slice(start, ROWS_A_CHUNK)
                 self.rows += chunk.num_rows
-                if data := encoder.write_batch(chunk):  # pgpq may keep a small batch until the next call
-                    yield bytes(data)
+                if data := _written(encoder, chunk):  # pgpq may keep a small batch until the next call
+                    yield data
         if encoder is None:
             yield EMPTY
         elif data := encoder.finish():
             yield bytes(data)
+
+
+def _written(encoder: Any, chunk: pa.RecordBatch) -> bytes:
+    try:
+        return bytes(encoder.write_batch(chunk))
+    except ValueError as error:
+        raise NotEncodable(cause=str(error)) from error
 
 
 def _encoder(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> Any:

@@ -162,12 +162,7 @@ Difference = tuple[str, str | None]
 
 def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool) -> Iterator[Difference]:
     alter = f"ALTER TABLE {quoted_table(table)}"
-    for name in GIVEN:
-        if name not in output.names:
-            yield f"the output lacks the lineage column {name}: return it as the transform was given it", None
-    for name in OPTIONAL:
-        if name in output.names and not fits(output.field(name).type, "text"):
-            yield f"{name} must be text, it is {output.field(name).type}", None
+    yield from _output_differences(output)
     for name, kind in LINEAGE:
         if name not in have:
             yield f"the table lacks the lineage column {name}", f"{alter} ADD COLUMN {quoted(name)} {kind} NOT NULL;"
@@ -175,6 +170,24 @@ def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Sche
             yield f"the table's {name} is {have[name].type}, it must be {kind}", f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};"
     if not lineage_index:
         yield "the table has no unique index on its lineage columns", f"{alter} ADD {_UNIQUE};"
+
+
+def _output_differences(output: pa.Schema) -> Iterator[Difference]:
+    import pyarrow as pa
+
+    for name in dict.fromkeys(output.names):
+        if output.names.count(name) > 1:
+            yield f"the output has the column {name} {output.names.count(name)} times", None
+    for name in GIVEN:
+        if name not in output.names:
+            yield f"the output lacks the lineage column {name}: return it as the transform was given it", None
+    for field in output:
+        if field.name in OPTIONAL and not fits(field.type, "text"):
+            yield f"{field.name} must be text, it is {field.type}", None
+        if field.name in GIVEN and not (fits(field.type, "text") if field.name == "kafka_topic" else pa.types.is_integer(field.type)):
+            yield f"the lineage column {field.name} is {field.type}: return it as the transform was given it", None
+        if field.name in _FILLED_IN:
+            yield f"the output has the lineage column {field.name}, which is filled in for it: leave it out", None
 
 
 def _difference(table: str, field: pa.Field, column: Column | None) -> Difference | None:
@@ -208,6 +221,7 @@ def data_fields(output: pa.Schema) -> list[pa.Field]:
     return [field for field in output if field.name not in GIVEN and field.name not in OPTIONAL]
 
 
+_FILLED_IN = tuple(name for name, _ in LINEAGE if name not in GIVEN)
 _UNIQUE = "UNIQUE (" + ", ".join(name for name, _ in LINEAGE) + ")"
 _PARTITIONED = " PARTITION BY LIST (kafka_partition)"
 

@@ -1,15 +1,19 @@
 -- name: columns
--- The columns of a table in order, domains resolved to their base type. Locks nothing that a reader minds.
-SELECT attribute.attname AS name,
-       CASE WHEN kind.typtype = 'e' THEN 'enum'
-            WHEN kind.typtype = 'd' THEN format_type(kind.typbasetype, kind.typtypmod)
-            ELSE format_type(attribute.atttypid, attribute.atttypmod) END AS type,
-       attribute.attnotnull OR kind.typnotnull AS not_null,
-       attribute.atthasdef OR attribute.attidentity <> '' AS has_default,
-       attribute.attgenerated <> '' OR attribute.attidentity = 'a' AS generated
-  FROM pg_attribute attribute JOIN pg_type kind ON kind.oid = attribute.atttypid
- WHERE attribute.attrelid = to_regclass(%(table)s) AND attribute.attnum > 0 AND NOT attribute.attisdropped
- ORDER BY attribute.attnum;
+-- The columns of a table in order, domains (also domains over domains) resolved to their base type. Locks nothing that a reader minds.
+WITH RECURSIVE resolved AS (
+    SELECT attnum, attname, atttypid AS type, atttypmod AS modifier, attnotnull AS not_null, atthasdef OR attidentity <> '' AS has_default,
+           attgenerated <> '' OR attidentity = 'a' AS generated
+      FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+     UNION ALL
+    SELECT attnum, attname, domain.typbasetype, domain.typtypmod, not_null OR domain.typnotnull, has_default OR domain.typdefault IS NOT NULL,
+           generated
+      FROM resolved JOIN pg_type domain ON domain.oid = resolved.type WHERE domain.typtype = 'd'
+)
+SELECT attname AS name, CASE WHEN kind.typtype = 'e' THEN 'enum' ELSE format_type(type, modifier) END AS type,
+       not_null, has_default, generated
+  FROM resolved JOIN pg_type kind ON kind.oid = resolved.type
+ WHERE kind.typtype <> 'd'
+ ORDER BY attnum;
 
 -- name: lineage_index
 -- Is there a valid unique index on exactly the lineage columns?

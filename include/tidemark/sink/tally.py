@@ -70,19 +70,19 @@ def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
     rows = batch.drop_columns([name for name in OPTIONAL if name in names])
     if "disposition" not in names:
         return Judged(rows)
-    said = pc.fill_null(batch.column("disposition").cast("string"), "load")
+    said = pc.fill_null(_text(batch, "disposition", part), "load")
     known = {disposition.name.lower(): disposition for disposition in Disposition}
     other = [word for word in pc.unique(said).to_pylist() if word not in known]
     if other:
         raise BadOutput(part=part, problem=f"disposition {other[0]!r} is none of {', '.join(known)}.")
-    offsets = batch.column("kafka_offset")
-    skipped = offsets.filter(pc.equal(said, "skip")).to_pylist()
+    skipped = _offsets(batch.filter(pc.equal(said, "skip")), part).tolist()
     not_loaded = pc.is_in(said, value_set=_strings("retry", "fail"))
     rejects = []
     if pc.any(not_loaded).as_py():
-        errors = batch.column("error") if "error" in names else _nulls(batch.num_rows)
+        refused = batch.filter(not_loaded)
+        errors = _text(refused, "error", part) if "error" in names else _nulls(refused.num_rows)
         for offset, word, text in zip(
-            offsets.filter(not_loaded).to_pylist(), said.filter(not_loaded).to_pylist(), errors.filter(not_loaded).to_pylist(), strict=True
+            _offsets(refused, part).tolist(), said.filter(not_loaded).to_pylist(), errors.to_pylist(), strict=True
         ):
             rejects.append(reject(offset, known[word], text))
     return Judged(rows.filter(pc.equal(said, "load")), skipped, rejects)
@@ -91,6 +91,7 @@ def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
 def reject(offset: int, disposition: Disposition, error: str | None, error_type: str | None = None) -> Reject:
     """A reject whose text Postgres can store. ``ValueError: no date`` without a type is split at its colon."""
     text = (error or "the transform gave no reason").replace("\0", "\\0")[:ERROR_TEXT_LIMIT]
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair is no text to Postgres
     if error_type is None:
         match = re.match(r"([A-Z]\w+): (.+)", text, re.DOTALL)
         error_type, text = (match[1], match[2]) if match else ("Error", text)
@@ -123,7 +124,7 @@ class Tally:
             self._mark(np.asarray(judged.skipped, dtype=np.int64), Disposition.SKIP)
         if judged.rows is None or judged.rows.num_rows == 0:
             return None
-        index = self._mark(self._offsets(judged.rows), Disposition.LOAD)
+        index = self._mark(_offsets(judged.rows, self._part), Disposition.LOAD)
         return self._with_lineage(judged.rows, index, self._number(index))
 
     def counts(self) -> Counts:
@@ -139,18 +140,6 @@ class Tally:
             unaccounted=int(by[0]),
             sink_rows=int(self._rows.sum()),
         )
-
-    def _offsets(self, rows: pa.RecordBatch) -> Any:
-        import pyarrow.compute as pc
-
-        topic, partition = self._part.partition.topic, self._part.partition.partition
-        offsets = rows.column("kafka_offset")
-        strangers = pc.or_(pc.not_equal(rows.column("kafka_topic"), topic), pc.not_equal(rows.column("kafka_partition"), partition))
-        if offsets.null_count or rows.column("kafka_topic").null_count or rows.column("kafka_partition").null_count:
-            raise BadOutput(part=self._part, problem="a row has no lineage: kafka_topic, kafka_partition or kafka_offset is null.")
-        if pc.any(strangers).as_py():
-            raise BadOutput(part=self._part, problem="a row belongs to another partition: the transform must not move rows between them.")
-        return offsets.to_numpy(zero_copy_only=False)
 
     def _mark(self, offsets: Any, disposition: Disposition) -> Any:
         index = offsets - self._part.start
@@ -198,7 +187,7 @@ class Tally:
                 raise BadOutput(part=self._part, problem=f"column {column.name} came as {values.type}; the table is {column.type}.")
             try:
                 arrays.append(conform(values, column.type))
-            except pa.ArrowInvalid as error:
+            except pa.ArrowException as error:
                 raise BadOutput(part=self._part, problem=f"column {column.name} does not fit {column.type}: {error}.") from error
         extra = sorted(set(rows.schema.names) - {column.name for column in self._layout.columns} - set(GIVEN))
         if extra:
@@ -211,6 +200,33 @@ class Tally:
             pa.array(numbers.astype(np.int32)),
         ]
         return pa.RecordBatch.from_arrays(arrays, names=self._layout.copy_columns)
+
+
+def _offsets(rows: pa.RecordBatch, part: Slice) -> Any:
+    """The rows' offsets, if they are rows of this partition."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        kinds = zip(GIVEN, (pa.string(), pa.int64(), pa.int64()), strict=True)
+        topic, partition, offset = (rows.column(name).cast(kind) for name, kind in kinds)
+    except pa.ArrowException as error:
+        raise BadOutput(part=part, problem=f"a row's lineage is not what the transform was given: {error}.") from error
+    if topic.null_count or partition.null_count or offset.null_count:
+        raise BadOutput(part=part, problem=f"a row has no lineage: {', '.join(GIVEN[:-1])} or {GIVEN[-1]} is null.")
+    strangers = pc.or_(pc.not_equal(topic, part.partition.topic), pc.not_equal(partition, part.partition.partition))
+    if pc.any(strangers).as_py():
+        raise BadOutput(part=part, problem="a row belongs to another partition: the transform must not move rows between them.")
+    return offset.to_numpy(zero_copy_only=False)
+
+
+def _text(batch: pa.RecordBatch, name: str, part: Slice) -> pa.Array:
+    import pyarrow as pa
+
+    column = batch.column(name)
+    if not fits(column.type, "text"):
+        raise BadOutput(part=part, problem=f"{name} came as {column.type}; it must be text.")
+    return column.cast(pa.string())
 
 
 def _strings(*words: str) -> Any:

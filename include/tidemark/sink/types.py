@@ -14,6 +14,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_IN_ARRAYS = {
+    "boolean",
+    "smallint",
+    "integer",
+    "bigint",
+    "real",
+    "double precision",
+    "numeric",
+    "text",
+    "bytea",
+    "date",
+    "time without time zone",
+    "timestamp without time zone",
+    "interval",
+}
+"""Binary COPY names the type of an array's elements, and Postgres refuses another one; these are the ones that pgpq can name."""
 _TEXT = {"text", "character varying", "character", "json", "jsonb", "name"}
 
 
@@ -43,7 +59,7 @@ def postgres_type(arrow: pa.DataType) -> str | None:
         return f"numeric({arrow.precision},{arrow.scale})"
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
         element = postgres_type(arrow.value_type)
-        return None if element is None or element.endswith("[]") else f"{element}[]"
+        return f"{element}[]" if element is not None and _base(element) in _IN_ARRAYS else None
     if pa.types.is_dictionary(arrow):
         return postgres_type(arrow.value_type)
     return None
@@ -69,7 +85,8 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
         precision, scale = (int(limits[1]), int(limits[2])) if limits else (1000, 1000)
         return bool(arrow.scale <= scale and arrow.precision - arrow.scale <= precision - scale) if limits else True
     if postgres.endswith("[]"):
-        return (pa.types.is_list(arrow) or pa.types.is_large_list(arrow)) and fits(arrow.value_type, postgres[:-2])
+        is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
+        return is_list and _base(postgres[:-2]) in _IN_ARRAYS and fits(arrow.value_type, postgres[:-2])
     if base == "interval":
         return bool(pa.types.is_duration(arrow))
     found = postgres_type(arrow)
@@ -81,8 +98,7 @@ def arrow_type(postgres: str) -> pa.DataType | None:
     import pyarrow as pa
 
     if postgres.endswith("[]"):
-        element = arrow_type(postgres[:-2])
-        return None if element is None or postgres[:-2].endswith("[]") else pa.list_(element)
+        return pa.list_(arrow_type(postgres[:-2])) if _base(postgres[:-2]) in _IN_ARRAYS else None
     base = _base(postgres)
     if base in _TEXT or base == "enum":
         return pa.string()
@@ -117,8 +133,10 @@ def conform(column: pa.Array, postgres: str) -> pa.Array:
         column = column.dictionary_decode()
     target = arrow_type(postgres)
     assert target is not None
-    if pa.types.is_decimal(column.type):  # pgpq writes the column's own scale
-        return column if column.type.bit_width <= 128 else column.cast(pa.decimal128(38, column.type.scale))
+    inner = column.type.value_type if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) else column.type
+    if pa.types.is_decimal(inner):  # pgpq writes the values' own scale
+        exact = inner if inner.bit_width <= 128 else pa.decimal128(38, inner.scale)
+        return column.cast(exact if inner is column.type else pa.list_(exact))
     if _base(postgres) == "uuid" and is_text(column.type):
         return pa.array([_uuid(value) for value in column.to_pylist()], target)
     return column if column.type == target else column.cast(target)

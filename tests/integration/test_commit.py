@@ -1,0 +1,627 @@
+"""The commit of one slice on a real Postgres: together or not at all, by the rightful owner, and never twice."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg2
+import pyarrow as pa
+import pytest
+from tests.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, eventually, in_thread, never, of_all_kinds, payloads, rows, slice_of
+
+from tidemark.db import session
+from tidemark.errors import DatabaseUnavailable
+from tidemark.offsets import Epoch, Slice, store
+from tidemark.offsets.store import Counts, OffsetFenced
+from tidemark.sink import commit as commit_module
+from tidemark.sink.commit import CommitUnknown, CopyCountWrong, Receipt, RecordsGone, SinkRejected, Target, commit_slice
+from tidemark.sink.encode import CopyStream, NotEncodable
+from tidemark.sink.steps import Step
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.tally import BadOutput, Judged
+
+KINDS = Counts(loaded=18, skipped=3, retried=3, failed=3, unaccounted=3, sink_rows=24)
+"""What `of_all_kinds` makes of offsets 0 to 29."""
+BEFORE = (0, 0, 0, 0)
+AFTER = (30, 24, 6, 1)
+
+
+def hexed(text: str) -> str:
+    """As Postgres shows bytes."""
+    return "\\x" + text.encode().hex()
+
+
+@pytest.fixture
+def group(database_url: str) -> Iterator[Group]:
+    """A group with one partition; its ledger and its sink agree when the test has ended, and no session of it is left."""
+    with contextlib.closing(psycopg2.connect(database_url)) as watch:
+        group = Group(database_url, watch)
+        group.sql(DDL)
+        yield group
+        group.check_conserved()
+        eventually(lambda: not group.sessions())
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Callable[[], None]], None]:
+    """Does something just before a numbered step, the first time it is reached."""
+
+    def arrange(step: Step, act: Callable[[], None]) -> None:
+        waiting = [act]
+
+        def reached(here: Step, part: Slice) -> None:
+            if here is step and waiting:
+                waiting.pop()()
+
+        monkeypatch.setattr(commit_module, "reached", reached)
+
+    return arrange
+
+
+# ---- what is stored
+
+
+def test_a_commit_stores_rows_offset_failed_records_and_ledger(group: Group) -> None:
+    """The receipt says what the ledger says, and every offset of the slice is accounted for."""
+    part = group.slice()
+    attempt = group.attempt()
+    assert group.commit(part, attempt=attempt) == Receipt(part, KINDS)
+    assert group.counted() == AFTER
+    assert group.position() == (30, 1)
+    assert group.sql(
+        "SELECT start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried, failed, unaccounted, sink_rows"
+        " FROM tidemark.batch"
+    ) == [(0, 30, 1, attempt, 18, 3, 3, 3, 3, 24)]
+    assert group.sql(f"SELECT kafka_seq, count(*) FROM {TABLE} GROUP BY 1 ORDER BY 1") == [(0, 18), (1, 3), (2, 3)]
+    assert group.sql(
+        "SELECT record_offset, disposition, error_type, error_text, value::text, key::text, headers, retry_number,"
+        " record_timestamp IS NULL, attempt_id FROM tidemark.failed_record WHERE record_offset < 3 ORDER BY 1"
+    ) == [
+        (1, "retry", "KeyError", "1", hexed(f"{part.partition} 1"), None, [["h", "eA=="]], 0, False, attempt),
+        (2, "fail", "KeyError", "2", hexed(f"{part.partition} 2"), hexed("k\0"), [["h", "eA=="]], 0, True, attempt),
+    ]
+
+
+def test_slices_follow_one_another(group: Group) -> None:
+    """The next slice begins where the last ended, under the same epoch."""
+    claim = group.claim()
+    for start, end in ((0, 1), (1, 2), (2, 250), (250, 300)):
+        part = Slice(claim.partition, claim.topic_id, start, end, claim.epoch)
+        assert group.commit(part, all_loaded(part)).counts.loaded == end - start
+    assert group.counted() == (300, 300, 0, 4)
+
+
+def test_a_slice_without_any_row_still_moves_its_offset(group: Group) -> None:
+    """All skipped or filtered away, or nothing but transaction markers."""
+    part = group.slice()
+    assert group.commit(part, iter(())).counts == Counts(0, 0, 0, 0, 30, 0)
+    later = group.slice(end=40)
+    assert group.commit(later, iter([Judged(None, range(30, 40))])).counts == Counts(0, 10, 0, 0, 0, 0)
+    assert group.counted() == (40, 0, 0, 2)
+
+
+def test_another_session_sees_all_of_a_commit_or_nothing(group: Group) -> None:
+    """One transaction (I1): whenever somebody looks, offset, rows, failed records and ledger belong together."""
+    claim = group.claim()
+    target = group.target()
+    seen: set[tuple[int, ...]] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        with contextlib.closing(psycopg2.connect(group.url)) as other:
+            watcher = Group(group.url, other, name=group.name)
+            while not done.is_set():
+                seen.add(watcher.counted())
+            seen.add(watcher.counted())
+
+    with in_thread(look) as looking:
+        try:
+            for start in range(0, 300, 30):
+                part = Slice(claim.partition, claim.topic_id, start, start + 30, claim.epoch)
+                commit_slice(target, part, of_all_kinds(part), payloads)
+        finally:
+            done.set()
+        looking.result(30)
+    assert (300, 240, 60, 10) in seen
+    assert all(look == (30 * batches, 24 * batches, 6 * batches, batches) for *_, batches in seen for look in seen if look[3] == batches)
+
+
+# ---- who may commit
+
+
+def test_a_stale_epoch_is_fenced_before_a_byte_is_sent(group: Group) -> None:
+    """Whoever claims later takes the partition away (I2); the rows of the old owner are not even made."""
+    old = group.slice()
+    group.claim(owner="newer")
+    with pytest.raises(OffsetFenced) as raised:
+        group.commit(old, never())
+    assert (raised.value.held, raised.value.current, raised.value.position, raised.value.owner) == (1, 2, 0, "newer")
+    assert group.counted() == BEFORE
+
+
+@pytest.mark.parametrize(("start", "end"), [(10, 20), (0, 20), (29, 40), (31, 40)])
+def test_a_slice_that_does_not_begin_at_the_position_is_fenced(group: Group, start: int, end: int) -> None:
+    """It would leave a gap or load records twice, also under the right epoch."""
+    claim = group.claim()
+    group.commit(slice_of(claim, 30))
+    with pytest.raises(OffsetFenced):
+        group.commit(Slice(claim.partition, claim.topic_id, start, end, claim.epoch), never())
+    assert group.counted() == AFTER
+
+
+def test_an_epoch_that_was_never_given_is_fenced(group: Group) -> None:
+    """The row decides, not who is greater."""
+    claim = group.claim()
+    with pytest.raises(OffsetFenced):
+        group.commit(Slice(claim.partition, claim.topic_id, 0, 30, Epoch(claim.epoch + 1)), never())
+    assert group.counted() == BEFORE
+
+
+def test_a_released_partition_may_still_be_committed_by_who_held_it(group: Group) -> None:
+    """Until the new owner claims, what is in flight may finish; the new one starts behind it."""
+    claim = group.claim()
+    with session(group.url) as connection, connection, connection.cursor() as cur:
+        store.release(cur, group.group_id, claim)
+    assert group.commit(slice_of(claim, 30)).counts == KINDS
+    assert group.claim().position == 30
+
+
+def test_a_twin_gets_the_receipt_of_the_first(group: Group) -> None:
+    """A task that Spark ran twice committed once; the second finds the first one's ledger row and reads nothing."""
+    part = group.slice()
+    group.commit(part)
+    assert group.commit(part, never()) == Receipt(part, KINDS, twin=True)
+    assert group.counted() == AFTER
+
+
+def test_a_zombie_that_waits_for_the_row_while_a_newer_owner_claims_is_fenced(group: Group) -> None:
+    """② comes first: it waits there, and when the row is free it is somebody else's."""
+    old, attempt = group.slice(), group.attempt()
+    with contextlib.closing(psycopg2.connect(group.url)) as newer, newer.cursor() as cur:
+        store.claim(cur, group.group_id, group.topic_id, old.partition, store.next_generation(cur), "newer")
+        with in_thread(lambda: group.commit(old, never(), attempt=attempt)) as zombie:
+            group.wait_for_lock()
+            newer.commit()
+            with pytest.raises(OffsetFenced):
+                zombie.result(20)
+    assert group.counted() == BEFORE
+
+
+def test_a_newer_owner_that_waits_for_a_commit_in_flight_starts_behind_it(group: Group) -> None:
+    """Nothing is lost or doubled: the commit happens, and the claim gets the position after it."""
+    part, attempt = group.slice(), group.attempt()
+    sent, go_on = threading.Event(), threading.Event()
+
+    def judged() -> Iterator[Judged]:
+        yield from of_all_kinds(part)
+        sent.set()
+        assert go_on.wait(20)
+
+    with in_thread(lambda: group.commit(part, judged(), attempt=attempt)) as committing:
+        assert sent.wait(20)
+        with in_thread(group.claim) as claiming:
+            eventually(lambda: group.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+            go_on.set()
+            assert claiming.result(20).position == 30
+        assert committing.result(20).counts == KINDS
+
+
+def test_of_two_that_commit_the_same_slice_at_once_one_does(group: Group) -> None:
+    """The other waits for the row, and is then a twin: no row is there twice."""
+    for round_ in range(5):
+        part = group.slice(end=30 * (round_ + 1))
+        gate = threading.Barrier(2)
+
+        def commit(target: Target, part: Slice = part, gate: threading.Barrier = gate) -> Receipt:
+            gate.wait(20)
+            return commit_slice(target, part, of_all_kinds(part), payloads)
+
+        targets = [group.target(), group.target()]
+        with ThreadPoolExecutor(2) as pool:
+            receipts = list(pool.map(commit, targets, timeout=30))
+        assert sorted(receipt.twin for receipt in receipts) == [False, True]
+        assert {receipt.counts for receipt in receipts} == {KINDS}
+    assert group.counted() == (150, 120, 30, 5)
+
+
+def test_a_newer_attempt_ends_a_session_that_is_stuck_in_its_copy(group: Group) -> None:
+    """A zombie that holds the row and sends no more would block the claim; its own attempt and other groups are left alone."""
+    part = group.slice()
+    attempt, newer = group.attempt(), group.attempt()
+    stuck, let_go = threading.Event(), threading.Event()
+
+    def judged() -> Iterator[Judged]:
+        yield Judged(rows(part, range(5)))
+        stuck.set()
+        assert let_go.wait(20)
+
+    def ended(by: int, of_group: int) -> int:
+        with session(group.url) as connection, connection, connection.cursor() as cur:
+            return store.end_older_sessions(cur, of_group, by)
+
+    with in_thread(lambda: group.commit(part, judged(), attempt=attempt)) as zombie:
+        assert stuck.wait(20)
+        assert ended(attempt, group.group_id) == 0
+        assert ended(newer, group.group_id + 1) == 0
+        assert ended(newer, group.group_id) == 1
+        assert group.claim().position == 0
+        let_go.set()
+        with pytest.raises(DatabaseUnavailable):
+            zombie.result(20)
+    assert group.counted() == BEFORE
+
+
+# ---- what goes wrong with the rows
+
+
+class Boom(Exception):
+    """Nobody's error."""
+
+
+@pytest.mark.parametrize(
+    "error", [BadOutput(part=None, problem="x"), Boom("boom"), KeyboardInterrupt()], ids=lambda error: type(error).__name__
+)  # type: ignore[arg-type]
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_what_the_rows_raise_comes_out_as_it_is_and_nothing_is_stored(group: Group, error: BaseException, after: int) -> None:
+    """psycopg2 makes a cancelled statement of it, which would pass for an outage and be tried for ever."""
+    part = group.slice()
+
+    def judged() -> Iterator[Judged]:
+        for _, each in zip(range(after), of_all_kinds(part), strict=False):
+            yield each
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        group.commit(part, judged())
+    assert raised.value is error
+    assert group.counted() == BEFORE
+    assert group.commit(part).counts == KINDS
+
+
+def test_a_failed_record_that_cannot_be_read_again_stops_the_slice(group: Group) -> None:
+    """Whether the second reading raises, or finds fewer records: nothing is stored."""
+    part = group.slice()
+    with pytest.raises(Boom):
+        commit_slice(group.target(), part, of_all_kinds(part), lambda part, offsets: (_ for _ in ()).throw(Boom()))
+    with pytest.raises(RecordsGone) as raised:
+        commit_slice(group.target(), part, of_all_kinds(part), lambda part, offsets: payloads(part, sorted(offsets)[1:]))
+    assert (raised.value.wanted, raised.value.found) == (6, 5)
+    assert group.counted() == BEFORE
+
+
+def test_a_row_that_no_record_of_the_slice_explains_stops_it(group: Group) -> None:
+    """The tally's own refusal, from within the COPY."""
+    part = group.slice()
+    with pytest.raises(BadOutput, match="kafka_offset 30 is outside"):
+        group.commit(part, iter([Judged(rows(part, [30]))]))
+    assert group.counted() == BEFORE
+
+
+def test_a_constraint_that_fails_is_told_in_postgres_words(group: Group) -> None:
+    """Another try would fail again, so it is no outage."""
+    part = group.slice()
+    with pytest.raises(SinkRejected) as raised:
+        group.commit(part, iter([Judged(rows(part, range(30), lambda offset: "Atlantis" if offset == 17 else "Ulm"))]))
+    assert (raised.value.sqlstate, raised.value.table, raised.value.retriable) == ("23514", TABLE, False)
+    assert "violates check constraint" in raised.value.message
+    assert "Failing row contains (Atlantis, 17" in str(raised.value)
+    assert group.counted() == BEFORE
+
+
+def test_a_constraint_that_is_checked_at_the_end_fails_the_same_way(group: Group) -> None:
+    """A deferred one speaks at ⑥; that is an answer, not a lost one."""
+    group.sql(f"ALTER TABLE {TABLE} ADD UNIQUE (city) DEFERRABLE INITIALLY DEFERRED")
+    part = group.slice()
+    with pytest.raises(SinkRejected) as raised:
+        group.commit(part)
+    assert raised.value.sqlstate == "23505"
+    assert group.counted() == BEFORE
+
+
+def test_a_failed_record_that_postgres_refuses_names_its_own_table(group: Group) -> None:
+    """The sink is not to blame."""
+    part = group.slice()
+    group.sql("ALTER TABLE tidemark.failed_record ADD CHECK (record_offset <> 12)")
+    with pytest.raises(SinkRejected) as raised:
+        group.commit(part)
+    assert raised.value.table == "tidemark.failed_record"
+    assert group.counted() == BEFORE
+
+
+def test_text_with_a_nul_is_refused_by_postgres(group: Group) -> None:
+    """No text of Postgres holds one."""
+    part = group.slice()
+    with pytest.raises(SinkRejected, match="22021"):
+        group.commit(part, iter([Judged(rows(part, [1], "a\0b"))]))
+    assert group.counted() == BEFORE
+
+
+def test_a_moment_before_all_postgres_moments_is_refused(group: Group) -> None:
+    """The encoder finds it; that is no outage either."""
+    group.sql(f"ALTER TABLE {TABLE} ADD made date")
+    part = group.slice()
+    batch = rows(part, [1]).append_column("made", pa.array([-(2**31)], pa.int32()).cast(pa.date32()))
+    layout = Layout(TABLE, (*LAYOUT.columns, Column("made", "date")))
+    with pytest.raises(NotEncodable):
+        group.commit(part, iter([Judged(batch)]), layout=layout)
+    assert group.counted() == BEFORE
+
+
+def test_a_table_that_is_gone_is_refused(group: Group) -> None:
+    """Dropped between the guard and the commit."""
+    part = group.slice()
+    with pytest.raises(SinkRejected, match="42P01"):
+        group.commit(part, layout=Layout("analytics.nowhere", LAYOUT.columns))
+    assert group.counted() == BEFORE
+
+
+@pytest.mark.parametrize("wrong", [1, -1])
+def test_a_copy_of_another_number_of_rows_than_were_encoded_is_rolled_back(
+    group: Group, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    """Encoder and Postgres must agree, or somebody has to look."""
+
+    class Miscounting(CopyStream):
+        def read(self, size: int = -1) -> bytes:
+            if not (data := super().read(size)):
+                self.rows += wrong
+            return data
+
+    monkeypatch.setattr(commit_module, "CopyStream", Miscounting)
+    part = group.slice()
+    with pytest.raises(CopyCountWrong) as raised:
+        group.commit(part)
+    assert raised.value.encoded - raised.value.stored == wrong
+    assert group.counted() == BEFORE
+
+
+def test_rows_that_a_trigger_swallows_are_noticed(group: Group) -> None:
+    """A BEFORE trigger that returns NULL drops rows without an error."""
+    group.sql(
+        "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql"
+        " AS 'BEGIN RETURN CASE WHEN NEW.kafka_offset = 5 THEN NULL ELSE NEW END; END'"
+    )
+    group.sql(f"CREATE TRIGGER swallow BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION swallow()")
+    part = group.slice()
+    with pytest.raises(CopyCountWrong) as raised:
+        group.commit(part)
+    assert (raised.value.encoded, raised.value.stored) == (24, 23)
+    assert group.counted() == BEFORE
+
+
+# ---- what goes wrong with the session
+
+
+@pytest.mark.parametrize("step", list(Step)[:6], ids=lambda step: step.name.lower())
+def test_a_session_that_is_ended_before_a_step_leaves_nothing(group: Group, at_step: Any, step: Step) -> None:
+    """An outage, and the same call succeeds later: ① to ⑥ struck in turn."""
+    part = group.slice()
+
+    def kill() -> None:
+        pids = [pid for pid, *_ in group.sessions()]
+        assert len(pids) == 1
+        group.sql("SELECT pg_terminate_backend(%s)", pids[0])
+        eventually(lambda: not group.sessions())
+
+    at_step(step, kill)
+    with pytest.raises(DatabaseUnavailable) as raised:
+        group.commit(part)
+    assert raised.value.retriable
+    assert group.counted() == BEFORE
+    assert group.commit(part) == Receipt(part, KINDS)
+
+
+@pytest.mark.parametrize("step", list(Step)[:6], ids=lambda step: step.name.lower())
+def test_a_process_that_dies_before_a_step_leaves_nothing(group: Group, at_step: Any, step: Step) -> None:
+    """Whatever is raised on the way: the transaction ends with its session."""
+    part = group.slice()
+
+    def die() -> None:
+        raise Boom
+
+    at_step(step, die)
+    with pytest.raises(Boom):
+        group.commit(part)
+    eventually(lambda: not group.sessions())
+    assert group.counted() == BEFORE
+
+
+def test_a_process_that_dies_before_the_receipt_has_committed(group: Group, at_step: Any) -> None:
+    """⑦ is behind the commit: the next try is a twin."""
+    part = group.slice()
+
+    def die() -> None:
+        raise Boom
+
+    at_step(Step.RECEIPT, die)
+    with pytest.raises(Boom):
+        group.commit(part)
+    assert group.counted() == AFTER
+    assert group.commit(part, never()) == Receipt(part, KINDS, twin=True)
+
+
+def test_a_session_that_is_ended_in_the_middle_of_its_copy_leaves_nothing(group: Group) -> None:
+    """Rows that Postgres had taken already go with it."""
+    part = group.slice()
+
+    def judged() -> Iterator[Judged]:
+        yield Judged(rows(part, range(5)))
+        group.sql("SELECT pg_terminate_backend(%s)", group.sessions()[0][0])
+        eventually(lambda: not group.sessions())
+        yield Judged(rows(part, range(5, 30)))
+
+    with pytest.raises(DatabaseUnavailable):
+        group.commit(part, judged())
+    assert group.counted() == BEFORE
+
+
+def test_a_row_that_is_not_let_go_in_time_is_an_outage(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """② waits for whoever holds the row, but not for ever."""
+    monkeypatch.setattr(commit_module, "LOCK_TIMEOUT_MS", 100)
+    part = group.slice()
+    with contextlib.closing(psycopg2.connect(group.url)) as holder, holder.cursor() as cur:
+        cur.execute("SELECT FROM tidemark.partition_offset FOR UPDATE")
+        with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+            group.commit(part, never())
+    assert group.commit(part).counts == KINDS
+
+
+def test_a_database_that_is_not_there_is_an_outage(group: Group) -> None:
+    """Nothing listens at its address."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(DatabaseUnavailable):
+        group.commit(group.slice(), never(), url=f"postgresql://postgres@127.0.0.1:{port}/x")
+
+
+# ---- the answer to COMMIT gets lost
+
+
+class Proxy:
+    """Between a client and Postgres on loopback; cuts a connection at its COMMIT, before or after Postgres has had it.
+
+    ``hung``: the client's side is cut before, and Postgres is not told. ``closed`` says whether new connections are refused after the cut.
+    """
+
+    COMMIT = b"Q\0\0\0\x0bCOMMIT\0"
+
+    def __init__(self, url: str, cut: str, *, closed: bool = False) -> None:
+        parts = urlsplit(url)
+        host = parts.hostname or parse_qs(parts.query).get("host", ["127.0.0.1"])[0]
+        self._address = (host, parts.port or 5432)
+        self._cut = cut
+        self._closed = closed
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"postgresql://{parts.netloc.rpartition('@')[0]}@127.0.0.1:{self._listener.getsockname()[1]}{parts.path}?sslmode=disable"
+        self.cuts = 0
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        for each in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                if self._closed and self.cuts:
+                    client.close()
+                    continue
+                server = self._connect()
+                self._open += [client, server]
+                for act in (self._forward, self._back):
+                    self._threads.append(threading.Thread(target=act, args=(client, server)))
+                    self._threads[-1].start()
+
+    def _connect(self) -> socket.socket:
+        host, port = self._address
+        if not host.startswith("/"):
+            return socket.create_connection(self._address)
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{host}/.s.PGSQL.{port}")
+        return server
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if self.COMMIT in data and not self.cuts:
+                    self.cuts += 1
+                    if self._cut == "after":
+                        client.shutdown(socket.SHUT_RDWR)  # the answer finds nobody
+                        server.sendall(data)
+                    elif self._cut == "before":
+                        server.shutdown(socket.SHUT_RDWR)
+                        client.shutdown(socket.SHUT_RDWR)
+                    else:
+                        client.shutdown(socket.SHUT_RDWR)
+                    return
+                server.sendall(data)
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _back(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                client.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(group: Group) -> Iterator[Callable[..., Proxy]]:
+    """Makes proxies in front of the group's database."""
+    with contextlib.ExitStack() as stack:
+        yield lambda cut, **options: stack.enter_context(contextlib.closing(Proxy(group.url, cut, **options)))
+
+
+def test_a_commit_whose_answer_was_lost_gives_its_receipt(group: Group, proxy: Callable[..., Proxy]) -> None:
+    """The row says that it happened; nothing is sent again."""
+    part = group.slice()
+    between = proxy("after")
+    assert group.commit(part, url=between.url) == Receipt(part, KINDS)
+    assert between.cuts == 1
+    assert group.counted() == AFTER
+
+
+def test_a_commit_that_did_not_arrive_is_an_outage_and_can_be_tried_again(group: Group, proxy: Callable[..., Proxy]) -> None:
+    """The row says that it did not happen."""
+    part = group.slice()
+    between = proxy("before")
+    with pytest.raises(DatabaseUnavailable, match="the session ended before the commit"):
+        group.commit(part, url=between.url)
+    assert between.cuts == 1
+    assert group.counted() == BEFORE
+    assert group.commit(part) == Receipt(part, KINDS)
+
+
+def test_a_session_that_postgres_believes_alive_is_waited_for(
+    group: Group, proxy: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that swallows everything: the row stays locked until Postgres ends the idle session, and only then says what happened."""
+    monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 700)
+    part = group.slice()
+    with pytest.raises(DatabaseUnavailable, match="the session ended before the commit"):
+        group.commit(part, url=proxy("hung").url)
+    assert group.counted() == BEFORE
+    assert group.commit(part) == Receipt(part, KINDS)
+
+
+def test_a_commit_whose_answer_was_lost_gives_its_receipt_also_when_the_partition_was_taken_since(
+    group: Group, proxy: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer owner may have claimed the row and moved it on before it is read again: the ledger knows all the same."""
+    part = group.slice()
+    really = commit_module._outcome
+
+    def later(*arguments: Any) -> Receipt:
+        eventually(lambda: group.counted() == AFTER)
+        group.commit(group.slice(end=60))
+        return really(*arguments)
+
+    monkeypatch.setattr(commit_module, "_outcome", later)
+    assert group.commit(part, url=proxy("after").url) == Receipt(part, KINDS)
+    assert group.counted() == (60, 48, 12, 2)
+
+
+def test_a_database_that_stays_away_leaves_the_outcome_open(
+    group: Group, proxy: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may then say that nothing was stored; the next attempt reads the row."""
+    monkeypatch.setattr(commit_module, "OUTCOME_WAIT_S", 0.5)
+    part = group.slice()
+    with pytest.raises(CommitUnknown, match="stored whole or not at all") as raised:
+        group.commit(part, url=proxy("after", closed=True).url)
+    assert raised.value.retriable
+    assert group.counted() == AFTER
+    assert group.commit(part, never()).twin

@@ -1,0 +1,197 @@
+"""What a transform returns, found out without a record."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import typing
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Literal, NotRequired, Optional, TypedDict, Union
+
+import pyarrow as pa
+import pytest
+
+from tidemark.consume.describe import OutputUnknown, _function_schema, declared_columns, output_of
+from tidemark.consume.work import TransformFailed, input_schema
+from tidemark.sink.table import LINEAGE, Column, SinkMismatch, match
+from tidemark.spec.transform import Form, Transform
+from tidemark.transform import Record
+
+LINEAGE_COLUMNS = [Column(name, kind, not_null=True) for name, kind in LINEAGE]
+
+
+class Row(TypedDict):
+    city: str
+    population: NotRequired[int | None]
+
+
+class Hidden(TypedDict):
+    city: OnlyForTheTypeChecker  # type: ignore[name-defined]  # noqa: F821
+
+
+def transform(function: Callable[..., Any], form: Form = Form.FUNCTION) -> Transform:
+    return Transform(form, function, "departures", "transform")
+
+
+def returning(annotation: Any) -> Transform:
+    def function(record: Record) -> Any: ...
+
+    function.__annotations__["return"] = annotation
+    return transform(function)
+
+
+def no_spark(function: Callable[..., Any]) -> pa.Schema:
+    raise AssertionError("Spark is not asked")
+
+
+COLUMNS = {"city": pa.string(), "population": pa.int64()}
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Row,
+        Row | None,
+        Optional[Row],  # noqa: UP045
+        Union[None, Row],  # noqa: UP007
+        list[Row],
+        list[Row] | None,
+        Row | list[Row] | None,
+        Iterable[Row],
+        Iterator[Row],
+        Generator[Row, None, None],
+        tuple[Row, ...],
+        typing.List[Row],  # noqa: UP006
+        "Row",
+        "list[Row] | None",
+    ],
+    ids=str,
+)
+def test_a_typed_dict_names_the_columns_wherever_it_stands_in_the_result(annotation: Any) -> None:
+    """One row, several, or none."""
+    assert declared_columns(returning(annotation)) == COLUMNS
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [None, dict, dict[str, Any], list, typing.List, list[dict[str, int]], Any, "Unheard", Hidden, list[Hidden], Iterable[int]],  # noqa: UP006
+    ids=str,
+)
+def test_a_result_without_a_typed_dict_declares_nothing(annotation: Any) -> None:
+    """Also where the names in it are seen by a type checker only."""
+    assert declared_columns(returning(annotation)) is None
+    with pytest.raises(OutputUnknown, match="departures:transform does not say what columns it returns"):
+        output_of(returning(annotation), no_spark)
+
+
+def arrow_of(kind: Any) -> pa.DataType:
+    declared = declared_columns(returning(TypedDict("Made", {"x": kind})))  # type: ignore[operator]
+    assert declared is not None
+    return declared["x"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "postgres"),
+    [
+        (bool, ["boolean"]),
+        (int, ["smallint", "integer", "bigint", "real", "double precision", "numeric", "numeric(10,2)"]),
+        (float, ["real", "double precision"]),
+        (str, ["text", "character varying(3)", "json", "jsonb", "uuid", "enum", "name"]),
+        (bytes, ["bytea"]),
+        (dt.datetime, ["timestamp with time zone", "timestamp without time zone", "timestamp(3) with time zone"]),
+        (dt.date, ["date"]),
+        (dt.time, ["time without time zone"]),
+        (dt.timedelta, ["interval"]),
+        (decimal.Decimal, ["numeric", "numeric(10,2)", "numeric(38,0)"]),
+        (uuid.UUID, ["uuid"]),
+        (int | None, ["integer"]),
+        (Literal[1, 2], ["integer"]),
+        (Literal["a", "b"], ["text"]),
+        (list[int], ["integer[]", "bigint[]", "double precision[]"]),
+        (list[str], ["text[]"]),
+        (list[dt.datetime], ["timestamp without time zone[]"]),
+        (dict[str, int], ["jsonb", "json"]),
+        (dict[int, int], ["jsonb"]),
+        (tuple[int, ...], ["jsonb"]),
+        (list[dict[str, int]], ["jsonb"]),
+        (dict, ["jsonb"]),
+        (Any, ["jsonb", "text"]),
+    ],
+    ids=str,
+)
+def test_a_python_type_goes_into_every_column_that_holds_its_values(kind: Any, postgres: list[str]) -> None:
+    """The rows are made in the table's own types, so the declared type need not be the column's, only agree with it."""
+    for column_type in postgres:
+        columns = [*LINEAGE_COLUMNS, Column("x", column_type)]
+        schema = _function_schema(returning(TypedDict("Made", {"x": kind})), columns)  # type: ignore[operator]
+        layout = match("a.b", columns, schema, lineage_index=True)
+        assert [column.type for column in layout.columns] == [column_type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "postgres"),
+    [
+        (str, "integer"),
+        (float, "integer"),
+        (int, "text"),
+        (dt.datetime, "date"),
+        (list[int], "integer"),
+        (int, "integer[]"),
+        (dict, "bytea"),
+    ],
+    ids=str,
+)
+def test_a_python_type_that_disagrees_with_its_column_is_refused_before_a_record_is_read(kind: Any, postgres: str) -> None:
+    """A mistake in the function is found once, not once a record."""
+    columns = [*LINEAGE_COLUMNS, Column("x", postgres)]
+    with pytest.raises(SinkMismatch, match="column x"):
+        match("a.b", columns, _function_schema(returning(TypedDict("Made", {"x": kind})), columns), lineage_index=True)  # type: ignore[operator]
+
+
+def test_a_function_that_declares_nothing_may_return_every_column_without_a_default() -> None:
+    """Those that the table fills in itself are left to it."""
+    columns = [
+        *LINEAGE_COLUMNS,
+        Column("city", "text"),
+        Column("made_at", "timestamp with time zone", has_default=True),
+        Column("slug", "text", generated=True),
+    ]
+    assert _function_schema(returning(None), columns).names == ["city", "kafka_topic", "kafka_partition", "kafka_offset"]
+
+
+def test_the_output_of_a_declared_function_has_lineage() -> None:
+    """It is filled in for it."""
+    schema = output_of(returning(Row), no_spark)
+    assert schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
+
+
+def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
+    """Its answer has the columns of every later one."""
+    seen: list[pa.RecordBatch] = []
+
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen.append(batch)
+        return batch.select(["value", "kafka_topic", "kafka_partition", "kafka_offset"])
+
+    assert output_of(transform(function, Form.ARROW), no_spark).names[0] == "value"
+    assert [(batch.num_rows, batch.schema) for batch in seen] == [(0, input_schema())]
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda batch: batch["value"][0].as_py(), "IndexError.*It must also answer a batch without records"),
+        (lambda batch: batch.to_pandas(), "it returned DataFrame; it must return a pyarrow.RecordBatch"),
+    ],
+)
+def test_an_arrow_transform_that_cannot_answer_an_empty_batch_is_told_so(function: Callable[..., Any], problem: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(TransformFailed, match=problem):
+        output_of(transform(function, Form.ARROW), no_spark)
+
+
+def test_a_spark_transform_is_described_by_spark() -> None:
+    """Only Spark can say what a plan returns."""
+    schema = pa.schema([("city", pa.string())])
+    assert output_of(transform(len, Form.SPARK), lambda function: schema) is schema

@@ -1,0 +1,127 @@
+"""Arrow batches as a binary COPY stream: framing, counting, and failures that stay what they are."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemark.sink.encode import EMPTY, ROWS_A_CHUNK, CopyStream, NotEncodable, TypesChanged
+
+HEADER, TRAILER = EMPTY[:-2], EMPTY[-2:]
+COLUMNS = [("n", "bigint"), ("city", "text")]
+
+
+def batch(rows: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([n for n, _ in rows], pa.int64()), pa.array([city for _, city in rows], pa.string())], names=["n", "city"]
+    )
+
+
+def read_all(stream: CopyStream) -> bytes:
+    """As psycopg2 does: until a read is empty."""
+    return b"".join(iter(lambda: stream.read(8192), b""))
+
+
+def decoded(data: bytes) -> list[tuple[int | None, str | None]]:
+    """A reader of the format by Postgres' page on COPY, for these two columns."""
+    assert data.startswith(HEADER)
+    at, rows = len(HEADER), []
+
+    def field() -> bytes | None:
+        nonlocal at
+        (size,) = struct.unpack_from("!i", data, at)
+        at += 4
+        if size < 0:
+            return None
+        at += size
+        return data[at - size : at]
+
+    while (count := struct.unpack_from("!h", data, at)[0]) != -1:
+        assert count == 2
+        at += 2
+        n, city = field(), field()
+        rows.append((None if n is None else struct.unpack("!q", n)[0], None if city is None else city.decode()))
+    assert at + 2 == len(data)
+    return rows
+
+
+ROWS = st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none() | st.text(max_size=5)), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ROWS, max_size=4))
+def test_any_batches_make_one_stream_with_every_row_in_order(batches: list[list[tuple[int | None, str | None]]]) -> None:
+    """One header, one trailer, empty batches among them or none at all; ``rows`` counts what was encoded."""
+    stream = CopyStream(COLUMNS, iter([batch(rows) for rows in batches]))
+    rows = [row for rows in batches for row in rows]
+    assert decoded(read_all(stream)) == rows
+    assert stream.rows == len(rows)
+    assert stream.read() == b""
+
+
+@pytest.mark.parametrize("count", [ROWS_A_CHUNK - 1, ROWS_A_CHUNK, ROWS_A_CHUNK + 1, 3 * ROWS_A_CHUNK])
+def test_a_batch_longer_than_a_chunk_is_encoded_in_chunks(count: int) -> None:
+    """No row is lost or doubled at the seams."""
+    rows = [(n, str(n)) for n in range(count)]
+    stream = CopyStream(COLUMNS, iter([batch(rows)]))
+    assert decoded(read_all(stream)) == rows
+    assert stream.rows == count
+
+
+def test_no_batch_is_a_copy_of_no_rows() -> None:
+    """Postgres wants header and trailer all the same."""
+    assert read_all(CopyStream(COLUMNS, iter([]))) == EMPTY
+
+
+def test_batches_are_asked_for_one_at_a_time() -> None:
+    """A slice of any size needs the memory of one batch."""
+    asked = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for n in range(3):
+            asked.append(n)
+            yield batch([(n, "x")] * 100)
+
+    stream = CopyStream(COLUMNS, batches())
+    assert asked == []
+    stream.read()
+    assert asked == [0]
+
+
+def test_a_batch_of_another_type_is_refused() -> None:
+    """The encoder was made for the first one."""
+    other = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([1])], names=["n", "city"])
+    with pytest.raises(TypesChanged, match=r"city: string(.|\n)*city: int64"):
+        read_all(CopyStream(COLUMNS, iter([batch([(1, "a")]), other])))
+
+
+def test_what_the_batches_raise_is_kept() -> None:
+    """psycopg2 makes a cancelled statement of it, so the commit asks the stream."""
+    failure = LookupError("gone")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch([(1, "a")])
+        raise failure
+
+    stream = CopyStream(COLUMNS, batches())
+    with pytest.raises(LookupError):
+        read_all(stream)
+    assert stream.failure is failure
+
+
+@pytest.mark.parametrize(
+    ("postgres", "value"),
+    [
+        ("timestamp with time zone", pa.array([-(2**63)]).cast(pa.timestamp("us", "UTC"))),
+        ("date", pa.array([-(2**31)], pa.int32()).cast(pa.date32())),
+    ],
+)
+def test_a_moment_that_postgres_cannot_count_to_is_refused(postgres: str, value: pa.Array) -> None:
+    """Postgres counts from 2000: the very earliest moments of Arrow have no number there."""
+    with pytest.raises(NotEncodable, match=r"has no place in Postgres: .*2000-01-01"):
+        read_all(CopyStream([("x", postgres)], iter([pa.RecordBatch.from_arrays([value], names=["x"])])))

@@ -1,0 +1,126 @@
+"""Errors travel from executors to the driver as bytes: every class in the package, built from its own fields."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import importlib
+import pickle
+import pkgutil
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidemark
+from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
+from tidemark.offsets import Epoch, Slice, TopicPartition
+
+PARTITION = TopicPartition("flights", 3)
+SAMPLES: dict[Any, Any] = {
+    str: "said so",
+    int: 7,
+    float: 1.5,
+    bool: True,
+    Path: Path("departures.yaml"),
+    TopicPartition: PARTITION,
+    Slice: Slice(PARTITION, 1, 10, 20, Epoch(4)),
+}
+
+
+def modules_with_errors() -> list[str]:
+    """Modules whose text names the base class or one of the four kinds; found by reading, so that nothing heavy is imported for it."""
+    found = []
+    for module in pkgutil.walk_packages(tidemark.__path__, "tidemark."):
+        if module.name.startswith("tidemark.airflow"):
+            continue  # imports Airflow
+        spec = module.module_finder.find_spec(module.name)
+        assert spec is not None
+        assert spec.origin is not None
+        if any(isinstance(node, ast.ClassDef) and node.bases for node in ast.parse(Path(spec.origin).read_text()).body):
+            found.append(module.name)
+    return found
+
+
+def subclasses(cls: type[TidemarkError]) -> list[type[TidemarkError]]:
+    return [each for sub in cls.__subclasses__() for each in (sub, *subclasses(sub)) if each.__module__.startswith("tidemark.")]
+
+
+for name in modules_with_errors():
+    importlib.import_module(name)
+CLASSES = sorted({*subclasses(TidemarkError)} - {Refused, Fenced, Unavailable, Broken}, key=lambda cls: (cls.__module__, cls.__name__))
+
+
+def sample(kind: Any, choice: int) -> Any:
+    """A value of an error's field."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if choice and type(None) in inner else sample(inner[0], choice)
+    if origin is typing.Literal:
+        return inner[0]
+    if origin in (list, tuple):
+        made = [sample(inner[0], choice)]
+        return made if origin is list else tuple(made)
+    if origin is dict:
+        return {sample(inner[0], choice): sample(inner[1], choice)}
+    if isinstance(kind, typing.NewType):
+        return sample(kind.__supertype__, choice)
+    if dataclasses.is_dataclass(kind) and kind not in SAMPLES:
+        hints = typing.get_type_hints(kind)
+        return kind(**{field.name: sample(hints[field.name], choice) for field in dataclasses.fields(kind)})
+    return SAMPLES[kind]
+
+
+def made(cls: type[TidemarkError], choice: int) -> TidemarkError:
+    if not dataclasses.is_dataclass(cls):
+        return cls()
+    hints = typing.get_type_hints(cls)
+    return cls(**{field.name: sample(hints[field.name], choice) for field in dataclasses.fields(cls)})
+
+
+def test_the_walk_finds_the_errors() -> None:
+    """A guard of the tests below."""
+    assert {"OffsetFenced", "BadOutput", "SinkRejected", "RangeGone", "SpecInvalid", "TransformFailed"} <= {cls.__name__ for cls in CLASSES}
+
+
+@pytest.mark.parametrize("choice", [0, 1], ids=["full", "with None"])
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_an_error_survives_pickling_and_copying(cls: type[TidemarkError], choice: int) -> None:
+    """Class, fields and text arrive; a custom constructor would lose them."""
+    error = made(cls, choice)
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(other) is cls
+        assert vars(other) == vars(error)
+        assert str(other) == str(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_an_error_is_of_one_kind_and_says_something(cls: type[TidemarkError]) -> None:
+    """One of the four kinds, or its own ``retriable``, decides what a caller does; the text is a sentence with the values in it."""
+    kinds = [kind for kind in (Refused, Fenced, Unavailable, Broken) if issubclass(cls, kind)]
+    if not cls.__subclasses__():  # a base of others leaves it to them
+        assert len(kinds) == 1 or "retriable" in vars(cls)
+    assert len(kinds) <= 1
+    error = made(cls, 0)
+    assert str(error).strip()
+    assert "<" not in str(error), "a field's repr"
+    if dataclasses.is_dataclass(cls) and any(field.type in (str, "str") for field in dataclasses.fields(cls)):
+        assert "said so" in str(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_an_error_with_a_name_in_kafka_has_the_name_as_kafka_writes_it(cls: type[TidemarkError]) -> None:
+    """``OFFSET_OUT_OF_RANGE``; most errors have none."""
+    assert cls.kafka_name is None or re.fullmatch(r"[A-Z]+(_[A-Z]+)+", cls.kafka_name)
+
+
+def test_fields_are_given_by_keyword() -> None:
+    """Facts have names."""
+    for cls in CLASSES:
+        if dataclasses.is_dataclass(cls) and dataclasses.fields(cls):
+            with pytest.raises(TypeError):
+                cls(*["a"] * len(dataclasses.fields(cls)))

@@ -1,0 +1,67 @@
+"""One set of Kafka settings for two clients: nothing is lost in translation, and nothing that Tidemark decides is the user's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemark.errors import BadInput
+from tidemark.kafka.config import OURS, checked, jvm
+from tidemark.kafka.reader import SETTINGS
+
+SERVERS = {"bootstrap.servers": "a:9092,b:9092"}
+SECRET = "s3cr3t"
+
+
+def test_settings_become_text_as_librdkafka_reads_it() -> None:
+    """An Airflow connection's extra is JSON: numbers, booleans and nulls come as such."""
+    given_settings = {**SERVERS, "enable.ssl.certificate.verification": True, "request.timeout.ms": 3000, "client.rack": None}
+    assert checked(given_settings) == {**SERVERS, "enable.ssl.certificate.verification": "true", "request.timeout.ms": "3000"}
+
+
+@pytest.mark.parametrize("config", [{}, {"bootstrap.servers": ""}, {"bootstrap.servers": None}, {"client.id": "x"}])
+def test_settings_without_servers_are_refused(config: dict[str, object]) -> None:
+    """There is no default broker."""
+    with pytest.raises(BadInput, match=r"bootstrap\.servers is missing"):
+        checked(config)
+
+
+@pytest.mark.parametrize("name", sorted(OURS - {"group.id"}))
+def test_a_setting_that_decides_what_is_read_or_committed_is_refused(name: str) -> None:
+    """It could lose or double records, so the start stops, naming the setting and its value."""
+    with pytest.raises(BadInput, match=f"Kafka setting {name}: it is 'latest'"):
+        checked({**SERVERS, name: "latest"})
+
+
+def test_a_group_id_is_dropped() -> None:
+    """Airflow's connection form asks for one; the group is the spec's, and Kafka's own is never joined."""
+    assert checked({**SERVERS, "group.id": "airflow"}) == SERVERS
+
+
+def test_the_reader_sets_every_setting_that_is_tidemarks() -> None:
+    """None of them is left to librdkafka's default."""
+    assert SETTINGS.keys() >= OURS
+
+
+@pytest.mark.parametrize("name", ["client.id", "client.rack", "request.timeout.ms", "metadata.max.age.ms", "security.protocol"])
+def test_a_setting_that_both_clients_have_is_handed_on(name: str) -> None:
+    """Under the same name, with the same value."""
+    value = "SSL" if name == "security.protocol" else "3000"
+    assert jvm({**SERVERS, name: value})[name] == value
+
+
+def test_a_setting_that_only_librdkafka_has_is_left_out_for_the_jvm() -> None:
+    """Queue sizes and statistics change nothing in what is read."""
+    assert jvm({**SERVERS, "queued.max.messages.kbytes": "1", "statistics.interval.ms": "5"}) == SERVERS
+
+
+def test_names_are_not_checked_where_librdkafka_says_so() -> None:
+    """It calls that ``none``, the JVM calls it nothing: to the JVM ``none`` is an algorithm that it does not know."""
+    assert jvm({**SERVERS, "ssl.endpoint.identification.algorithm": "none"})["ssl.endpoint.identification.algorithm"] == ""
+
+
+@pytest.mark.parametrize("name", ["ssl.keystore.password", "sasl.oauthbearer.client.secret"])
+def test_a_security_setting_that_the_jvm_has_not_is_refused_without_its_value(name: str) -> None:
+    """Leaving it out would connect in another way than asked; what it holds may be a secret."""
+    with pytest.raises(BadInput, match=name.replace(".", r"\.")) as raised:
+        jvm({**SERVERS, name: SECRET})
+    assert SECRET not in str(raised.value)

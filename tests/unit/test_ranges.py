@@ -1,0 +1,142 @@
+"""What a batch reads: `plan_batch` over any claims, ends and budgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemark.offsets import Claim, Epoch, Slice, TopicPartition, plan_batch
+from tidemark.offsets.ranges import RECORDS_A_TASK
+
+LAGS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 1_000_000), st.just(RECORDS_A_TASK)), max_size=12)
+BUDGETS = st.one_of(st.integers(1, 50), st.integers(1, 2_000_000), st.just(RECORDS_A_TASK))
+quick = settings(max_examples=300, deadline=None)
+
+
+def claims_of(lags: list[int]) -> tuple[list[Claim], dict[TopicPartition, int]]:
+    """A claim for each lag, on two topics and at positions of their own."""
+    claims = [
+        Claim(TopicPartition(f"t{number % 2}", number), 1 + number % 2, 1000 * number, Epoch(number + 1)) for number in range(len(lags))
+    ]
+    return claims, {claim.partition: claim.position + lag for claim, lag in zip(claims, lags, strict=True)}
+
+
+def sizes(slices: list[Slice]) -> list[int]:
+    return [part.span for part in slices]
+
+
+@quick
+@given(LAGS, BUDGETS)
+def test_slices_begin_at_the_position_end_by_the_end_and_stay_within_the_budget(lags: list[int], budget: int) -> None:
+    """At most ``max_records`` offsets in all, one slice a partition, each ``[position, <= end)`` under the claim's epoch."""
+    claims, ends = claims_of(lags)
+    slices = plan_batch(claims, ends, budget)
+    held = {claim.partition: claim for claim in claims}
+    assert sum(sizes(slices)) <= budget
+    assert [part.partition for part in slices] == sorted({part.partition for part in slices})
+    for part in slices:
+        claim = held[part.partition]
+        assert (part.start, part.topic_id, part.epoch) == (claim.position, claim.topic_id, claim.epoch)
+        assert part.start < part.end <= ends[part.partition]
+
+
+@quick
+@given(LAGS, BUDGETS)
+def test_everything_is_read_when_it_fits_and_the_budget_is_used_up_when_it_does_not(lags: list[int], budget: int) -> None:
+    """With room for all of it a batch is all of it."""
+    claims, ends = claims_of(lags)
+    read = sum(sizes(plan_batch(claims, ends, budget)))
+    if sum(lags) <= budget:
+        assert read == sum(lags)
+    else:
+        assert read >= min(budget, max(lags))
+
+
+@quick
+@given(LAGS.filter(any), st.integers(1, 2_000_000))
+def test_no_partition_with_much_to_read_gets_a_slice_too_small_for_a_task(lags: list[int], budget: int) -> None:
+    """`RECORDS_A_TASK` or more where there are that many and the budget allows one such slice; what is shared is shared evenly."""
+    claims, ends = claims_of(lags)
+    slices = plan_batch(claims, ends, budget)
+    for part in slices:
+        lag = ends[part.partition] - part.start
+        assert part.span >= min(lag, RECORDS_A_TASK, budget)
+    cut = [part.span for part in slices if part.end < ends[part.partition]]
+    assert not cut or max(cut) - min(cut) <= len(cut)
+    assert not cut or max(sizes(slices)) <= max(cut)
+
+
+@quick
+@given(LAGS, st.integers(1, 2_000_000))
+def test_those_with_most_to_read_come_first(lags: list[int], budget: int) -> None:
+    """A partition that is left out has no more to read than any that is taken."""
+    claims, ends = claims_of(lags)
+    taken = {part.partition for part in plan_batch(claims, ends, budget)}
+    waiting = [ends[claim.partition] - claim.position for claim in claims if claim.partition not in taken]
+    assert (
+        not taken
+        or not waiting
+        or max(waiting) <= min(ends[claim.partition] - claim.position for claim in claims if claim.partition in taken)
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 300_000), max_size=6), st.integers(20_000, 400_000))
+def test_batch_after_batch_reaches_every_end_and_then_there_is_none(lags: list[int], budget: int) -> None:
+    """Every batch moves something, so a run ends."""
+    claims, ends = claims_of(lags)
+    for _ in range(200):
+        slices = plan_batch(claims, ends, budget)
+        if not slices:
+            break
+        moved = {part.partition: part.end for part in slices}
+        claims = [replace(claim, position=moved.get(claim.partition, claim.position)) for claim in claims]
+    assert {claim.partition: claim.position for claim in claims} == ends
+    assert plan_batch(claims, ends, budget) == []
+
+
+@quick
+@given(LAGS, BUDGETS, st.randoms(use_true_random=False))
+def test_the_plan_does_not_depend_on_the_order_of_the_claims(lags: list[int], budget: int, random) -> None:
+    """The same numbers give the same plan."""
+    claims, ends = claims_of(lags)
+    shuffled = random.sample(claims, len(claims))
+    assert plan_batch(shuffled, ends, budget) == plan_batch(claims, ends, budget)
+
+
+@pytest.mark.parametrize(
+    ("lags", "budget", "expected"),
+    [
+        ([], 10, []),
+        ([0, 0], 10, []),
+        ([3], 10, [3]),
+        ([3, 0, 4], 10, [3, 4]),
+        ([30, 30], 10, [10]),  # both would get less than a task is worth
+        ([300_000, 300_000], 250_000, [125_000, 125_000]),
+        ([300_000, 300_000, 300_000], 250_000, [125_000, 125_000]),
+        ([300_000, 100_000], 300_000, [200_000, 100_000]),
+        ([300_000, 5], 200_000, [199_995, 5]),
+        ([RECORDS_A_TASK, RECORDS_A_TASK], 2 * RECORDS_A_TASK - 1, [RECORDS_A_TASK]),
+        ([1], 1, [1]),
+    ],
+)
+def test_the_budget_is_shared(lags: list[int], budget: int, expected: list[int]) -> None:
+    """What the smallest leave goes to the others; who would get too little waits for the next batch."""
+    assert sizes(plan_batch(*claims_of(lags), budget)) == expected
+
+
+def test_a_partition_whose_end_is_not_known_or_lies_behind_the_position_is_not_read() -> None:
+    """Ends are a snapshot: the position may be beyond it, and a topic may have grown since."""
+    claims = [Claim(TopicPartition("t", 0), 1, 10, Epoch(1)), Claim(TopicPartition("t", 1), 1, 10, Epoch(1))]
+    assert plan_batch(claims, {TopicPartition("t", 0): 7}, 100) == []
+
+
+def test_an_empty_slice_cannot_be_made() -> None:
+    """A slice is something to read: ``start < end``."""
+    for end in (5, 4):
+        with pytest.raises(ValueError, match=r"t/0: \[5, \d\) is empty"):
+            Slice(TopicPartition("t", 0), 1, 5, end, Epoch(1))
+    assert str(Slice(TopicPartition("t", 0), 1, 5, 9, Epoch(1))) == "t/0 [5, 9)"

@@ -1,0 +1,105 @@
+"""Where a partition starts, and what happens when its position is not in the log: every situation beside every setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.offsets import TopicPartition
+from tidemark.offsets.reset import Jump, Log, NoPosition, OffsetOutOfRange, TopicRecreated, check_position, first_position
+from tidemark.spec.model import OffsetReset
+
+PARTITION = TopicPartition("flights", 3)
+LOG = Log(PARTITION, 100, 200)
+EMPTY = Log(PARTITION, 100, 100)
+EARLIEST, LATEST, NONE = OffsetReset.EARLIEST, OffsetReset.LATEST, OffsetReset.NONE
+
+
+@pytest.mark.parametrize(
+    ("reset", "topic_known", "expected"),
+    [
+        (None, False, 100),
+        (None, True, 100),
+        (EARLIEST, False, 100),
+        (EARLIEST, True, 100),
+        (LATEST, False, 200),
+        (LATEST, True, 100),  # added to a topic that is read already: what came before anyone noticed is not skipped
+        (NONE, False, NoPosition),
+        (NONE, True, NoPosition),
+    ],
+)
+def test_a_partition_without_a_position_starts_where_the_spec_says(reset: OffsetReset | None, topic_known: bool, expected: Any) -> None:
+    """``earliest`` is the default; ``none`` refuses to choose."""
+    if expected is NoPosition:
+        with pytest.raises(NoPosition, match=r"flights/3 has no position yet, and offset_reset is none"):
+            first_position(LOG, reset, topic_known=topic_known)
+    else:
+        assert first_position(LOG, reset, topic_known=topic_known) == expected
+
+
+REFUSED = "refused"
+SITUATIONS = [
+    # position, reset, outcome
+    (100, None, None),
+    (150, None, None),
+    (200, None, None),  # at the end: nothing to read, nothing wrong
+    (99, None, REFUSED),
+    (99, NONE, REFUSED),
+    (99, EARLIEST, Jump(100, (99, 100), "retention")),
+    (0, EARLIEST, Jump(100, (0, 100), "retention")),
+    (99, LATEST, Jump(200, (99, 200), "reset to latest")),  # what is skipped is lost, retained or not
+    (201, None, REFUSED),
+    (201, NONE, REFUSED),
+    (201, EARLIEST, REFUSED),  # a truncated log holds other records than those that were loaded: no setting allows that
+    (201, LATEST, REFUSED),
+]
+
+
+@pytest.mark.parametrize(("position", "reset", "outcome"), SITUATIONS)
+def test_a_position_is_good_or_jumps_or_is_refused(position: int, reset: OffsetReset | None, outcome: Any) -> None:
+    """Nothing is clamped: a jump names exactly what is lost, and without the user's leave there is none (I5)."""
+    if outcome == REFUSED:
+        with pytest.raises(OffsetOutOfRange) as raised:
+            check_position(LOG, position, reset)
+        assert (raised.value.position, raised.value.start, raised.value.end) == (position, 100, 200)
+        assert str(position) in str(raised.value)
+    else:
+        assert check_position(LOG, position, reset) == outcome
+
+
+@pytest.mark.parametrize("reset", [None, *OffsetReset])
+def test_a_log_that_holds_nothing_is_read_to_its_end(reset: OffsetReset | None) -> None:
+    """A position at the end of an emptied log is a good one."""
+    assert check_position(EMPTY, 100, reset) is None
+    if reset is not NONE:
+        assert first_position(EMPTY, reset, topic_known=False) == 100
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 120), st.sampled_from([EARLIEST, LATEST]))
+def test_a_jump_leaves_out_exactly_what_it_says_is_lost(start: int, length: int, position: int, reset: OffsetReset) -> None:
+    """``lost`` begins at the position, ends where reading goes on, and lies in front of it."""
+    log = Log(PARTITION, start, start + length)
+    try:
+        jump = check_position(log, position, reset)
+    except OffsetOutOfRange:
+        assert position > log.end
+        return
+    if jump is None:
+        assert log.start <= position <= log.end
+    else:
+        assert jump.lost == (position, jump.to)
+        assert position < log.start <= jump.to <= log.end
+
+
+def test_the_texts_say_what_was_lost_and_what_to_write() -> None:
+    """Each refusal names the partition, the numbers and the way on."""
+    gone = OffsetOutOfRange(partition=PARTITION, position=10, start=100, end=200)
+    assert "records 10 to 99 are gone" in str(gone)
+    assert "offset_reset: earliest" in str(gone)
+    truncated = OffsetOutOfRange(partition=PARTITION, position=300, start=100, end=200)
+    assert "300 lies beyond the end of the log, 200" in str(truncated)
+    assert "offset_reset" not in str(truncated)
+    assert "0: 5, 1: 7" in str(TopicRecreated(topic="flights", positions={1: 7, 0: 5}))

@@ -1,0 +1,231 @@
+"""Every record of a slice is accounted for once, every row is numbered: `Tally` and `judge` beside a model in plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemark.offsets import Epoch, Slice, TopicPartition
+from tidemark.offsets.store import Counts
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.tally import ERROR_TEXT_LIMIT, BadOutput, Disposition, Judged, Tally, judge, reject
+
+START, SPAN = 1_000, 12
+PART = Slice(TopicPartition("flights", 3), 7, START, START + SPAN, Epoch(1))
+LAYOUT = Layout("analytics.departures", (Column("city", "text"), Column("population", "bigint")))
+WORDS = {"load": Disposition.LOAD, "skip": Disposition.SKIP, "retry": Disposition.RETRY, "fail": Disposition.FAIL}
+quick = settings(max_examples=300, deadline=None)
+
+
+def rows(*offsets: int | None, **columns: Any) -> pa.RecordBatch:
+    """Rows of these records; ``columns`` take the place of what a good row has."""
+    count = len(offsets)
+    data: dict[str, Any] = {
+        "city": pa.array([f"c{offset}" for offset in offsets], pa.string()),
+        "population": pa.array(range(count), pa.int64()),
+        "kafka_topic": pa.array(["flights"] * count, pa.string()),
+        "kafka_partition": pa.array([3] * count, pa.int32()),
+        "kafka_offset": pa.array(offsets, pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict({name: value for name, value in (data | columns).items() if value is not None})
+
+
+def tally() -> Tally:
+    return Tally(PART, LAYOUT)
+
+
+OFFSETS = st.integers(START, START + SPAN - 1)
+OUTPUT = st.lists(st.tuples(OFFSETS, st.sampled_from(sorted(WORDS))), max_size=20)
+
+
+@st.composite
+def agreeing(draw: st.DrawFn) -> list[list[tuple[int, str]]]:
+    """Batches of (offset, disposition) in any order, rows of a record in any batch, each record with one disposition."""
+    said = {offset: draw(st.sampled_from(sorted(WORDS))) for offset in range(START, START + SPAN)}
+    return [[(offset, said[offset]) for offset in batch] for batch in draw(st.lists(st.lists(OFFSETS, max_size=20), max_size=5))]
+
+
+@quick
+@given(agreeing())
+def test_any_interleaving_of_rows_accounts_for_every_offset_once(batches: list[list[tuple[int, str]]]) -> None:
+    """Counts add up to the span whatever the order; rows of one record are numbered 0..n-1 in the order in which they came."""
+    counted, model = tally(), dict[int, str]()
+    given_rows: list[int] = []
+    stored: list[tuple[int, int]] = []
+    for batch in batches:
+        model |= dict(batch)
+        given_rows += [offset for offset, word in batch if word == "load"]
+        offsets = [offset for offset, _ in batch]
+        words = pa.array([word for _, word in batch], pa.string())
+        taken = counted.take(judge(rows(*offsets, disposition=words), PART))
+        if taken is not None:
+            assert taken.schema.names == LAYOUT.copy_columns
+            assert set(taken.column("kafka_topic_id").to_pylist()) == {7}
+            assert set(taken.column("kafka_partition").to_pylist()) == {3}
+            assert taken.column("city").to_pylist() == [f"c{offset}" for offset in taken.column("kafka_offset").to_pylist()]
+            stored += zip(taken.column("kafka_offset").to_pylist(), taken.column("kafka_seq").to_pylist(), strict=True)
+        by = Counter(model.values())
+        assert counted.counts() == Counts(by["load"], by["skip"], by["retry"], by["fail"], SPAN - len(model), len(given_rows))
+    assert [offset for offset, _ in stored] == given_rows
+    seen = Counter[int]()
+    for offset, seq in stored:
+        assert seq == seen[offset]
+        seen[offset] += 1
+    assert set(counted.rejects) == {offset for offset, word in model.items() if word in ("retry", "fail")}
+    assert all(each.disposition is WORDS[model[offset]] for offset, each in counted.rejects.items())
+
+
+@quick
+@given(st.lists(OUTPUT, max_size=4))
+def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_comes(batches: list[list[tuple[int, str]]]) -> None:
+    """Compared with a dictionary: refused exactly when some offset is given another word than before."""
+    counted, model, clash = tally(), dict[int, str](), False
+    for batch in batches:
+        for offset, word in batch:
+            clash |= model.setdefault(offset, word) != word
+        words = pa.array([word for _, word in batch], pa.string())
+        judged = judge(rows(*(offset for offset, _ in batch), disposition=words), PART)
+        if clash:
+            with pytest.raises(BadOutput, match="with the dispositions"):
+                counted.take(judged)
+            return
+        counted.take(judged)
+
+
+@quick
+@given(st.lists(st.integers(START - 3, START + SPAN + 2), min_size=1, max_size=6), st.sampled_from(sorted(WORDS)))
+def test_an_offset_outside_the_slice_is_refused_in_every_role(offsets: list[int], word: str) -> None:
+    """A row, a skip or a reject of a record that was not read belongs to somebody else's slice."""
+    judged = judge(rows(*offsets, disposition=pa.array([word] * len(offsets))), PART)
+    if all(START <= offset < START + SPAN for offset in offsets):
+        tally().take(judged)
+    else:
+        with pytest.raises(BadOutput, match="outside the range that was read"):
+            tally().take(judged)
+
+
+STRANGERS = {
+    "another partition": {"kafka_partition": pa.array([4], pa.int32())},
+    "another topic": {"kafka_topic": pa.array(["gates"])},
+    "no offset": {"kafka_offset": pa.array([None], pa.int64())},
+    "no partition": {"kafka_partition": pa.array([None], pa.int32())},
+    "no topic": {"kafka_topic": pa.array([None], pa.string())},
+    "an offset with a fraction": {"kafka_offset": pa.array([1000.5])},
+    "an offset that is no number": {"kafka_offset": pa.array(["x"])},
+    "a partition that is no number": {"kafka_partition": pa.array([b"\xff"])},
+}
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+def test_a_row_that_no_record_of_the_slice_explains_is_refused_in_every_role(stranger: dict[str, Any], word: str) -> None:
+    """Lineage is null, of another partition, or not what was given: also on rows that are only skipped or failed."""
+    batch = rows(START, **stranger).append_column("disposition", pa.array([word]))
+    with pytest.raises(BadOutput, match="Nothing of this slice was stored"):
+        tally().take(judge(batch, PART))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"kafka_offset": pa.array([START], pa.int32())},
+        {"kafka_offset": pa.array([START], pa.uint64())},
+        {"kafka_offset": pa.array([float(START)])},
+        {"kafka_partition": pa.array([3], pa.int64())},
+        {"kafka_topic": pa.array(["flights"]).dictionary_encode()},
+        {"kafka_topic": pa.array(["flights"], pa.large_string())},
+        {"kafka_topic": pa.array(["flights"], pa.string_view())},
+    ],
+    ids=lambda same: str(next(iter(same.values())).type),
+)
+def test_lineage_may_come_in_another_representation(same: dict[str, Any]) -> None:
+    """A transform that goes through pandas or a dictionary hands back the same values in another type."""
+    taken = tally().take(judge(rows(START, **same), PART))
+    assert taken is not None
+    assert taken.column("kafka_offset").to_pylist() == [START]
+
+
+def test_offsets_beyond_32_bits_are_accounted_for() -> None:
+    """A partition may hold more than 2^31 records."""
+    far = Slice(PART.partition, 7, 2**40, 2**40 + 3, Epoch(1))
+    counted = Tally(far, LAYOUT)
+    taken = counted.take(Judged(rows(2**40 + 2, 2**40 + 2), [2**40], [reject(2**40 + 1, Disposition.FAIL, "no")]))
+    assert taken is not None
+    assert taken.column("kafka_offset").to_pylist() == [2**40 + 2] * 2
+    assert counted.counts() == Counts(1, 1, 0, 1, 0, 2)
+
+
+def test_without_a_disposition_everything_is_loaded_and_null_means_load() -> None:
+    """``load`` is the default."""
+    counted = tally()
+    counted.take(judge(rows(START, START + 1), PART))
+    counted.take(judge(rows(START + 2, START + 3, disposition=pa.array([None, "skip"])), PART))
+    counted.take(judge(rows(START + 4, disposition=pa.nulls(1)), PART))
+    assert counted.counts() == Counts(4, 1, 0, 0, 7, 4)
+
+
+def test_disposition_and_error_do_not_reach_the_sink() -> None:
+    """They are said to Tidemark, not to the table."""
+    extra = {"disposition": pa.array(["load", "fail"]), "error": pa.array([None, "KeyError: 'city'"])}
+    judged = judge(rows(START, START + 1, **extra), PART)
+    assert judged.rows is not None
+    assert judged.rows.schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
+    assert judged.rejects == [reject(START + 1, Disposition.FAIL, "'city'", "KeyError")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"disposition": pa.array(["later"])}, "disposition 'later' is none of load, skip, retry, fail"),
+        ({"disposition": pa.array([2])}, "disposition came as int64"),
+        ({"disposition": pa.array(["fail"]), "error": pa.array([3])}, "error came as int64"),
+        ({"kafka_topic": None}, "lacks the lineage columns kafka_topic"),
+        ({"city": None}, "lacks column city"),
+        ({"city": pa.array([1])}, "city came as int64; the table is text"),
+        ({"country": pa.array(["DE"])}, "a column that the table lacks: country"),
+    ],
+)
+def test_an_output_that_changed_its_shape_is_refused(columns: dict[str, Any], problem: str) -> None:
+    """The layout was checked on an empty batch; what comes later must be the same."""
+    with pytest.raises(BadOutput, match=problem):
+        tally().take(judge(rows(START, **columns), PART))
+
+
+def test_a_value_that_has_no_place_in_its_column_is_refused() -> None:
+    """Nothing is rounded: a nanosecond that is no whole microsecond has no place in a timestamp."""
+    layout = Layout("t", (Column("at", "timestamp without time zone"),))
+    batch = rows(START, city=None, population=None, at=pa.array([1], pa.timestamp("ns")))
+    with pytest.raises(BadOutput, match="column at does not fit timestamp without time zone"):
+        Tally(PART, layout).take(Judged(batch))
+
+
+@pytest.mark.parametrize(
+    ("error", "error_type", "expected"),
+    [
+        ("ValueError: no date", None, ("ValueError", "no date")),
+        ("no date", None, ("Error", "no date")),
+        ("no: date", None, ("Error", "no: date")),
+        ("Two words: x", None, ("Error", "Two words: x")),
+        ("ValueError: a\nb", None, ("ValueError", "a\nb")),
+        ("ValueError: x", "KeyError", ("KeyError", "ValueError: x")),
+        (None, None, ("Error", "the transform gave no reason")),
+        ("", "KeyError", ("KeyError", "the transform gave no reason")),
+        ("a\0b", None, ("Error", "a\\0b")),
+        ("half \ud800 a pair", None, ("Error", "half \\ud800 a pair")),
+    ],
+)
+def test_the_reason_of_a_reject_is_text_that_postgres_stores(error: str | None, error_type: str | None, expected: tuple[str, str]) -> None:
+    """Its type is split off at the colon where it is not known; NUL and broken Unicode are spelled out."""
+    made = reject(START, Disposition.RETRY, error, error_type)
+    assert (made.error_type, made.error_text) == expected
+    assert pa.array([made.error_text], pa.string()).to_pylist() == [made.error_text]
+
+
+def test_a_long_reason_is_cut() -> None:
+    """Some exceptions carry their whole input."""
+    assert len(reject(START, Disposition.FAIL, "x" * 50_000, "E").error_text) == ERROR_TEXT_LIMIT

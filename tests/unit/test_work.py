@@ -1,0 +1,357 @@
+"""What a task makes of messages: batches for a transform, rows and verdicts from a plain function, payloads of failed records."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemark.consume import work
+from tidemark.consume.work import TransformFailed, Work, input_schema, payloads, records
+from tidemark.offsets import Epoch, Slice, TopicPartition
+from tidemark.sink.commit import Target
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.tally import Disposition, Judged, Tally
+from tidemark.spec.transform import Form
+from tidemark.transform import Fail, Record, Retry, Skip
+
+PART = Slice(TopicPartition("flights", 3), 7, 100, 200, Epoch(1))
+LAYOUT = Layout("analytics.departures", (Column("city", "text"), Column("population", "integer")))
+NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
+
+
+@dataclass
+class Sent:
+    """A message as confluent-kafka hands it over."""
+
+    at: int = 100
+    content: bytes | None = b"{}"
+    name: bytes | None = b"k"
+    millis: int | None = 1_714_564_800_000
+    head: list[tuple[str, bytes | None]] | None = field(default=None)
+
+    def offset(self) -> int:
+        return self.at
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def key(self) -> bytes | None:
+        return self.name
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return self.head
+
+    def timestamp(self) -> tuple[int, int]:
+        return (TIMESTAMP_NOT_AVAILABLE, 0) if self.millis is None else (TIMESTAMP_CREATE_TIME, self.millis)
+
+
+def judged(
+    function: Callable[[Record], Any], *messages: Any, layout: Layout = LAYOUT, permanent: tuple[type[Exception], ...] = ()
+) -> Judged:
+    """What a plain function makes of messages (by default of one)."""
+    task = Work(Target("", 1, 1, layout), {}, Form.FUNCTION, function, permanent)
+    return work._by_record(task, PART, list(messages or [Sent()]))
+
+
+def stored(postgres: str, value: Any) -> Any:
+    """What a column of this type gets for a Python value, or the reason of the record's failure."""
+    answer = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),)))
+    if answer.rejects:
+        assert answer.rows is None or answer.rows.num_rows == 0
+        assert answer.rejects[0].disposition is Disposition.FAIL
+        return answer.rejects[0].error_text
+    assert answer.rows is not None
+    return answer.rows.column("x")[0].as_py()
+
+
+# ---- what a transform is given
+
+
+def test_messages_become_a_batch_with_kafkas_columns_and_lineage() -> None:
+    """The schema is the same in the Arrow and the Spark form; a record without timestamp, key, value or headers has nulls there."""
+    batch = records(PART, [Sent(100, head=[("a", b"1"), ("a", None)]), Sent(103, None, None, None)])  # type: ignore[list-item]
+    assert batch.schema.equals(input_schema())
+    first, second = batch.to_pylist()
+    assert first["timestamp"] == NOON
+    assert first["headers"] == [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
+    assert (first["topic"], first["partition"], first["offset"]) == (first["kafka_topic"], first["kafka_partition"], first["kafka_offset"])
+    assert second["kafka_offset"] == 103
+    assert [second[name] for name in ("timestamp", "key", "value", "headers")] == [None] * 4
+
+
+def test_a_plain_function_is_given_one_record() -> None:
+    """All that Kafka says of it, with an aware timestamp."""
+    seen: list[Record] = []
+    judged(seen.append, Sent(107, b"v", None, head=[("h", b"x")]))
+    assert seen == [Record("flights", 3, 107, NOON, None, b"v", [("h", b"x")])]
+
+
+# ---- what becomes of a record
+
+
+@dataclass
+class Boom(Exception):
+    text: str = "boom"
+
+
+def raising(error: BaseException, cause: BaseException | None = None) -> Callable[[Record], Any]:
+    def function(record: Record) -> Any:
+        raise error from cause
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda record: None, "skip"),
+        (lambda record: [], "skip"),
+        (lambda record: iter(()), "skip"),
+        (raising(Skip("tombstone")), "skip"),
+        (lambda record: {"city": "a"}, "load"),
+        (lambda record: [{"city": "a"}, {"city": "b"}], "load"),
+        (lambda record: ({"city": name} for name in "ab"), "load"),
+        (raising(Retry("later")), "retry"),
+        (raising(KeyError("city")), "retry"),
+        (raising(Fail("no city")), "fail"),
+        (raising(ValueError("permanent by the spec")), "fail"),
+        (raising(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")), "fail"),  # is a ValueError
+        (raising(KeyError("x"), cause=ValueError("y")), "fail"),
+        (raising(KeyError("x"), cause=Fail("y")), "fail"),
+        (lambda record: "text", "retry"),
+        (lambda record: 3, "retry"),
+        (lambda record: [3], "retry"),
+    ],
+)
+def test_what_a_function_answers_decides_what_becomes_of_the_record(function: Callable[[Record], Any], expected: str) -> None:
+    """Whatever it raises is that record's answer, and the record is accounted for."""
+    answer = judged(function, permanent=(ValueError,))
+    tally = Tally(PART, LAYOUT)
+    tally.take(answer)
+    counts = tally.counts()
+    assert {"load": counts.loaded, "skip": counts.skipped, "retry": counts.retried, "fail": counts.failed}[expected] == 1
+    assert counts.unaccounted == PART.span - 1
+
+
+def test_a_generator_that_breaks_in_the_middle_gives_no_row() -> None:
+    """A record is loaded whole or not at all."""
+
+    def function(record: Record) -> Any:
+        yield {"city": "a"}
+        raise KeyError("b")
+
+    answer = judged(function)
+    assert answer.rows is None
+    assert [(each.error_type, each.disposition) for each in answer.rejects] == [("KeyError", Disposition.RETRY)]
+
+
+def test_the_records_beside_a_bad_one_are_loaded() -> None:
+    """One poison record does not stop its batch, nor does one of two rows of a record go in alone."""
+
+    def function(record: Record) -> Any:
+        population = "many" if record.offset == 101 else 1
+        return [{"city": "a", "population": 0}, {"city": "b", "population": population}]
+
+    answer = judged(function, Sent(100), Sent(101), Sent(102))
+    assert answer.rows is not None
+    assert answer.rows.column("kafka_offset").to_pylist() == [100, 100, 102, 102]
+    assert [each.offset for each in answer.rejects] == [101]
+    assert "population does not fit integer" in answer.rejects[0].error_text
+
+
+def test_a_column_that_the_table_has_not_stops_the_slice() -> None:
+    """A mistake in the function's code, not in a record."""
+    with pytest.raises(TransformFailed, match=r"flights/3 offset 100: it returned 'country', which analytics\.departures has not"):
+        judged(lambda record: {"country": "DE"})
+
+
+def test_a_column_that_is_left_out_is_null() -> None:
+    """As in any INSERT."""
+    answer = judged(lambda record: {"city": "a"})
+    assert answer.rows is not None
+    assert answer.rows.column("population").to_pylist() == [None]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["row", "rows", "none", "skip", "fail", "retry", "misfit"]), min_size=1, max_size=30))
+def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: list[str]) -> None:
+    """Compared with a count by hand."""
+
+    def function(record: Record) -> Any:
+        match answers[record.offset - 100]:
+            case "row":
+                return {"population": record.offset}
+            case "rows":
+                return [{"population": record.offset}] * 3
+            case "skip":
+                raise Skip
+            case "fail":
+                raise Fail("no")
+            case "retry":
+                raise Retry("later")
+            case "misfit":
+                return [{"population": 1}, {"population": 2**31}]
+
+    tally = Tally(PART, LAYOUT)
+    taken = tally.take(judged(function, *(Sent(100 + number) for number in range(len(answers)))))
+    counts = tally.counts()
+    assert counts.loaded == answers.count("row") + answers.count("rows")
+    assert counts.skipped == answers.count("none") + answers.count("skip")
+    assert counts.failed == answers.count("fail") + answers.count("misfit")
+    assert counts.retried == answers.count("retry")
+    assert counts.sink_rows == answers.count("row") + 3 * answers.count("rows") == (0 if taken is None else taken.num_rows)
+    if taken is not None:
+        assert taken.column("population").to_pylist() == taken.column("kafka_offset").to_pylist()
+
+
+# ---- values
+
+
+UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+NAIVE = NOON.replace(tzinfo=None)
+KEPT: list[tuple[str, Any, Any]] = [
+    # type, value, what is stored
+    ("integer", 3, 3),
+    ("integer", 3.0, 3),
+    ("integer", decimal.Decimal(3), 3),
+    ("double precision", 3, 3.0),
+    ("real", 1.5, 1.5),
+    ("real", float("inf"), float("inf")),
+    ("numeric(5,2)", decimal.Decimal("1.5"), decimal.Decimal("1.50")),
+    ("numeric(5,2)", 3, decimal.Decimal("3.00")),
+    ("text", "", ""),
+    ("bytea", b"\0\xff", b"\0\xff"),
+    ("uuid", UUID, UUID.bytes),
+    ("uuid", str(UUID), UUID.bytes),
+    ("jsonb", {"a": [1, None]}, '{"a": [1, null]}'),
+    ("jsonb", '{"a": 1}', '{"a": 1}'),
+    ("json", [1], "[1]"),
+    ("json", True, "true"),
+    ("timestamp with time zone", NOON, NOON),
+    ("timestamp with time zone", NOON.astimezone(dt.timezone(dt.timedelta(hours=9))), NOON),
+    ("timestamp without time zone", NAIVE, NAIVE),
+    ("date", dt.date(2024, 5, 1), dt.date(2024, 5, 1)),
+    ("time without time zone", dt.time(1, 2, 3, 4), dt.time(1, 2, 3, 4)),
+    ("interval", dt.timedelta(days=1, microseconds=1), dt.timedelta(days=1, microseconds=1)),
+    ("integer[]", [1, None], [1, None]),
+    ("text", None, None),
+    ("uuid", None, None),
+    ("jsonb", None, None),
+]
+
+
+@pytest.mark.parametrize(("postgres", "value", "expected"), KEPT, ids=str)
+def test_a_python_value_is_stored_as_it_is(postgres: str, value: Any, expected: Any) -> None:
+    """Exactly, in the column's own type."""
+    assert stored(postgres, value) == expected
+
+
+LOST: list[tuple[str, Any, str]] = [
+    # type, value, why
+    ("smallint", 40_000, "too large"),
+    ("integer", 2.5, "2.5 is no whole number"),
+    ("bigint", decimal.Decimal("1.5"), "1.5 is no whole number"),
+    ("integer", float("nan"), "NaN"),
+    ("integer", float("inf"), "infinity"),
+    ("integer", "3", "str"),
+    ("integer", True, "bool"),
+    ("integer[]", [1, 2.5], "2.5 is no whole number"),
+    ("double precision", 2**53 + 1, "outside of the range"),
+    ("real", 1e300, "1e+300 is out of range"),
+    ("real", -1e39, "-1e+39 is out of range"),
+    ("numeric(5,2)", decimal.Decimal("1.555"), "Rescaling"),
+    ("numeric(5,2)", decimal.Decimal("1000"), "precision"),
+    ("numeric(5,2)", 1.5, "float"),
+    ("text", 3, "int"),
+    ("text", b"\xff", "utf8"),
+    ("text", "\ud800", "surrogates not allowed"),
+    ("bytea", 3, "int"),
+    ("boolean", 2, "2"),
+    ("uuid", "no uuid", "is not a uuid"),
+    ("jsonb", {1j}, "not JSON serializable"),
+    ("jsonb", float("nan"), "not JSON compliant"),
+    ("timestamp with time zone", NAIVE, "has no time zone"),
+    ("timestamp without time zone", NOON, "has a time zone"),
+    ("timestamp with time zone", 1_714_564_800_000, "is a number"),
+    ("timestamp with time zone", dt.date(2024, 5, 1), "date"),
+    ("timestamp with time zone", "2024-05-01", "str"),
+    ("date", NAIVE, "has a time of day"),
+    ("date", 5, "is a number"),
+    ("time without time zone", 5, "is a number"),
+    ("time without time zone", dt.time(1, tzinfo=dt.UTC), "has a time zone"),
+    ("interval", 5, "is a number"),
+]
+
+
+@pytest.mark.parametrize(("postgres", "value", "why"), LOST, ids=str)
+def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgres: str, value: Any, why: str) -> None:
+    """Nothing is rounded, cut, wrapped or taken for something else: the record fails with the column and the reason."""
+    reason = stored(postgres, value)
+    assert isinstance(reason, str)
+    assert reason.startswith(f"x does not fit {postgres}: ")
+    assert why in reason
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats())
+def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
+    """A ``real`` has fewer digits, as everywhere in Postgres, but what is finite stays finite."""
+    found = stored("real", value)
+    if isinstance(found, str):
+        assert abs(value) > 3.4e38
+    elif value == value:
+        assert found == pytest.approx(value, rel=1e-6, abs=1e-37)
+
+
+# ---- the Arrow form
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (raising(KeyError("city")), "flights/3 offsets 100 to 101: KeyError: 'city'"),
+        (lambda batch: None, "it returned NoneType"),
+        (lambda batch: pa.Table.from_batches([batch]), "it returned Table; it must return a pyarrow.RecordBatch"),
+    ],
+)
+def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
+    """Whole columns at once, so it is the batch that fails; another try may help where the user's code met an outage."""
+    with pytest.raises(TransformFailed, match=problem) as raised:
+        work._called(function, records(PART, [Sent(100), Sent(101)]), PART)  # type: ignore[list-item]
+    assert raised.value.retriable
+
+
+# ---- what is kept of a failed record
+
+
+def test_failed_records_are_read_again_with_all_that_is_needed_to_retry_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those offsets, from the first to the last; headers in order, in base64, whatever bytes they hold."""
+    asked: list[tuple[int, int]] = []
+
+    def read(_config: object, _partition: object, start: int, end: int) -> Any:
+        asked.append((start, end))
+        yield [Sent(at) for at in range(start, start + 4)]
+        yield [Sent(at) for at in range(start + 4, start + 6)]
+        yield [Sent(end - 1, None, None, None, [("a", b"\xff"), ("\0", None), ("a", b"")])]
+
+    monkeypatch.setattr(work, "read", read)
+    batches = list(payloads({}, PART, {150, 112, 110}))
+    assert asked == [(110, 151)]
+    assert [batch.column("record_offset").to_pylist() for batch in batches] == [[110, 112], [150]]
+    first, last = batches[0].to_pylist()[0], batches[1].to_pylist()[0]
+    assert (first["record_timestamp"], first["key"], first["value"], first["headers"]) == (NOON, b"k", b"{}", "[]")
+    assert (last["record_timestamp"], last["key"], last["value"]) == (None, None, None)
+    headers = json.loads(last["headers"])
+    assert [(name, value and base64.b64decode(value)) for name, value in headers] == [("a", b"\xff"), ("\0", None), ("a", "")]
