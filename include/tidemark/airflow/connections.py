@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
@@ -17,19 +18,31 @@ if TYPE_CHECKING:
 LIBPQ = frozenset(
     {
         "channel_binding",
+        "gssdelegation",
         "gssencmode",
+        "gsslib",
+        "hostaddr",
         "krbsrvname",
+        "load_balance_hosts",
         "options",
         "passfile",
         "require_auth",
+        "requirepeer",
         "service",
         "sslcert",
+        "sslcertmode",
         "sslcrl",
+        "sslcrldir",
         "sslkey",
         "sslmode",
         "sslnegotiation",
+        "sslpassword",
         "sslrootcert",
+        "sslsni",
+        "ssl_max_protocol_version",
+        "ssl_min_protocol_version",
         "target_session_attrs",
+        "tcp_user_timeout",
     }
 )
 """Keys of a Postgres connection's extra that libpq knows; the others are Airflow's and SQLAlchemy's own."""
@@ -48,22 +61,35 @@ def database_url(spec: ConsumerSpec) -> str:
         who += ":" + quote(connection.password, safe="")
     extra = {key: str(value) for key, value in connection.extra_dejson.items() if key in LIBPQ}
     host = connection.host or ""
-    if host.startswith("/"):
+    if host.startswith("/"):  # a socket's folder
         extra["host"], host = host, ""
     port = f":{connection.port}" if connection.port else ""
-    query = f"?{urlencode(extra)}" if extra else ""
-    return f"postgresql://{who}{'@' if who else ''}{host}{port}/{quote(connection.schema or '', safe='')}{query}"
+    address = ",".join(_address(each, port) for each in host.split(","))
+    query = f"?{urlencode(extra, quote_via=quote)}" if extra else ""  # for libpq a plus sign is no space
+    return f"postgresql://{who}{'@' if who else ''}{address}/{quote(connection.schema or '', safe='')}{query}"
 
 
 def kafka_config(connection: Connection) -> dict[str, str]:
     """librdkafka's settings, as Airflow's Kafka provider keeps them: all in the extra."""
-    return checked(connection.extra_dejson)
+    try:
+        return checked(connection.extra_dejson)
+    except BadInput as error:
+        raise replace(error, what=f"connection {connection.conn_id}: {error.what}") from None
 
 
 def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
     """Master and settings of a Spark connection: host ``local[*]``, ``spark://host``, ``yarn``, ``k8s://...``; extra ``conf``."""
     extra = connection.extra_dejson
-    if extra.get("deploy-mode", extra.get("deploy_mode", "client")) != "client":
+    settings = extra.get("conf") or {}
+    if not isinstance(settings, Mapping):
+        raise BadInput(
+            what=f"connection {connection.conn_id}",
+            found="conf in its extra is not a mapping",
+            fix='Write settings by their Spark names: {"conf": {"spark.executor.memory": "4g"}}.',
+        )
+    conf = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
+    modes = (extra.get("deploy-mode"), extra.get("deploy_mode"), conf.get("spark.submit.deployMode"))
+    if any(mode not in (None, "", "client") for mode in modes):
         raise BadInput(
             what=f"connection {connection.conn_id}",
             found="its deploy-mode is cluster, but Airflow must be able to end the driver that it started",
@@ -74,10 +100,18 @@ def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
         master = f"{master}:{connection.port}"
     if master.partition(":")[0] not in ("local", "spark", "k8s", "yarn") and not master.startswith("local["):
         master = f"spark://{master}"
-    conf = {key: str(value) for key, value in dict(extra.get("conf", {})).items()}
     if queue := extra.get("queue"):
         conf.setdefault("spark.yarn.queue", str(queue))
     return master, conf
+
+
+def _address(host: str, port: str) -> str:
+    """A host as URLs write it, with the connection's port unless it names one itself."""
+    if host.startswith("["):
+        return host if "]:" in host else host + port
+    if host.count(":") > 1:  # an IPv6 address
+        return f"[{host}]{port}"
+    return host if ":" in host else host + port
 
 
 def _get(spec: ConsumerSpec, kind: str) -> Connection:

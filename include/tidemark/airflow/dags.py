@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +10,8 @@ from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule
 
 from tidemark import project
 from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
-from tidemark.spec import AirflowSettings, ConsumerSpec, SpecInvalid, read_folder
+from tidemark.spec import AirflowSettings, ConsumerSpec, Problem, SpecInvalid, read_folder
+from tidemark.spec.checks import CONSUMER_NAME_LIMIT
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """Long ago and always the same: with ``catchup=False`` a schedule begins with its next interval."""
@@ -31,7 +33,7 @@ def consume_dags() -> dict[str, DAG]:
     bad file neither hides itself nor takes the others along.
     """
     good, bad = read_folder(project.consumers())
-    dags = [_dag(spec) for spec in good.values()] + [_bad_dag(name, error) for error in bad for name in error.consumers]
+    dags = [_bad_dag(name, error) for error in bad for name in error.consumers] + [_dag(spec) for spec in good.values()]
     return {dag.dag_id: dag for dag in dags}
 
 
@@ -57,16 +59,17 @@ def _dag(spec: ConsumerSpec) -> DAG:
             doc_md="Judges exactly the ranges that this run committed.",
             **common,
         )
-        publish = PublishOperator(task_id="publish", asset=asset, outlets=[asset], owner=settings.owner, doc_md="Emits the asset event.")
+        publish = PublishOperator(task_id="publish", asset=asset, outlets=[asset], doc_md="Emits the asset event.", **common)
         consume >> validate >> publish
     return dag
 
 
 def _bad_dag(name: str, error: SpecInvalid) -> DAG:
     settings = AirflowSettings(tags=("bad spec",))
-    doc = f"This consumer's file has problems; the DAG fails until they are mended.\n\n```\n{error}\n```\n"
-    with DAG(**_common(name, doc, settings), schedule=None) as dag:
-        ConsumeOperator(task_id="consume", consumer=name, owner=settings.owner, retries=0)
+    doc = f"This consumer's file has problems; the DAG fails until they are mended.\n\n{''.join(map(_problem, error.problems))}"
+    named = re.sub(r"[^\w.-]", "_", name)[:CONSUMER_NAME_LIMIT]  # a file may have any name; one that Airflow refuses would hide all DAGs
+    with DAG(**_common(named, doc, settings), schedule=None) as dag:
+        ConsumeOperator(task_id="consume", consumer=name, owner=settings.owner, retries=0, doc_md="Tells the problems.")
     return dag
 
 
@@ -83,11 +86,33 @@ def _common(name: str, doc: str, settings: AirflowSettings) -> dict[str, Any]:
 
 
 def _doc(spec: ConsumerSpec) -> str:
-    reads = ", ".join(f"`{topic}`" for topic in spec.topics) or f"topics matching `{spec.topic_pattern}`"
+    topics = ", ".join(f"`{topic}`" for topic in spec.topics) or f"topics that match `{_cell(spec.topic_pattern or '')}`"
     judged = f"the suite `{spec.validation.suite}` and the conservation check" if spec.validation else "the conservation check"
+    rows = {
+        "Group": f"`{spec.group}`",
+        "Reads": f"{topics}, at most {spec.batch.max_records:,} records a batch",
+        "Transform": f"`{spec.transform}`",
+        "Loads": f"`{spec.sink.table}`, offsets in the transaction of the rows",
+        "Judged by": judged,
+        "Announced as": f"asset `{spec.sink.table}`",
+    }
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return (
-        f"{spec.description or ''}\n\nGroup `{spec.group}` reads {reads}, transforms with `{spec.transform}` and loads "
-        f"`{spec.sink.table}`, at most {spec.batch.max_records:,} records a batch. Offsets are committed in the transaction of the rows. "
-        f"Each run is judged by {judged}; the asset `{spec.sink.table}` tells who waits for it.\n\n"
+        f"{spec.description or ''}\n\n| | |\n|---|---|\n{table}\n"
         f"`tidemark offsets {spec.name}` shows where the group stands, `tidemark consumers check {spec.name}` what is wrong with it.\n"
-    ).strip()
+    ).lstrip()
+
+
+def _problem(problem: Problem) -> str:
+    """One entry of a list: Airflow's page joins the lines of a code block, so the text of the error cannot be shown as it is."""
+    text = f"{problem.message}: {problem.fix}" if problem.fix else problem.message
+    return f"- `{problem.file.name}:{problem.line}:{problem.column}` {_plain(text)}\n"
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown sees no marks: the stars of a schedule stay stars."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 from typing import Any
 
@@ -13,6 +14,8 @@ from tidemark import project
 from tidemark.spec import ConsumerSpec, OnFailure, find_consumer
 
 PROGRESS_EVERY_S = 5
+DRIVER_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:tidemark\.\S+ )?(.*)")
+"""A line of the driver's own logging: it keeps its level and loses its time, which the task's log gives it, and our loggers' names."""
 COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
 
 
@@ -29,6 +32,7 @@ class ConsumeOperator(BaseOperator):
         super().__init__(**kwargs)
         self.consumer = consumer
         self._driver: subprocess.Popen[str] | None = None
+        self._killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import resolve
@@ -46,23 +50,34 @@ class ConsumeOperator(BaseOperator):
             connections,
             attempt_id,
             folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
-            on_log=self.log.info,
+            on_log=self._pass_on,
             on_progress=_Progress(self.log),
             on_start=self._started,
         )
         counts = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
-        self.log.info("attempt is committed group=%s attempt=%s records=%s counts=%s", spec.group, attempt_id, done.records, counts)
-        return {"attempt_id": attempt_id, "records": done.records, **counts}
+        summary = {"attempt_id": attempt_id, "records": done.records, **counts}
+        self.log.info("attempt is committed group=%s %s", spec.group, " ".join(f"{name}={value}" for name, value in summary.items()))
+        return summary
 
     def on_kill(self) -> None:
         """Ends the driver first of all; also called on a time-out. Writes nothing, because a broken log pipe must not save the driver."""
+        self._killed = True
         if self._driver is not None:
-            from tidemark.consume.launch import kill
+            from tidemark.consume.launch import kill_group
 
-            kill(self._driver)
+            kill_group(self._driver)
 
     def _started(self, driver: subprocess.Popen[str]) -> None:
         self._driver = driver
+        if self._killed:  # while the driver was being started
+            self.on_kill()
+
+    def _pass_on(self, line: str) -> None:
+        said = DRIVER_LINE.fullmatch(line)
+        if said:
+            self.log.log(logging.getLevelNamesMapping()[said[1]], said[2])
+        else:
+            self.log.info(line)
 
 
 class ValidateOperator(BaseOperator):
@@ -81,6 +96,7 @@ class ValidateOperator(BaseOperator):
         from tidemark.airflow.connections import database_url
         from tidemark.quality import Outcome, Run, validate
 
+        logging.getLogger("great_expectations").setLevel(logging.WARNING)  # hundreds of lines about its own start
         spec = _spec(self.consumer)
         suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
         ti = context["ti"]

@@ -163,6 +163,10 @@ def run_attempt(
             follow.show(on_progress)
         reader.join(KILL_WAIT_S)
         _drain(lines, on_log)
+    except BaseException as error:  # a time-out, Ctrl-C: nobody will follow the driver any more
+        kill(driver)
+        _abandon(connections.database_url, attempt_id, error)
+        raise
     finally:
         kill(driver)
         follow.close()
@@ -172,10 +176,18 @@ def run_attempt(
 
 
 def kill(driver: subprocess.Popen[str]) -> None:
-    """Ends the driver's whole process group at once. Writes nothing: after a supervisor's death a write may raise."""
+    """Ends the driver's whole process group at once and waits until the driver is gone."""
+    kill_group(driver)
+    driver.wait(KILL_WAIT_S)
+
+
+def kill_group(driver: subprocess.Popen[str]) -> None:
+    """SIGKILL, and nothing else, so that a signal handler may call it: the main thread may be waiting for the driver already.
+
+    Writes nothing: after a supervisor's death a write may raise.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait(KILL_WAIT_S)
 
 
 def progress(database_url: str, attempt_id: int) -> Progress:
@@ -228,6 +240,13 @@ def _ended(database_url: str, attempt_id: int, status: int) -> Progress:
         raise died
     kinds = {"refused": AttemptRefused, "fenced": AttemptFenced, "unavailable": AttemptUnavailable, "broken": AttemptBroken}
     raise kinds.get(error["kind"], AttemptFailed)(attempt_id=attempt_id, type=error["type"], text=error["text"])
+
+
+def _abandon(database_url: str, attempt_id: int, error: BaseException) -> None:
+    """Ends the row of an attempt whose driver was killed because its caller stopped following it."""
+    said = {"kind": "unavailable", "type": type(error).__name__, "text": f"The driver was killed: {error or type(error).__name__}"}
+    with contextlib.suppress(TidemarkError), session(database_url) as connection, transaction(connection) as cur:
+        store.end_attempt(cur, attempt_id, said)
 
 
 def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | None]:

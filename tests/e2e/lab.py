@@ -1,0 +1,383 @@
+"""What the end-to-end tests of a consumer's DAG share: an Airflow, consumers, a brake inside commits, and the checks at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import psutil
+from tests.kafka_topics import Topics
+
+from tidemark import project, schema
+from tidemark.consume.check import sink_ddl
+from tidemark.db import session, transaction
+from tidemark.local import LocalStack
+from tidemark.local.airflow import LocalAirflow
+from tidemark.local.airflow_client import AirflowClient
+from tidemark.local.airflow_settings import MARK, connections_env
+from tidemark.quality import check_conservation
+from tidemark.spec import find_consumer
+from tidemark.spec.transform import load_transform
+
+T = TypeVar("T")
+
+PASSWORD = "pg-mark-7f3a p@ss/w:rd%"
+KAFKA_PASSWORD = "kafka-mark-9c1e"
+SPARK_PASSWORD = "spark-mark-4d2b"
+MARKS = ("pg-mark-7f3a", KAFKA_PASSWORD, SPARK_PASSWORD)
+"""Parts of passwords that must be seen nowhere: what stands before the first sign that any encoding would change."""
+
+TRANSFORM = '''
+"""Records are numbers; each makes a row."""
+from typing import TypedDict
+
+from tidemark.transform import Record
+
+
+class Row(TypedDict):
+    number: int
+
+
+def transform(record: Record) -> Row | None:
+    return {"number": int(record.value or b"0")}
+'''
+
+BRAKE = '''
+"""Stops commits of a topic from an offset on, while a file says so."""
+import os
+import time
+from pathlib import Path
+
+FLAGS = Path(os.environ["E2E_FLAGS"])
+
+
+def hook(step, part):
+    flag = FLAGS / part.partition.topic
+    while step.name == "COMMIT" and flag.exists() and part.start >= int(flag.read_text() or 0):
+        (FLAGS / f"{part.partition.topic}.stopped").touch()
+        time.sleep(0.02)
+'''
+
+SUITE = """
+{"name": "numbers", "expectations": [
+  {"type": "expect_column_values_to_be_between", "kwargs": {"column": "number", "max_value": 1000000}, "severity": "critical"},
+  {"type": "expect_column_values_to_be_between", "kwargs": {"column": "number", "min_value": 0}, "severity": "warning"}
+]}
+"""
+
+BATCH = 400
+"""Records of a batch: with 1000 records in a topic a run has three."""
+
+CONSUMERS: dict[str, str] = {
+    "happy": "",
+    "empty": "",
+    "driver-killed": "",
+    "task-killed": "",
+    "supervisor-killed": "",
+    "marked-failed": "",
+    "timed-out": "airflow: {retries: 0, execution_timeout: 10s}",
+    "scheduler-killed": "",
+    "critical": "validation: {suite: numbers}",
+    "warning": "validation: {suite: numbers}",
+    "nowhere": "connections: {postgres: no_such_connection}",
+    "away": "",
+}
+"""Name and what is special about it. Airflow knows all of them from the start; each is used by one test."""
+
+COMMON = """
+topics: [{name}]
+transform: e2e_numbers:transform
+sink: {{table: e2e.{table}}}
+batch: {{max_records: {batch}}}
+{special}
+"""
+AIRFLOW = "airflow: {retries: 2, retry_delay: 0s}"
+
+BAD = """
+topics: [bad]
+transform: e2e_numbers:transform
+sink: {table: e2e.bad}
+batches: {max_records: 5}
+"""
+
+
+def eventually(ask: Callable[[], T], *, within_s: float = 60, what: str = "") -> T:
+    """The first truthy answer."""
+    deadline = time.monotonic() + within_s
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.05)
+    return answer
+
+
+@dataclass
+class Run:
+    """A DAG run of a consumer."""
+
+    client: AirflowClient
+    consumer: Consumer
+    run_id: str
+
+    def wait(self, timeout_s: float = 90) -> str:
+        return self.client.wait(self.consumer.dag, self.run_id, timeout_s)
+
+    def tasks(self) -> dict[str, str | None]:
+        return {task.task_id: task.state for task in self.client.task_instances(self.consumer.dag, self.run_id)}
+
+    def tries(self, task: str = "consume") -> list[str | None]:
+        return [one.state for one in self.client.tries(self.consumer.dag, self.run_id, task)]
+
+    def log(self, task: str = "consume", try_number: int = 1) -> str:
+        return self.client.log(self.consumer.dag, self.run_id, task, try_number)
+
+    def xcom(self, task: str) -> Any:
+        return self.client.xcom(self.consumer.dag, self.run_id, task)
+
+    def mark_failed(self, task: str = "consume") -> None:
+        self.client.mark_failed(self.consumer.dag, self.run_id, task)
+
+
+@dataclass
+class Consumer:
+    """One of `CONSUMERS`, with its topic, sink and processes."""
+
+    lab: Lab
+    name: str
+    produced: int = 0
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def dag(self) -> str:
+        return f"consume__{self.name}"
+
+    @property
+    def table(self) -> str:
+        return f"e2e.{table_name(self.name)}"
+
+    def produce(self, *numbers: int) -> None:
+        self.lab.topics.produce(self.name, [str(number) for number in numbers])
+        self.produced += len(numbers)
+
+    def trigger(self) -> Run:
+        run = Run(self.lab.client, self, self.lab.client.trigger(self.dag))
+        self.lab.client.unpause(self.dag)
+        self.runs.append(run)
+        return run
+
+    # The brake
+
+    def brake(self, from_offset: int = BATCH) -> None:
+        """Commits whose slice starts at ``from_offset`` or behind it stop just before COMMIT, until `release`."""
+        (self.lab.flags / self.name).write_text(str(from_offset))
+
+    def release(self) -> None:
+        (self.lab.flags / self.name).unlink(missing_ok=True)
+        (self.lab.flags / f"{self.name}.stopped").unlink(missing_ok=True)
+
+    def trigger_and_stop_in_the_middle(self) -> tuple[Run, psutil.Process]:
+        """A run that has committed its first batch and stands before the COMMIT of its second, and its driver."""
+        self.brake()
+        run = self.trigger()
+        self.await_stop()
+        return run, self.driver()
+
+    def await_stop(self) -> None:
+        eventually((self.lab.flags / f"{self.name}.stopped").exists, what=f"{self.name} in its second batch")
+
+    # Processes
+
+    def driver(self) -> psutil.Process:
+        return eventually(lambda: next(iter(self.drivers()), None), what=f"the driver of {self.name}")
+
+    def drivers(self) -> list[psutil.Process]:
+        """Those that live; a JVM and Python workers live and die with theirs."""
+        job = str(project.consume_job())
+        found = []
+        for process in self.lab.family():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if job in words and words[words.index(job) + 1] == self.name:
+                    found.append(process)
+        return found
+
+    # Postgres
+
+    def rows(self) -> list[int]:
+        return [number for (number,) in self.lab.sql(f"SELECT number FROM {self.table} ORDER BY kafka_offset")]
+
+    def validated(self) -> list[int]:
+        return [number for (number,) in self.lab.sql(f"SELECT number FROM {self.table}_validated ORDER BY kafka_offset")]
+
+    def position(self) -> int:
+        found = self.lab.sql(
+            "SELECT next_offset FROM tidemark.partition_offset JOIN tidemark.consumer_group USING (group_id) WHERE name = %s", self.name
+        )
+        return int(found[0][0])
+
+    def attempts(self) -> list[tuple[str, int, str | None]]:
+        """State, try and kind of error of every attempt, oldest first."""
+        return self.lab.sql(
+            "SELECT state, try_number, error ->> 'type' FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
+            " WHERE name = %s ORDER BY attempt_id",
+            self.name,
+        )
+
+
+class Lab:
+    """The session's Airflow and everything around it."""
+
+    def __init__(self, folder: Path, stack: LocalStack) -> None:
+        self.folder = folder
+        self.stack = stack
+        self.flags = folder / "flags"
+        self.topics = Topics(stack.kafka.bootstrap_servers())
+        self.url = ""
+        self._used: dict[str, Consumer] = {}
+
+    def up(self) -> None:
+        """Return when Airflow is healthy and knows every DAG."""
+        for name in ("consumers", "transforms", "expectations", "flags"):
+            (self.folder / name).mkdir()
+        (self.folder / "transforms" / "e2e_numbers.py").write_text(TRANSFORM)
+        (self.folder / "transforms" / "e2e_brake.py").write_text(BRAKE)
+        (self.folder / "expectations" / "numbers.json").write_text(SUITE)
+        for name, special in CONSUMERS.items():
+            special = special if "airflow:" in special else f"{special}\n{AIRFLOW}"
+            text = COMMON.format(name=name, table=table_name(name), batch=BATCH, special=special)
+            (self.folder / "consumers" / f"{name}.yaml").write_text(text)
+        (self.folder / "consumers" / "bad.yaml").write_text(BAD)
+        self.url = self._database()
+        self._sinks()
+        kafka = {
+            "bootstrap.servers": self.topics.servers,
+            "sasl.password": KAFKA_PASSWORD,  # of no use without SASL, and a password all the same
+        }
+        secret = {"spark.hadoop.fs.s3a.secret.key": SPARK_PASSWORD}
+        connections = connections_env(self.url, kafka, "local[1]")
+        self.airflow = LocalAirflow(
+            self.folder / "airflow",
+            metadata_url=self.stack.create_database("airflow_e2e"),
+            env={
+                **connections,
+                "AIRFLOW_CONN_TIDEMARK_SPARK": json.dumps({"conn_type": "spark", "host": "local[1]", "extra": {"conf": secret}}),
+                "TIDEMARK_CONSUMERS": str(self.folder / "consumers"),
+                "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
+                "TIDEMARK_EXPECTATIONS": str(self.folder / "expectations"),
+                "TIDEMARK_STEP_HOOK": "e2e_brake:hook",
+                "E2E_FLAGS": str(self.flags),
+                # A supervisor that was killed is noticed after 10 s, a scheduler too.
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
+                "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "2",
+                "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
+                "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
+                "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            },
+            dags=project.root() / "dags",
+            plugins=None,
+        )
+        self.airflow.up()
+        self.client = self.airflow.client()
+        for name in (*CONSUMERS, "bad"):
+            self.client.wait_for_dag(f"consume__{name}")
+
+    def down(self) -> None:
+        if hasattr(self, "airflow"):
+            self.airflow.down()
+        if hasattr(self, "client"):
+            self.client.close()
+
+    def repair(self) -> None:
+        """All four processes run, whatever the test before has killed."""
+        self.airflow.up()
+
+    def consumer(self, name: str) -> Consumer:
+        """The consumer with a topic of one partition; `CONSUMERS` says what is special about it."""
+        if name not in self._used:
+            self.topics.create(name=name)
+            self._used[name] = Consumer(self, name)
+        return self._used[name]
+
+    def bad(self) -> Consumer:
+        """A consumer whose file has a problem."""
+        return Consumer(self, "bad")
+
+    def release_all(self) -> None:
+        for consumer in self._used.values():
+            consumer.release()
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        with session(self.url) as connection, transaction(connection) as cursor:
+            cursor.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def family(self) -> list[psutil.Process]:
+        """Every process that this Airflow has started, in whatever session."""
+        found = []
+        for process in psutil.process_iter():
+            if environment(process).get(MARK, "").endswith(f":{self.airflow.folder}") and process.pid != os.getpid():
+                found.append(process)
+        return found
+
+    def drivers_and_jvms(self) -> list[str]:
+        """Command lines of drivers, JVMs and Python workers that live."""
+        found = []
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if words and ("java" in Path(words[0]).name or {str(project.consume_job()), "pyspark.daemon"} & set(words)):
+                    found.append(" ".join(words)[:200])
+        return found
+
+    # Checks at the end of each test
+
+    def check_nothing_runs(self) -> None:
+        """No driver, JVM or Python worker."""
+        eventually(lambda: not self.drivers_and_jvms(), within_s=20, what="drivers and JVMs gone")
+
+    def check_exactly_once(self) -> None:
+        """What is committed is in the sink once; ledger, sink, failed records and positions agree."""
+        for consumer in self._used.values():
+            if consumer.attempts():
+                with session(self.url) as connection, transaction(connection) as cursor:
+                    assert check_conservation(cursor, consumer.name, consumer.table) == []
+
+    # Postgres
+
+    def _database(self) -> str:
+        """A migrated database, and a role with a password that can be recognised."""
+        url = self.stack.create_database("e2e")
+        schema.migrate(url)
+        with session(url) as connection, transaction(connection) as cursor:
+            cursor.execute("CREATE ROLE e2e_loader LOGIN SUPERUSER PASSWORD %s", (PASSWORD,))
+        parts = urlsplit(url)
+        return urlunsplit(parts._replace(netloc=f"e2e_loader:{quote(PASSWORD, safe='')}@{parts.hostname}:{parts.port}"))
+
+    def _sinks(self) -> None:
+        folder = self.folder / "consumers"
+        with session(self.url) as connection, transaction(connection) as cursor:
+            for name in CONSUMERS:
+                spec = find_consumer(name, folder)
+                cursor.execute(sink_ddl(spec, load_transform(spec, [self.folder / "transforms"]), _no_spark))
+
+
+def table_name(consumer: str) -> str:
+    return consumer.replace("-", "_")
+
+
+def environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _no_spark(_: Any) -> Any:
+    raise AssertionError("no consumer of these tests is of the Spark form")

@@ -1,0 +1,298 @@
+"""``consume__<consumer>`` in a real Airflow, whatever dies in the middle: every record once, and nobody left who could commit."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run, eventually
+
+RECORDS = 1000
+GONE_WITHIN_S = 2
+"""From the death of whoever guards a driver to the driver's own."""
+
+
+@dataclass
+class Finished:
+    """A run without any accident, and what was seen of its processes while it was in its second batch."""
+
+    consumer: Consumer
+    run: Run
+    state: str
+    command_lines: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def finished(lab_session: Lab) -> Finished:
+    """One run for all tests that only look at what a run leaves."""
+    lab_session.repair()
+    consumer = lab_session.consumer("happy")
+    consumer.produce(*range(RECORDS))
+    run, _ = consumer.trigger_and_stop_in_the_middle()
+    seen = [" ".join(process.cmdline()) for process in lab_session.family()]
+    consumer.release()
+    return Finished(consumer, run, run.wait(), seen)
+
+
+@pytest.fixture
+def half_read(lab: Lab, request: pytest.FixtureRequest) -> tuple[Consumer, Run, psutil.Process]:
+    """A consumer whose run stands in its second batch of three, the run, and its driver. The test's marker names the consumer."""
+    consumer = lab.consumer(request.param)
+    consumer.produce(*range(RECORDS))
+    run, driver = consumer.trigger_and_stop_in_the_middle()
+    assert consumer.position() == BATCH
+    return consumer, run, driver
+
+
+def stopped(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("half_read", [name], indirect=True)
+
+
+def gone(*processes: psutil.Process) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def assert_gone_at_once(driver: psutil.Process, since: float) -> None:
+    eventually(lambda: gone(driver), within_s=GONE_WITHIN_S, what="the driver gone")
+    assert time.monotonic() - since < GONE_WITHIN_S + 1
+
+
+# What a run leaves
+
+
+def test_run_loads_every_record_once_and_ends_well(lab, finished):
+    """Consume, validate and publish succeed at the first try; rows and position say the same as the topic."""
+    assert finished.state == "success"
+    assert finished.run.tasks() == {"consume": "success", "validate": "success", "publish": "success"}
+    assert finished.consumer.rows() == list(range(RECORDS))
+    assert finished.consumer.validated() == list(range(RECORDS))
+    assert finished.consumer.position() == RECORDS
+    assert finished.consumer.attempts() == [("COMMITTED", 1, None)]
+
+
+def test_asset_event_carries_ranges_counts_and_verdict(lab, finished):
+    """Who waits for the sink learns exactly what is new in it, once."""
+    events = [event for event in lab.client.asset_events(finished.consumer.table) if event.source_run_id == finished.run.run_id]
+    assert len(events) == 1
+    assert events[0].source_task_id == "publish"
+    assert events[0].extra["ranges"] == {"happy/0": [[0, RECORDS]]}
+    assert events[0].extra["counts"] == {
+        "loaded": RECORDS,
+        "skipped": 0,
+        "retried": 0,
+        "failed": 0,
+        "unaccounted": 0,
+        "sink_rows": RECORDS,
+    }
+    assert events[0].extra["verdict"] == "passed"
+    assert events[0].extra["group"] == "happy"
+
+
+def test_xcoms_are_small_and_hold_no_data(lab, finished):
+    """Counts and ranges; not a record, whatever the size of the run."""
+    consumed, verdict = finished.run.xcom("consume"), finished.run.xcom("validate")
+    assert (consumed["records"], consumed["loaded"], consumed["sink_rows"]) == (RECORDS, RECORDS, RECORDS)
+    assert verdict["ranges"] == {"happy/0": [[0, RECORDS]]}
+    assert len(json.dumps(consumed)) < 500
+    assert len(json.dumps(verdict)) < 2000
+
+
+def test_task_log_has_the_drivers_lines_and_progress(lab, finished):
+    """Each of the driver's lines once, at its own level, while it works; how far the run is; how it ended."""
+    log = finished.run.log()
+    assert "attempt begins group=happy" in log
+    assert log.count("slice committed group=happy") == 3
+    assert f"committed={BATCH} of={RECORDS}" in log
+    assert f"attempt is committed group=happy attempt_id={finished.run.xcom('consume')['attempt_id']} records={RECORDS}" in log
+    assert "Traceback" not in log
+
+
+def test_passwords_are_seen_nowhere(lab, finished):
+    """Postgres', Kafka's and Spark's, in no command line, log, rendered template, XCom or row."""
+    where = {f"command line {number}": line for number, line in enumerate(finished.command_lines)}
+    where |= {str(path): path.read_text(errors="replace") for path in (lab.airflow.folder / "logs").rglob("*.log*") if path.is_file()}
+    instances = f"dags/{finished.consumer.dag}/dagRuns/{finished.run.run_id}/taskInstances"
+    for task in ("consume", "validate", "publish"):
+        where[f"instance {task}"] = json.dumps(lab.client.get(f"{instances}/{task}"))
+        where[f"xcoms {task}"] = json.dumps(
+            [
+                lab.client.get(f"{instances}/{task}/xcomEntries/{entry['key']}")
+                for entry in lab.client.get(f"{instances}/{task}/xcomEntries")["xcom_entries"]
+            ]
+        )
+        where[f"log {task}"] = finished.run.log(task)
+    for table in ("attempt", "batch", "partition_offset", "validation", "validation_result"):
+        where[table] = str(lab.sql(f"SELECT row_to_json(t)::text FROM tidemark.{table} t"))
+    assert len(finished.command_lines) > 6
+    assert "slice committed" in "".join(where.values())
+    assert [(place, mark) for place, text in where.items() for mark in MARKS if mark in text] == []
+
+
+def test_run_with_nothing_to_read_ends_without_a_jvm_and_tells_nobody(lab):
+    """It succeeds within seconds, starts no Spark, and publish is skipped."""
+    consumer = lab.consumer("empty")
+    run = consumer.trigger()
+    seen: set[str] = set()
+
+    def ended() -> bool:
+        seen.update(lab.drivers_and_jvms())
+        return lab.client.run(consumer.dag, run.run_id) in ("success", "failed")
+
+    eventually(ended)
+    assert run.tasks() == {"consume": "success", "validate": "success", "publish": "skipped"}
+    assert [line for line in seen if "consume.py" not in line] == []
+    assert "nothing to read" in run.log()
+    assert lab.client.asset_events(consumer.table) == []
+
+
+# What dies in the middle
+
+
+@stopped("driver-killed")
+def test_killed_driver_is_retried_and_every_record_comes_once(lab, half_read):
+    """A driver killed with SIGKILL: the task says so, the next try goes on behind what was committed."""
+    consumer, run, driver = half_read
+    driver.kill()
+    eventually(lambda: gone(driver), within_s=GONE_WITHIN_S)
+    consumer.release()
+    assert run.wait() == "success"
+    assert run.tries() == ["failed", "success"]
+    assert "was killed by SIGKILL" in run.log(try_number=1)
+    assert consumer.rows() == list(range(RECORDS))
+    assert consumer.attempts() == [("FAILED", 1, "DriverDied"), ("COMMITTED", 2, None)]
+
+
+@stopped("task-killed")
+def test_driver_dies_with_its_task_and_the_retry_loads_the_rest_once(lab, half_read):
+    """The kernel ends the driver when the task process is gone."""
+    consumer, run, driver = half_read
+    task, since = driver.parent(), time.monotonic()
+    task.kill()
+    assert_gone_at_once(driver, since)
+    consumer.release()
+    assert run.wait() == "success"
+    assert run.tries() == ["failed", "success"]
+    assert consumer.rows() == list(range(RECORDS))
+
+
+@stopped("supervisor-killed")
+def test_driver_dies_with_its_supervisor_and_the_retry_loads_the_rest_once(lab, half_read):
+    """The kernel ends the task with its supervisor, and the driver with the task; Airflow notices by the missing heartbeat."""
+    consumer, run, driver = half_read
+    task = driver.parent()
+    supervisor, since = task.parent(), time.monotonic()
+    supervisor.kill()
+    assert_gone_at_once(driver, since)
+    assert gone(task)
+    consumer.release()
+    assert run.wait() == "success"
+    assert run.tries() == ["failed", "success"]
+    assert consumer.rows() == list(range(RECORDS))
+
+
+@stopped("marked-failed")
+def test_task_marked_failed_leaves_no_driver(lab, half_read):
+    """Somebody marks the running task as failed: the driver is gone with the next heartbeat, and its attempt is over."""
+    consumer, run, driver = half_read
+    run.mark_failed()
+    eventually(lambda: gone(driver), within_s=8, what="the driver gone")
+    assert run.wait() == "failed"
+    assert run.tasks()["validate"] == "upstream_failed"
+    consumer.release()
+    lab.check_nothing_runs()
+    assert consumer.rows() == list(range(BATCH))
+    assert [attempt[0] for attempt in consumer.attempts()] == ["FAILED"]
+
+
+def test_task_that_takes_too_long_leaves_no_driver(lab):
+    """execution_timeout ends the driver with the task, and the attempt's row says why."""
+    consumer = lab.consumer("timed-out")
+    consumer.produce(*range(RECORDS))
+    consumer.brake(0)
+    run = consumer.trigger()
+    driver = consumer.driver()
+    assert run.wait() == "failed"
+    assert gone(driver)
+    assert consumer.attempts() == [("FAILED", 1, "AirflowTaskTimeout")]
+    assert consumer.rows() == []
+
+
+@stopped("scheduler-killed")
+def test_scheduler_killed_and_started_again_leaves_no_driver_and_every_record_once(lab, half_read):
+    """With the scheduler's whole group its tasks die, and their drivers with them; its successor tries again."""
+    consumer, run, driver = half_read
+    since = time.monotonic()
+    lab.airflow.kill("scheduler")
+    assert_gone_at_once(driver, since)
+    consumer.release()
+    lab.airflow.start("scheduler")
+    assert run.wait(120) == "success"
+    assert consumer.rows() == list(range(RECORDS))
+    assert consumer.attempts()[-1][0] == "COMMITTED"
+
+
+def test_broker_that_is_away_is_tried_again(lab):
+    """An outage fails the try and moves nothing; when the broker is back, the retry loads everything."""
+    consumer = lab.consumer("away")
+    consumer.produce(*range(BATCH))
+    lab.stack.stop_kafka()
+    try:
+        run = consumer.trigger()
+        eventually(lambda: consumer.attempts() and consumer.attempts()[0][0] == "FAILED", what="the first try failed")
+    finally:
+        lab.stack.start_kafka()
+    assert run.wait() == "success"
+    assert consumer.attempts()[0] == ("FAILED", 1, "BrokerUnavailable")
+    assert consumer.attempts()[-1][0] == "COMMITTED"
+    assert run.tries()[0] == "failed"
+    assert "Kafka is not available" in run.log(try_number=1)
+    assert consumer.rows() == list(range(BATCH))
+
+
+# What is not right
+
+
+def test_critical_verdict_stops_the_asset_event_and_hides_the_rows(lab):
+    """The rows are committed and stay; validate fails without a retry, publish does not run, the validated view shows nothing."""
+    consumer = lab.consumer("critical")
+    consumer.produce(1, 2, 3_000_000)
+    run = consumer.trigger()
+    assert run.wait() == "failed"
+    assert run.tasks() == {"consume": "success", "validate": "failed", "publish": "upstream_failed"}
+    assert run.tries("validate") == ["failed"]
+    assert "is critical; nothing is published" in run.log("validate")
+    assert lab.client.asset_events(consumer.table) == []
+    assert consumer.rows() == [1, 2, 3_000_000]
+    assert consumer.validated() == []
+
+
+def test_warning_is_reported_and_published(lab):
+    """Nobody is held up: the event says that there is a warning, the log which."""
+    consumer = lab.consumer("warning")
+    consumer.produce(1, -2, 3)
+    run = consumer.trigger()
+    assert run.wait() == "success"
+    assert run.tasks() == {"consume": "success", "validate": "success", "publish": "success"}
+    assert "FAIL 2 [warning]" in run.log("validate")
+    assert [event.extra["verdict"] for event in lab.client.asset_events(consumer.table)] == ["warning"]
+    assert consumer.validated() == [1, -2, 3]
+
+
+def test_file_with_a_problem_fails_at_once_with_its_text(lab):
+    """Place, problem and fix are in the log; it is not tried again."""
+    run = lab.bad().trigger()
+    assert run.wait() == "failed"
+    assert run.tries() == ["failed"]
+    assert 'unknown key "batches"; did you mean "batch"?' in run.log()
+
+
+def test_missing_connection_fails_at_once_with_its_name(lab):
+    """Trying again would not make it; the text says what to add and where."""
+    run = lab.consumer("nowhere").trigger()
+    assert run.wait() == "failed"
+    assert run.tries() == ["failed"]
+    assert "connection no_such_connection: Airflow has none, and nowhere names it for postgres" in run.log()
+    assert "Admin, Connections" in run.log()

@@ -1,0 +1,346 @@
+"""The DAGs that consumers' files make, as Airflow reads them; each reading in a process of its own, with a throw-away home."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemark import project
+from tidemark.connections import Connections
+
+DAGS = project.root() / "dags"
+HEAVY = ("pyspark", "great_expectations", "confluent_kafka", "pandas", "pyarrow", "psycopg2", "numpy", "yoyo", "pgpq")
+
+FULL = """
+description: Flights that left.
+group: flights-group
+topics: [flights, flights-late]
+transform: flights:transform
+sink: {table: analytics.flights}
+batch: {max_records: 1234}
+schedule: "*/5 * * * *"
+validation: {suite: flights}
+airflow: {owner: ann, tags: [lake, gold], retries: 4, retry_delay: 7s, execution_timeout: 20m, pool: loaders}
+"""
+SMALL = """
+topics: [news]
+transform: news:transform
+sink: {table: public.news}
+"""
+BAD = """
+topics: [weather]
+transform: weather:transform
+sink: {table: analytics.weather}
+schedule: "*/5 * * *"
+asignment: [range]
+"""
+
+READ = """
+import json, socket, sys, time
+
+def refuse(*_):
+    raise AssertionError("a socket was connected while a DAG file was read")
+
+import airflow.sdk
+socket.socket.connect = socket.socket.connect_ex = refuse
+source, before, began = sys.argv[1], set(sys.modules), time.process_time()
+module = {"__name__": "read", "__file__": source}
+exec(compile(open(source).read(), source, "exec"), module)
+spent, after = time.process_time() - began, set(sys.modules)
+
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+
+def task(task):
+    policy = task.retry_policy
+    return {
+        "kind": type(task).__name__, "owner": task.owner, "retries": task.retries, "retry_delay": task.retry_delay.total_seconds(),
+        "pool": task.pool, "timeout": task.execution_timeout and task.execution_timeout.total_seconds(), "doc": task.doc_md,
+        "upstream": sorted(task.upstream_task_ids), "outlets": [asset.name for asset in task.outlets],
+        "templates": {name: getattr(task, name) for name in task.template_fields}, "rule": task.trigger_rule.value,
+        "policy": policy and policy.serialize(),
+    }
+
+bag = DagBag(source)
+facts = {
+    "heavy": sorted({name.partition(".")[0] for name in after}.intersection(json.loads(sys.argv[2]))),
+    "seconds": spent,
+    "globals": sorted(value.dag_id for value in module.values() if isinstance(value, DAG)),
+    "errors": bag.import_errors,
+    "serialized": {dag_id: DagSerialization.to_dict(dag) for dag_id, dag in bag.dags.items()},
+    "dags": {
+        dag_id: {
+            "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner, "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
+            "schedule": dag.schedule, "description": dag.description, "start": str(dag.start_date),
+            "tasks": {each.task_id: task(each) for each in dag.tasks},
+        }
+        for dag_id, dag in bag.dags.items()
+    },
+}
+print("FACTS" + json.dumps(facts, default=str))
+"""
+
+
+@pytest.fixture(scope="module")
+def in_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs Python code where Airflow's home is a folder of the tests' own, and returns what it printed."""
+    home = tmp_path_factory.mktemp("airflow")
+
+    def run(code: str, *arguments: str, **env: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TIDEMARK"))},
+                "AIRFLOW_HOME": str(home),
+                "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+                "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+                "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+                **env,
+            },
+            cwd=home,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def read(in_airflow: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+    """Reads a DAG file over a folder of consumers, with connections in the environment that lead nowhere, and tells what came of it."""
+
+    def run(folder: Path, file: str = "consume.py") -> dict[str, Any]:
+        nowhere = Connections("postgresql://l:p@127.0.0.1:9/x", {"bootstrap.servers": "127.0.0.1:9"}).env()
+        said = in_airflow(READ, str(DAGS / file), json.dumps(HEAVY), TIDEMARK_CONSUMERS=str(folder), **nowhere)
+        facts = next(line for line in said.splitlines() if line.startswith("FACTS"))
+        found: dict[str, Any] = json.loads(facts.removeprefix("FACTS"))
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def facts(read: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What Airflow sees of a full consumer, a small one and a bad one."""
+    folder = tmp_path_factory.mktemp("consumers")
+    (folder / "flights.yaml").write_text(FULL)
+    (folder / "news.yaml").write_text(SMALL)
+    (folder / "weather.yaml").write_text(BAD)
+    return read(folder)
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in DAGS.glob("*.py")))
+def test_dag_file_of_the_project_is_read_without_errors(read, file):
+    """Also with the project's own consumers every DAG file yields DAGs and no import error."""
+    found = read(project.root() / "include" / "consumers", file)
+    assert found["errors"] == {}
+    assert found["dags"]
+
+
+def test_reading_a_dag_file_imports_nothing_heavy_and_connects_to_nothing(facts):
+    """The DAG processor reads it every few seconds: no Spark, Kafka, Postgres or pandas, and no socket (a connect would have raised)."""
+    assert facts["heavy"] == []
+
+
+def test_reading_a_dag_file_takes_well_under_a_second(facts):
+    """Beyond ``import airflow.sdk``, in CPU time, so that a busy machine does not count."""
+    assert facts["seconds"] < 1
+
+
+def test_each_consumer_makes_one_dag(facts):
+    """``consume__<consumer>``, also for a file with problems; all of them are found by Airflow."""
+    assert sorted(facts["dags"]) == ["consume__flights", "consume__news", "consume__weather"]
+    assert facts["globals"] == sorted(facts["dags"])
+
+
+def test_every_dag_says_whose_it_is_and_never_overlaps_itself(facts):
+    """doc_md, tags, owner, one run at a time, no catch-up, and every task with retries of its own and a policy."""
+    for dag_id in ("consume__flights", "consume__news"):
+        dag = facts["dags"][dag_id]
+        assert dag["doc"]
+        assert {"tidemark", "consume"} <= set(dag["tags"])
+        assert (dag["max_active_runs"], dag["catchup"]) == (1, False)
+        assert dag["owner"]
+        for task in dag["tasks"].values():
+            assert task["retries"] > 0
+            assert task["doc"]
+        assert dag["tasks"]["consume"]["policy"]
+        assert dag["tasks"]["validate"]["policy"]
+
+
+def test_tasks_are_consume_then_validate_then_publish(facts):
+    """Each only if the one before succeeded, and the sink's asset is the outlet of the last: what is not valid is not announced."""
+    tasks = facts["dags"]["consume__flights"]["tasks"]
+    assert {name: (task["kind"], task["upstream"], task["outlets"]) for name, task in tasks.items()} == {
+        "consume": ("ConsumeOperator", [], []),
+        "validate": ("ValidateOperator", ["consume"], []),
+        "publish": ("PublishOperator", ["validate"], ["analytics.flights"]),
+    }
+    assert {task["rule"] for task in tasks.values()} == {"all_success"}
+
+
+def test_settings_of_the_file_arrive_at_the_dag_and_its_tasks(facts):
+    """Schedule, description, owner, tags, retries, delay, time-out and pool; the time-out is the consume task's."""
+    dag = facts["dags"]["consume__flights"]
+    consume = dag["tasks"]["consume"]
+    assert (dag["schedule"], dag["description"], dag["owner"]) == ("*/5 * * * *", "Flights that left.", "ann")
+    assert dag["tags"] == ["consume", "gold", "lake", "tidemark"]
+    assert {(task["owner"], task["retries"], task["retry_delay"], task["pool"]) for task in dag["tasks"].values()} == {
+        ("ann", 4, 7.0, "loaders")
+    }
+    assert {name: task["timeout"] for name, task in dag["tasks"].items()} == {"consume": 1200.0, "validate": None, "publish": None}
+    assert consume["templates"] == {"consumer": "flights"}
+
+
+def test_documentation_tells_what_the_consumer_does(facts):
+    """Group, topics, transform, sink, batch size, suite, and the commands that look at it."""
+    doc = facts["dags"]["consume__flights"]["doc"]
+    for word in (
+        "Flights that left.",
+        "flights-group",
+        "flights-late",
+        "flights:transform",
+        "analytics.flights",
+        "1,234",
+        "suite `flights`",
+    ):
+        assert word in doc
+    assert "tidemark offsets flights" in doc
+
+
+def test_consumer_without_a_schedule_runs_by_hand_only(facts):
+    """No schedule in the file, none in Airflow."""
+    assert facts["dags"]["consume__news"]["schedule"] is None
+
+
+def test_bad_file_makes_a_dag_that_tells_its_problems(facts):
+    """Its page has file, line and fix of every problem; it has no schedule, and its task is not tried again."""
+    dag = facts["dags"]["consume__weather"]
+    assert "weather.yaml:5:11" in dag["doc"]
+    assert 'unknown key "asignment"; did you mean "assignment"?' in dag["doc"]
+    assert r"\*/5 \* \* \*" in dag["doc"], "Markdown would take the stars away"
+    assert dag["doc"].count("weather.yaml:") == 2
+    assert (dag["schedule"], dag["max_active_runs"]) == (None, 1)
+    assert "bad spec" in dag["tags"]
+    assert {name: task["retries"] for name, task in dag["tasks"].items()} == {"consume": 0}
+
+
+@pytest.mark.parametrize("name", ["two words", "ümläut & co", "x" * 246, "a;b", "{{ ds }}", "-"])
+def test_file_that_cannot_name_a_dag_does_not_hide_the_others(read, tmp_path, name):
+    """Whatever a file is called, the other consumers keep their DAGs, and this one has a DAG that tells the problem."""
+    (tmp_path / "news.yaml").write_text(SMALL)
+    (tmp_path / f"{name}.yaml").write_text(SMALL.replace("topics", "group: other\ntopics"))
+    found = read(tmp_path)
+    assert found["errors"] == {}
+    assert "consume__news" in found["dags"]
+    assert len(found["dags"]) == 2
+
+
+def test_two_files_that_claim_one_group_are_both_refused(read, tmp_path):
+    """Neither runs, because nobody can know which one was meant; each says so."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(f"group: same\n{SMALL}")
+    found = read(tmp_path)
+    assert {dag_id: "is claimed by" in dag["doc"] for dag_id, dag in found["dags"].items()} == {"consume__a": True, "consume__b": True}
+
+
+def test_missing_folder_of_consumers_is_an_import_error_with_its_name(read, tmp_path):
+    """Nothing to make DAGs of is no reason to show none without a word."""
+    with pytest.raises(AssertionError, match=r"there is no folder of consumers: .*nowhere"):
+        read(tmp_path / "nowhere")
+
+
+def test_fifty_consumers_are_read_in_well_under_a_second_each_time(read, tmp_path):
+    """All of them become DAGs; the time is CPU time."""
+    for number in range(50):
+        (tmp_path / f"c{number:02}.yaml").write_text(FULL.replace("flights-group", f"g{number}"))
+    found = read(tmp_path)
+    assert len(found["dags"]) == 50
+    assert found["seconds"] < 2
+
+
+def test_reading_twice_gives_the_same_dags(read, facts, tmp_path):
+    """Airflow stores a new version of a DAG whenever its serialized form changes: the same files always give the same form."""
+    for name, text in (("weather", BAD), ("news", SMALL), ("flights", FULL)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    again = read(tmp_path)["serialized"]
+    assert len(again) == 3
+    for dag_id in ("consume__flights", "consume__news"):  # the text of the third names its folder
+        assert again[dag_id] == facts["serialized"][dag_id]
+
+
+def test_airflow_finds_nothing_unstable_in_dag_files(in_airflow):
+    """No value that differs from parse to parse; Airflow's own check, which the DAG processor runs."""
+    code = (
+        "import sys\n"
+        "from airflow.utils.dag_version_inflation_checker import check_dag_file_stability\n"
+        "print([str(w) for file in sys.argv[1:] for w in check_dag_file_stability(file).warnings])"
+    )
+    assert in_airflow(code, *map(str, DAGS.glob("*.py"))).strip().splitlines()[-1] == "[]"
+
+
+def test_ruffs_airflow_rules_find_nothing():
+    """All of them, the ones in preview too."""
+    folders = [str(DAGS), str(project.root() / "include" / "tidemark" / "airflow")]
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--preview", "--select", "AIR", *folders],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+POLICY = """
+import json, sys
+from airflow.sdk import RetryAction
+from tidemark import errors
+from tidemark.airflow.dags import RETRY_POLICY
+from tidemark.consume import launch
+from tidemark.spec import SpecInvalid
+
+ended = {"attempt_id": 1, "type": "X", "text": "x"}
+cases = {
+    "a spec with problems": SpecInvalid(consumers=("a",), problems=()),
+    "a missing connection": errors.BadInput(what="connection", found="none", fix="add it"),
+    "database away": errors.DatabaseUnavailable(cause="x"),
+    "broker away": errors.BrokerUnavailable(cause="x"),
+    "the driver refused": launch.AttemptRefused(**ended),
+    "the driver was fenced": launch.AttemptFenced(**ended),
+    "the driver met an outage": launch.AttemptUnavailable(**ended),
+    "the driver found an invariant broken": launch.AttemptBroken(**ended),
+    "the driver was killed": launch.DriverDied(attempt_id=1, status=-9),
+    "something unknown in the driver": launch.AttemptFailed(**ended),
+    "something unknown in the task": ValueError("x"),
+}
+print("FACTS" + json.dumps({what: RETRY_POLICY.evaluate(error, 1, 3).action.value for what, error in cases.items()}))
+"""
+
+
+def test_retries_follow_the_kind_of_error(in_airflow):
+    """What somebody has to mend, and what a newer attempt owns, is not tried again; outages are; the unknown is Airflow's to decide."""
+    said = next(line for line in in_airflow(POLICY).splitlines() if line.startswith("FACTS"))
+    assert json.loads(said.removeprefix("FACTS")) == {
+        "a spec with problems": "fail",
+        "a missing connection": "fail",
+        "database away": "retry",
+        "broker away": "retry",
+        "the driver refused": "fail",
+        "the driver was fenced": "fail",
+        "the driver met an outage": "retry",
+        "the driver found an invariant broken": "fail",
+        "the driver was killed": "retry",
+        "something unknown in the driver": "default",
+        "something unknown in the task": "default",
+    }
