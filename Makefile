@@ -9,14 +9,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_ARGS ?=
+BENCH_ARGS ?= --what all
 
-.PHONY: help demo test unit lint format up down lock clean
+.PHONY: help demo bench test unit lint format up down lock clean
 
 help: ## show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(READY) ## load a year of flights through Airflow, kill the driver on the way, reconcile
 	$(BIN)/python -m tidemark.local.demo
+
+bench: $(READY) ## throughput and ratios against what one would take instead; build/bench.json
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 test: $(READY) ## all tests, on real servers
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -1,0 +1,169 @@
+"""``python -m benchmarks``, also as ``make bench``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from benchmarks import cold, growth, packages, report, where
+from benchmarks.contestants import ALL, BY_NAME, Contestant, Needs, Reads
+from benchmarks.harness import ROOT, Figure, Harness
+from benchmarks.packages import Unobtainable
+from benchmarks.site import Job, Site, Topic
+from benchmarks.stage import Stage, set_up
+
+BUILD = ROOT / "build"
+DOCS = ROOT / "docs" / "benchmarks.md"
+WHAT = ("ratios", "growth", "cold", "where")
+PARTITIONS = 4
+SHARE = 4
+"""Contestants of `Reads.PART` read one in so many records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    what: tuple[str, ...]
+    records: int
+    rounds: int
+    width: int
+    contestants: tuple[Contestant, ...]
+    folder: Path | None
+    output: Path
+    quick: bool
+    strict: bool
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    console = Console(width=max(Console().width, 150), highlight=False)
+    if arguments.report:
+        report.write_docs(report.merge(arguments.output, {}), DOCS)
+        return 0
+    options = _options(arguments)
+    began = time.monotonic()
+    sections: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        stage = stack.enter_context(set_up(options.folder, lambda text: console.print(text, markup=False)))
+        _measure(options, stage, stack, sections, console)
+    found = report.merge(options.output, sections)
+    report.show(console, found, set(options.what))
+    console.print(f"{options.output} written after {(time.monotonic() - began) / 60:.1f} minutes", markup=False)
+    below = report.missed(found) if "ratios" in options.what else []
+    for one in below:
+        console.print(f"below its bar: {one}", markup=False)
+    return 1 if options.strict and below else 0
+
+
+def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sections: dict[str, Any], console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False)
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-seats-", ignore_cleanup_errors=True)))
+    jars, quix, skipped = _packages(options, say)
+    cores = psutil.cpu_count() or 1
+    site = Site(stage.database_url, stage.servers, str(folder), cores, jars)
+    harness = Harness(stage, site, quix_python=quix, logs=options.output.parent / "bench-logs", report=say)
+    stack.callback(harness.close)
+    sections["machine"] = {**report.machine(), **stage.versions}
+    if "ratios" in options.what:  # a part measured later does not change what the ratios were made of
+        sections["settings"] = {"records": options.records, "partitions": PARTITIONS, "width": options.width, "rounds": options.rounds}
+    if "ratios" in options.what:
+        stage.empty()
+        jobs = [(one, job) for one, job in _jobs(options, stage) if one.name not in skipped]
+        skipped |= harness.warm(jobs)
+        jobs = [(one, job) for one, job in jobs if one.name not in skipped]
+        figures: dict[str, Figure] = harness.rounds(jobs, options.rounds)
+        sections |= report.ratio_section(figures, skipped, {one.name: job.rows for one, job in jobs})
+    harness.close_all_but([BY_NAME[form] for form in growth.FORMS])
+    rounds = 1 if options.quick else 2
+    if "growth" in options.what:
+        extent = growth.QUICK if options.quick else growth.FULL
+        sections["growth"] = growth.measure(stage, harness, extent, options.width, rounds, say)
+    harness.close()
+    if "cold" in options.what:
+        sections["cold"] = cold.measure(stage, site, options.width, 1 if options.quick else 3, say)
+    if "where" in options.what:
+        records = min(options.records, 1_000_000)
+        topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))
+        sections["where"] = where.measure(stage, site, topic, 1 if options.quick else 5, say)
+
+
+def _jobs(options: Options, stage: Stage) -> list[tuple[Contestant, Job]]:
+    names = {Reads.ALL: "events", Reads.PART: "events-part", Reads.WITH_SCHEMA: "events-schema"}
+    topics: dict[Reads, Topic] = {}
+    jobs = []
+    for one in options.contestants:
+        if one.reads not in topics:
+            count = options.records if one.reads is Reads.ALL else options.records // SHARE
+            topic = Topic(names[one.reads], PARTITIONS, count, options.width, with_schema=one.reads is Reads.WITH_SCHEMA)
+            topics[one.reads] = stage.topic(topic)
+        jobs.append((one, Job(topics[one.reads], parameters=one.parameters)))
+    return jobs
+
+
+def _packages(options: Options, say: Any) -> tuple[dict[str, list[str]], Path | None, dict[str, str]]:
+    """Jars by configuration, the interpreter for Quix Streams, and the contestants whose packages cannot be had."""
+    wanted = {one.needs for one in options.contestants if one.needs} if "ratios" in options.what else set()
+    jars: dict[str, list[str]] = {}
+    quix, missing = None, {}
+    for need in sorted(wanted):
+        try:
+            if need is Needs.QUIX:
+                quix = packages.quix_python(BUILD, say)
+            else:
+                jars[need.value] = [str(jar) for jar in packages.jars(need.value, say)]
+        except Unobtainable as error:
+            missing[need] = str(error)
+            say(f"left out, because {need.value} cannot be had: {error}")
+    return jars, quix, {one.name: missing[one.needs] for one in options.contestants if one.needs in missing}
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    what = WHAT if "all" in arguments.what else tuple(arguments.what)
+    names = [one.name for one in ALL]
+    chosen = set(arguments.only or names) - set(arguments.skip)
+    if unknown := (chosen | set(arguments.skip)) - set(names):
+        raise SystemExit(f"no contestant is called {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
+    records = arguments.records or (100_000 if arguments.quick else 2_000_000)
+    return Options(
+        what,
+        records - records % (PARTITIONS * SHARE),
+        arguments.rounds or (1 if arguments.quick else 5),
+        arguments.width,
+        tuple(one for one in ALL if one.name in chosen),
+        arguments.folder,
+        arguments.output,
+        arguments.quick,
+        arguments.strict,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Tidemark's claims about speed, measured.")
+    parser.add_argument("--what", nargs="+", choices=[*WHAT, "all"], default=["ratios"], help="what to measure (ratios)")
+    parser.add_argument("--quick", action="store_true", help="small data, 1 round: checks that everything works, and claims nothing")
+    parser.add_argument("--records", type=int, metavar="N", help="records of the topic (2,000,000)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="interleaved rounds of the ratios (5)")
+    parser.add_argument("--width", type=int, default=170, metavar="BYTES", help="about how long a record is (170)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these contestants")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="all but these")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="keep servers' data here, and find the topics again; else a temporary one"
+    )
+    parser.add_argument("--output", type=Path, default=BUILD / "bench.json", metavar="FILE", help="where the figures go (build/bench.json)")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a ratio is below its bar")
+    parser.add_argument("--report", action="store_true", help="only write the figures of the last run into docs/benchmarks.md")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

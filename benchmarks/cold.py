@@ -1,0 +1,149 @@
+"""A small scheduled run, cold: the driver that Airflow's task starts, from its start to the first commit, and where the seconds go.
+
+`tidemark.consume.launch.run_attempt` as the operator calls it. What is seen from outside: the driver's log lines, the birth of the JVM and
+of the Python workers, and the commit's numbered steps by ``TIDEMARK_STEP_HOOK``. Airflow's own way from the schedule to the task
+(scheduler, supervisor, parsing of the DAG) comes before it and is not in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.product import TRANSFORMS, write_spec
+from benchmarks.site import Job, Site, Topic
+from benchmarks.stage import Stage
+from tidemark.connections import Connections
+from tidemark.consume.launch import run_attempt
+from tidemark.consume.run import open_attempt
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import TaskIdentity
+from tidemark.sink.steps import Step
+
+RECORDS = 1000
+MARKS = "TIDEMARK_BENCH_MARKS"
+STAGES = (
+    ("claimed", "attempt's row, Python, imports, look-ups in Kafka, claims"),
+    ("jvm", "the plan, pyspark"),
+    ("worker", "Spark session, guard of the sink, the job's way to a Python worker"),
+    ("begin", "worker: imports, first records, transform"),
+    ("committed", "the transaction"),
+)
+"""The moment at which each stage ends, in order."""
+
+
+def mark(step: Step, _part: Slice) -> None:
+    """The step hook: writes when a step was reached, in the process that commits."""
+    with Path(os.environ[MARKS]).open("a") as out:
+        out.write(f"{step.name} {time.time()}\n")
+
+
+def measure(stage: Stage, site: Site, width: int, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row a form: ``seconds`` to the first commit and to the end of the run, and the seconds of each stage; medians."""
+    topic = stage.topic(Topic("events-small", 1, RECORDS, width))
+    rows = []
+    for form in ("bench_arrow", "bench_spark"):
+        runs = []
+        for number in range(rounds):
+            stage.empty()
+            moments = _one(site, form, topic)
+            error = stage.wrong(Job(topic), "bench.events")
+            if error:
+                raise RuntimeError(f"{form}: {error}")
+            runs.append(moments)
+            report(
+                f"cold run {number + 1}/{rounds}  {form:<12} first commit after {moments['committed']:.1f} s, end {moments['end']:.1f} s"
+            )
+        stages, before = {}, "start"
+        for name, what in STAGES:
+            stages[what] = statistics.median(one[name] - one[before] for one in runs)
+            before = name
+        first = [one["committed"] for one in runs]
+        rows.append(
+            {
+                "form": form.removeprefix("bench_"),
+                "first_commit_s": {"median": statistics.median(first), "min": min(first), "max": max(first)},
+                "end_s": statistics.median(one["end"] for one in runs),
+                "stages_s": stages,
+            }
+        )
+    return rows
+
+
+def _one(site: Site, form: str, topic: Topic) -> dict[str, float]:
+    """Seconds from the start to each moment."""
+    folder = Path(site.folder)
+    group = f"bench-cold-{form}-{time.monotonic_ns()}"
+    write_spec(folder, form, [topic.name], group)
+    marks = folder / f"marks-{time.monotonic_ns()}"
+    os.environ.update({"TIDEMARK_STEP_HOOK": "benchmarks.cold:mark", MARKS: str(marks), "PYTHONPATH": _python_path()})
+    connections = Connections(site.database_url, {"bootstrap.servers": site.servers}, f"local[{site.cores}]")
+    moments: dict[str, float] = {}
+    start = time.time()
+    lines: list[str] = []
+
+    def on_log(line: str) -> None:
+        lines.append(line)
+        if "partitions claimed" in line:
+            moments.setdefault("claimed", _logged(line, start))
+
+    watcher: threading.Thread | None = None
+
+    def on_start(driver: subprocess.Popen[str]) -> None:
+        nonlocal watcher
+        watcher = threading.Thread(target=_watch, args=(driver.pid, moments), daemon=True)
+        watcher.start()
+
+    try:
+        attempt = open_attempt(site.database_url, group, TaskIdentity())
+        folders = {"consumers": [folder / "consumers"], "transforms": [TRANSFORMS]}
+        run_attempt(form, connections, attempt, folders=folders, on_log=on_log, on_progress=lambda progress: None, on_start=on_start)
+    finally:
+        for name in ("TIDEMARK_STEP_HOOK", MARKS):
+            os.environ.pop(name, None)
+    moments["end"] = time.time()
+    if watcher is not None:
+        watcher.join(5)
+    for line in marks.read_text().splitlines():
+        step, _, at = line.partition(" ")
+        name = {"BEGIN": "begin", "RECEIPT": "committed"}.get(step)
+        if name:
+            moments.setdefault(name, float(at))
+    return {"start": 0.0, **{name: at - start for name, at in moments.items()}}
+
+
+def _python_path() -> str:
+    root = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join([root, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != root)])
+
+
+def _logged(line: str, start: float) -> float:
+    """The moment a log line says it was written; lines reach us up to half a second later."""
+    with contextlib.suppress(ValueError):
+        said = time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")) + int(line[20:23]) / 1000
+        if start <= said <= time.time():
+            return said
+    return time.time()
+
+
+def _watch(pid: int, moments: dict[str, float]) -> None:
+    """Notes the birth of the JVM and of the first Python process below it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        driver = psutil.Process(pid)
+        while "worker" not in moments and driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:
+            for child in driver.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if child.name() == "java":
+                        moments.setdefault("jvm", time.time())
+                    elif "pyspark.daemon" in " ".join(child.cmdline()):
+                        moments.setdefault("worker", time.time())
+            time.sleep(0.02)

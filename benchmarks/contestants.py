@@ -1,0 +1,113 @@
+"""Who takes part: the limit, Tidemark, and what one would take instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from benchmarks.site import CONNECT_TABLE, TABLE
+
+
+class Reads(StrEnum):
+    """Which topic a contestant reads."""
+
+    ALL = "all"
+    PART = "part"
+    """A quarter as many records, of the same making: those that take a minute for all of them, at a rate that does not change."""
+    WITH_SCHEMA = "with schema"
+    """As `PART`, in the envelope that Kafka Connect's sinks ask for."""
+
+
+class Needs(StrEnum):
+    JDBC = "jdbc"
+    CONNECT = "connect"
+    QUIX = "quix"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    name: str
+    letter: str
+    title: str
+    seat: str
+    """``module:Class`` below `benchmarks`."""
+    exactly_once: str
+    reads: Reads = Reads.ALL
+    needs: Needs | None = None
+    parameters: dict[str, int | str | bool] = field(default_factory=dict)
+    table: str = TABLE
+
+    @property
+    def place(self) -> tuple[str, bool]:
+        """Contestants of one place share a seat."""
+        return self.seat, self.needs is Needs.QUIX
+
+
+ALL = (
+    Contestant("limit", "a", "raw COPY BINARY from memory, 1 connection", "limit:Limit", "-", parameters={"connections": 1}),
+    Contestant("limit_2", "a", "raw COPY BINARY from memory, 2 connections", "limit:Limit", "-", parameters={"connections": 2}),
+    Contestant("writer", "b", "Tidemark's writer alone, 1 connection", "limit:Writer", "yes", parameters={"connections": 1}),
+    Contestant("writer_2", "b", "Tidemark's writer alone, 2 connections", "limit:Writer", "yes", parameters={"connections": 2}),
+    Contestant("spark_transform", "c", "Tidemark, Spark transform (from_json)", "product:Spark", "yes"),
+    Contestant("arrow_transform", "d", "Tidemark, Arrow transform", "product:Arrow", "yes"),
+    Contestant("jdbc", "e", "Spark df.write.jdbc, defaults", "jdbc:Defaults", "no", needs=Needs.JDBC),
+    Contestant("jdbc_tuned", "f", "Spark df.write.jdbc, tuned", "jdbc:Tuned", "no", needs=Needs.JDBC),
+    Contestant(
+        "execute_values", "g", "confluent-kafka + execute_values, 1 process", "loop:Loop", "yes", Reads.PART, parameters={"processes": 1}
+    ),
+    Contestant(
+        "execute_values_2",
+        "g",
+        "confluent-kafka + execute_values, 2 processes",
+        "loop:Loop",
+        "yes",
+        Reads.PART,
+        parameters={"processes": 2},
+    ),
+    Contestant(
+        "debezium",
+        "h",
+        "Debezium JDBC sink, Kafka Connect, defaults",
+        "connect:Debezium",
+        "no",
+        Reads.WITH_SCHEMA,
+        Needs.CONNECT,
+        {},
+        CONNECT_TABLE,
+    ),
+    Contestant(
+        "debezium_tuned",
+        "h",
+        "Debezium JDBC sink, Kafka Connect, tuned",
+        "connect:Debezium",
+        "no",
+        Reads.WITH_SCHEMA,
+        Needs.CONNECT,
+        {"tuned": True},
+        CONNECT_TABLE,
+    ),
+    Contestant("quix", "i", "Quix Streams, PostgreSQLSink", "quix:Quix", "no", Reads.PART, Needs.QUIX),
+)
+BY_NAME = {one.name: one for one in ALL}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Median of one over median of the other, and the bar that it is held to on 2 cores."""
+
+    of: str
+    to: str
+    name: str
+    bar: float | None = None
+
+
+RATIOS = (
+    Ratio("writer", "limit", "writer/limit", 0.95),
+    Ratio("writer_2", "limit_2", "writer_2/limit_2"),
+    Ratio("spark_transform", "jdbc_tuned", "spark_transform/jdbc_tuned", 1.4),
+    Ratio("arrow_transform", "jdbc_tuned", "arrow_transform/jdbc_tuned", 2.8),
+    Ratio("arrow_transform", "execute_values_2", "arrow_transform/execute_values_2", 6.0),
+    Ratio("arrow_transform", "limit_2", "arrow_transform/limit", 0.5),
+    Ratio("arrow_transform", "debezium_tuned", "arrow_transform/debezium_tuned"),
+    Ratio("arrow_transform", "quix", "arrow_transform/quix"),
+)

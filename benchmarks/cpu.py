@@ -1,0 +1,80 @@
+"""CPU seconds by family of process: broker, JVM, Python, Postgres, and what the machine did besides."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import psutil
+
+FAMILIES = ("broker", "JVM", "Python", "Postgres")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """CPU seconds up to now."""
+
+    at: float
+    by_family: dict[str, float]
+    machine: float
+
+    def since(self, earlier: Snapshot) -> Used:
+        used = {family: max(0.0, self.by_family[family] - earlier.by_family[family]) for family in FAMILIES}
+        elsewhere = max(0.0, self.machine - earlier.machine - sum(used.values()))
+        return Used(self.at - earlier.at, used, elsewhere)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """CPU seconds of a stretch of time. ``elsewhere``: of processes that do not take part, and of the kernel for itself."""
+
+    seconds: float
+    by_family: dict[str, float]
+    elsewhere: float
+
+    def share_elsewhere(self, cores: int) -> float:
+        return self.elsewhere / (self.seconds * cores) if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Reads the clocks of the servers and of one seat with everything below it."""
+
+    broker_pid: int
+    postgres_pid: int
+    seat_pids: tuple[int, ...]
+
+    def read(self) -> Snapshot:
+        """A process that has ended counts for its parent once that has collected it: a backend for the postmaster, a Python worker for
+        its daemon. So nothing that ends between two readings is missed."""
+        used = dict.fromkeys(FAMILIES, 0.0)
+        used["broker"] = sum(_seconds(one, ended=True) for one in _tree([self.broker_pid]))
+        used["Postgres"] = sum(_seconds(one, ended=True) for one in _tree([self.postgres_pid]))
+        for one in _tree(self.seat_pids):
+            with contextlib.suppress(psutil.Error):
+                java = one.name() == "java"
+                used["JVM" if java else "Python"] += _seconds(one, ended=False)
+                used["Python"] += _seconds(one, ended=True) - _seconds(one, ended=False)  # a JVM's children are Python workers
+        busy = psutil.cpu_times()
+        machine = busy.user + busy.nice + busy.system + getattr(busy, "irq", 0.0) + getattr(busy, "softirq", 0.0)
+        return Snapshot(time.monotonic(), used, machine)
+
+
+def _tree(roots: Iterable[int]) -> list[psutil.Process]:
+    found = []
+    for pid in roots:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            found += [root, *root.children(recursive=True)]
+    return found
+
+
+def _seconds(process: psutil.Process, *, ended: bool) -> float:
+    """User and system seconds of a process, ``ended``: and of its children that have ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system + ((times.children_user + times.children_system) if ended else 0.0)

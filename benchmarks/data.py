@@ -1,0 +1,120 @@
+"""The records: JSON events, the same ones for every contestant."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+
+from benchmarks.site import Topic
+
+KINDS = ("purchase", "refund", "visit", "signup", "download")
+TYPES = {
+    "event_id": "int64",
+    "happened_at": "string",
+    "customer": "string",
+    "kind": "string",
+    "amount": "double",
+    "quantity": "int32",
+    "note": "string",
+}
+"""The fields as Kafka Connect's schemas name their types."""
+FILLER = "lorem ipsum dolor sit amet consectetur adipiscing elit "
+_CHUNK = 20_000
+_LIMIT_S = 120
+
+
+def value(number: int, width: int) -> bytes:
+    """Event ``number`` as JSON of about ``width`` bytes (never less than 155: the other fields)."""
+    second, millis = divmod(number, 1000)
+    clock = f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}.{millis:03d}"
+    head = (
+        f'{{"event_id": {number}, "happened_at": "2026-01-{second // 86400 % 28 + 1:02d}T{clock}Z", '
+        f'"customer": "customer-{number * 7919 % 100_000:06d}", "kind": "{KINDS[number % 5]}", '
+        f'"amount": {number % 100_000 / 100}, "quantity": {number % 20}, "note": "'
+    )
+    missing = max(0, width - len(head) - 2)
+    note = (FILLER * (missing // len(FILLER) + 2))[number % 7 : number % 7 + missing]
+    return f'{head}{note}"}}'.encode()
+
+
+def values(topic: Topic, partition: int) -> Iterable[bytes]:
+    """A partition's records in order."""
+    numbers = range(partition, topic.records, topic.partitions)
+    if not topic.with_schema:
+        return (value(number, topic.width) for number in numbers)
+    return (_with_schema(value(number, topic.width)) for number in numbers)
+
+
+def _with_schema(payload: bytes) -> bytes:
+    return _ENVELOPE + payload + b"}"
+
+
+_FIELDS = [
+    {"field": name, "type": kind, "optional": True} | ({"name": "io.debezium.time.ZonedTimestamp"} if name == "happened_at" else {})
+    for name, kind in TYPES.items()
+]
+_ENVELOPE = (
+    json.dumps({"schema": {"type": "struct", "optional": False, "fields": _FIELDS}}, separators=(",", ":")).encode()[:-1] + b',"payload":'
+)
+
+
+def fill(servers: str, topic: Topic) -> None:
+    """Makes the topic and fills it, unless it is there with exactly these records."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": servers})
+    if topic.name in admin.list_topics(timeout=15).topics:
+        if _filled(servers, topic):
+            return
+        admin.delete_topics([topic.name])[topic.name].result()
+        deadline = time.monotonic() + _LIMIT_S
+        while topic.name in admin.list_topics(timeout=15).topics and time.monotonic() < deadline:
+            time.sleep(0.2)
+    settings = {"retention.ms": "-1"}
+    admin.create_topics([NewTopic(topic.name, topic.partitions, 1, config=settings)])[topic.name].result()
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "enable.idempotence": True,
+            "linger.ms": 50,
+            "log_level": 3,  # a fresh broker's coordinator is not ready at once, which is no news
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 500_000,
+            "queue.buffering.max.kbytes": 1_000_000,
+        }
+    )
+    for partition in range(topic.partitions):
+        for count, record in enumerate(values(topic, partition)):
+            while True:
+                try:
+                    producer.produce(topic.name, value=record, partition=partition)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            if count % _CHUNK == 0:
+                producer.poll(0)
+    left = producer.flush(_LIMIT_S)
+    if left or not _filled(servers, topic):
+        raise RuntimeError(f"topic {topic.name} could not be filled: {left} records were not taken")
+
+
+def _filled(servers: str, topic: Topic) -> bool:
+    """A broker that has just started again does not lead its partitions yet: it is asked until it does."""
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "bench-look", "enable.auto.commit": False, "log_level": 3})
+    deadline = time.monotonic() + _LIMIT_S
+    try:
+        while True:
+            try:
+                partitions = consumer.list_topics(topic.name, timeout=15).topics[topic.name].partitions
+                marks = [consumer.get_watermark_offsets(TopicPartition(topic.name, number), timeout=15) for number in partitions]
+                return marks == [(0, topic.each)] * topic.partitions
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+    finally:
+        consumer.close()

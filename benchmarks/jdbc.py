@@ -1,0 +1,82 @@
+"""What a Spark user does without Tidemark: the Kafka source, `from_json`, `df.write.jdbc`. Not exactly once: a task that is tried
+again doubles its rows (here the unique index would refuse them), and offsets are kept elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.site import COLUMNS, LINEAGE, TABLE, Job, Site
+from benchmarks.transforms.bench_spark import EVENT
+
+
+class _Jdbc:
+    source: Mapping[str, str] = MappingProxyType({})
+    sink: Mapping[str, str] = MappingProxyType({})
+    url_options = ""
+
+    def __init__(self, site: Site) -> None:
+        import os
+        import sys
+
+        from pyspark.sql import SparkSession
+
+        from tidemark.local.jars import spark_jars
+        from tidemark.spark.session import LOCAL_SETTINGS, SETTINGS
+
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = SparkSession.builder.appName("bench jdbc").master(f"local[{site.cores}]")
+        jars = [*(str(jar) for jar in spark_jars()), *site.jars["jdbc"]]
+        for name, value in {**SETTINGS, **LOCAL_SETTINGS, "spark.jars": ",".join(jars)}.items():
+            builder = builder.config(name, value)
+        self._site = site
+        self._spark = builder.getOrCreate()
+        self._spark.sparkContext.setLogLevel("ERROR")
+
+    def prepare(self, job: Job) -> None: ...
+
+    def run(self, job: Job) -> None:
+        from pyspark.sql import functions as F
+
+        records: Any = (
+            self._spark.read.format("kafka")
+            .option("kafka.bootstrap.servers", self._site.servers)
+            .option("subscribe", job.topic.name)
+            .option("startingOffsets", "earliest")
+            .options(**self.source)
+            .load()
+        )
+        event = F.from_json(F.col("value").cast("string"), EVENT)
+        rows = records.withColumn("event", event).select(
+            *(F.col(f"event.{name}") for name, _ in COLUMNS),
+            F.lit(job.topic.topic_id).cast("short").alias(LINEAGE[0]),
+            F.col("partition").alias(LINEAGE[1]),
+            F.col("offset").alias(LINEAGE[2]),
+            F.lit(0).alias(LINEAGE[3]),
+        )
+        login = {name: self._site.database[name] for name in ("user", "password")}
+        rows.write.mode("append").jdbc(
+            self._site.jdbc_url(self.url_options), TABLE, properties={**login, "driver": "org.postgresql.Driver", **self.sink}
+        )
+
+    def close(self) -> None:
+        self._spark.stop()
+
+
+class Defaults(_Jdbc):
+    """As it comes."""
+
+
+class Tuned(_Jdbc):
+    """Large batches, inserts that the driver rewrites to many rows each, and the Kafka settings that Tidemark gives Spark's source."""
+
+    sink = MappingProxyType({"batchsize": "10000"})
+    url_options = "?reWriteBatchedInserts=true"
+
+    def __init__(self, site: Site) -> None:
+        from tidemark.spark.engine import SOURCE_OPTIONS
+
+        self.source = {name: value for name, value in SOURCE_OPTIONS.items() if name.startswith("kafka.")}
+        super().__init__(site)

@@ -1,0 +1,96 @@
+"""Tidemark end to end: what a driver does, from the attempt's row to its end, on a Spark session that is warm.
+
+`tidemark.consume.run.consume` itself with `tidemark.spark.engine.SparkEngine` itself. The engine is kept between rounds, as a driver
+keeps it between batches; everything else (look-ups, claims, plan, guard, commits, ledger) happens anew and is timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg2
+
+from benchmarks.site import TABLE, Job, Site
+from tidemark.connections import Connections
+from tidemark.consume import run
+from tidemark.offsets import store
+from tidemark.offsets.store import TaskIdentity
+from tidemark.sink.commit import Receipt, Target
+from tidemark.sink.table import Layout
+from tidemark.spark.engine import SparkEngine
+from tidemark.spec import Batch, ConsumerSpec, load_consumer
+from tidemark.spec.transform import load_transform
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+
+from tidemark.offsets.ranges import Slice
+
+MAX_RECORDS = 2_000_000
+"""Records a batch: a Spark job each. The default of a consumer's file is 500,000."""
+TRANSFORMS = Path(__file__).with_name("transforms")
+
+
+class _Warm:
+    """An engine that a run's end does not stop."""
+
+    def __init__(self, engine: SparkEngine) -> None:
+        self._engine = engine
+
+    def layout(self, connection: Connection) -> Layout:
+        return self._engine.layout(connection)
+
+    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
+        return self._engine.run(target, slices)
+
+    def stop(self) -> None: ...
+
+
+class _Product:
+    transform: str
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._connections = Connections(site.database_url, {"bootstrap.servers": site.servers}, f"local[{site.cores}]")
+        self._spec = write_spec(Path(site.folder), self.transform, ["any"])
+        self._engine = _Warm(
+            SparkEngine(self._spec, self._connections, load_transform(self._spec, [TRANSFORMS]), (), 0, [TRANSFORMS]),
+        )
+        self._attempt = 0
+        self._this: ConsumerSpec = self._spec
+
+    def prepare(self, job: Job) -> None:
+        with contextlib.closing(psycopg2.connect(self._site.database_url)) as connection, connection, connection.cursor() as cur:
+            group = f"bench-{self._spec.name}-{store.next_generation(cur)}"
+            group_id = store.ensure_group(cur, group)
+            for number in range(job.topic.partitions):
+                store.start_partition(cur, group_id, job.topic.topic_id, number, job.first)
+        batch = Batch(max_records=int(job.parameters.get("max_records", MAX_RECORDS)))
+        self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch})
+
+    def run(self, job: Job) -> None:
+        attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())
+        run.consume(self._this, self._connections, attempt, lambda: self._engine)
+
+    def close(self) -> None:
+        self._engine._engine.stop()  # noqa: SLF001
+
+
+class Arrow(_Product):
+    transform = "bench_arrow"
+
+
+class Spark(_Product):
+    transform = "bench_spark"
+
+
+def write_spec(folder: Path, transform: str, topics: Sequence[str], group: str | None = None) -> ConsumerSpec:
+    """A consumer's file in ``folder/consumers``, named after its transform, and what it says."""
+    file = folder / "consumers" / f"{transform}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = f"group: {group or transform}\ntopics: [{', '.join(topics)}]\ntransform: {transform}:transform\nsink: {{table: {TABLE}}}\n"
+    file.write_text(text)
+    return load_consumer(file)

@@ -1,0 +1,185 @@
+"""Figures as tables, for people, and as ``bench.json``, for whoever checks them; the generated section of ``docs/benchmarks.md``."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.contestants import ALL, RATIOS
+from benchmarks.cpu import FAMILIES
+from benchmarks.harness import Figure
+from tidemark.local.java import find_java, major
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on; nothing that names the machine."""
+    import subprocess
+
+    said = subprocess.run([find_java(), "-version"], capture_output=True, text=True, check=False)
+    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE) if Path("/proc/cpuinfo").exists() else None
+    return {
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": psutil.cpu_count() or 0,
+        "memory_gb": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        "java": major(said.stderr + said.stdout),
+        **{name: version(name) for name in ("pyspark", "pyarrow", "pgpq", "confluent-kafka", "psycopg2-binary")},
+    }
+
+
+def ratios(figures: Mapping[str, Figure]) -> dict[str, float]:
+    """Median over median, for the ratios whose two sides have a figure."""
+    found = {}
+    for ratio in RATIOS:
+        of = figures[ratio.of].median if ratio.of in figures else None
+        to = figures[ratio.to].median if ratio.to in figures else None
+        if of and to:
+            found[ratio.name] = of / to
+    return found
+
+
+def ratio_section(figures: Mapping[str, Figure], skipped: Mapping[str, str], jobs: Mapping[str, int]) -> dict[str, Any]:
+    contestants = {
+        one.name: {
+            "what": f"({one.letter}) {one.title}",
+            "exactly_once": one.exactly_once,
+            "reads": one.reads.value,
+            "records": jobs[one.name],
+            **figures[one.name].to_dict(),
+        }
+        for one in ALL
+        if one.name in figures
+    }
+    bars = {ratio.name: ratio.bar for ratio in RATIOS if ratio.bar is not None}
+    return {"ratios": ratios(figures), "bars": bars, "contestants": contestants, "skipped": dict(skipped)}
+
+
+def merge(file: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the sections that were measured over those of the last run; the others stay."""
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    found.update(sections)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def missed(found: Mapping[str, Any]) -> list[str]:
+    """The ratios that are below their bars."""
+    bars, measured = found.get("bars", {}), found.get("ratios", {})
+    return [f"{name} {measured[name]:.2f} < {bar}" for name, bar in bars.items() if name in measured and measured[name] < bar]
+
+
+def show(console: Console, found: Mapping[str, Any], only: set[str]) -> None:
+    """The tables of the sections in ``only``."""
+    for title, columns, rows in tables(found, only):
+        table = Table(title=title, title_justify="left")
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for name, why in found.get("skipped", {}).items() if "ratios" in only else ():
+        console.print(f"left out: {name}: {why}", markup=False)
+
+
+def write_docs(found: Mapping[str, Any], docs: Path) -> None:
+    """The generated section of the page, from the figures."""
+    text = docs.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    parts = [_machine_text(found)]
+    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where"}):
+        lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
+        parts.append("\n".join(lines))
+    parts += [f"Left out: `{name}`: {why}" for name, why in found.get("skipped", {}).items()]
+    docs.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}")
+
+
+TableOf = tuple[str, list[str], list[list[str]]]
+
+
+def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
+    made: list[TableOf] = []
+    if "ratios" in only and "contestants" in found:
+        made += [_contestants(found["contestants"]), _ratios(found)]
+    if "growth" in only and "growth" in found:
+        made.append(_growth(found["growth"]))
+    if "cold" in only:
+        made += [_cold(one) for one in found.get("cold", ())]
+    if "where" in only and "where" in found:
+        rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
+        made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))
+    return made
+
+
+def _contestants(contestants: Mapping[str, Any]) -> TableOf:
+    columns = ["", "rows/s", "min", "max", "records", *(f"{family} µs" for family in FAMILIES), "exactly once"]
+    rows = []
+    for one in contestants.values():
+        rate = one["rows_per_s"]
+        cpu = [f"{one['cpu_us_per_row'][family]:.1f}" if one["cpu_us_per_row"] else "" for family in FAMILIES]
+        mark = f" ({one['disturbed_runs']} disturbed)" if one["disturbed_runs"] else ""
+        if rate["median"] is None:
+            figures = [f"no figure: {one['errors'][0] if one['errors'] else 'did not run'}", "", ""]
+        else:
+            figures = [f"{rate['median']:,.0f}{mark}", f"{rate['min']:,.0f}", f"{rate['max']:,.0f}"]
+        rows.append([one["what"], *figures, f"{one['records']:,}", *cpu, one["exactly_once"]])
+    return "Kafka to Postgres: rows a second, and CPU in µs a row", columns, rows
+
+
+def _ratios(found: Mapping[str, Any]) -> TableOf:
+    bars = found.get("bars", {})
+    rows = []
+    for name, value in found["ratios"].items():
+        bar = bars.get(name)
+        rows.append([name, f"{value:.2f}", "" if bar is None else f"{bar:g}", "" if bar is None else ("yes" if value >= bar else "no")])
+    return "Ratios of medians", ["", "measured", "bar on 2 cores", "met"], rows
+
+
+def _growth(growth: list[dict[str, Any]]) -> TableOf:
+    by: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in growth:
+        by.setdefault((one["series"], one["value"]), {})[one["form"]] = one
+    rows = []
+    for (series, value), forms in by.items():
+        cells = []
+        for form in ("arrow_transform", "spark_transform"):
+            one = forms.get(form)
+            rate = one["rows_per_s"]["median"] if one else None
+            seconds = sum(run["seconds"] for run in one["runs"]) / len(one["runs"]) if one and one["runs"] else 0
+            cells += [f"{rate:,.0f}" if rate else "no figure", f"{seconds:.1f}"]
+        rows.append([series, value, *cells])
+    return "Growth", ["series", "value", "Arrow form rows/s", "s", "Spark form rows/s", "s"], rows
+
+
+def _cold(one: Mapping[str, Any]) -> TableOf:
+    first = one["first_commit_s"]
+    rows = [[what, f"{seconds:.1f}"] for what, seconds in one["stages_s"].items()]
+    rows += [
+        ["first commit", f"{first['median']:.1f} ({first['min']:.1f} to {first['max']:.1f})"],
+        ["end of the run", f"{one['end_s']:.1f}"],
+    ]
+    return f"A cold run of 1,000 records, {one['form'].capitalize()} form", ["stage", "s"], rows
+
+
+def _machine_text(found: Mapping[str, Any]) -> str:
+    about = found.get("machine")
+    if not about:
+        return "Not measured yet."
+    versions = ", ".join(f"{name} {value}" for name, value in about.items() if name not in ("cpu", "cores", "memory_gb", "system"))
+    settings = found.get("settings", {})
+    said = ", ".join(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in settings.items())
+    return f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['system']}; {versions}. Settings: {said}."

@@ -1,0 +1,110 @@
+"""What a seat is told: where the servers are, and what to load into which table. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from urllib.parse import unquote, urlsplit
+
+SCHEMA = "bench"
+TABLE = "bench.events"
+CONNECT_TABLE = "bench.events_connect"
+"""Debezium's sink names its lineage columns itself."""
+
+COLUMNS = (
+    ("event_id", "bigint"),
+    ("happened_at", "timestamp with time zone"),
+    ("customer", "text"),
+    ("kind", "text"),
+    ("amount", "double precision"),
+    ("quantity", "integer"),
+    ("note", "text"),
+)
+LINEAGE = ("kafka_topic_id", "kafka_partition", "kafka_offset", "kafka_seq")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic that is filled evenly: ``records`` of about ``width`` bytes over ``partitions``, numbered round robin."""
+
+    name: str
+    partitions: int
+    records: int
+    width: int
+    topic_id: int = 0
+    with_schema: bool = False
+
+    @property
+    def each(self) -> int:
+        """Records of one partition."""
+        return self.records // self.partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One round of one contestant: load the last ``tail`` records of each partition, or all of them."""
+
+    topic: Topic
+    tail: int | None = None
+    parameters: dict[str, int | str | bool] = field(default_factory=dict)
+
+    @property
+    def each(self) -> int:
+        return self.topic.each if self.tail is None else self.tail
+
+    @property
+    def first(self) -> int:
+        """The first offset of each partition that is read."""
+        return self.topic.each - self.each
+
+    @property
+    def rows(self) -> int:
+        return self.each * self.topic.partitions
+
+    @property
+    def event_id_sum(self) -> int:
+        """The sum of ``event_id`` over the rows that must come out: record ``i`` of partition ``p`` is number ``p + i * partitions``."""
+        parts, ids = self.topic.partitions, range(self.first, self.topic.each)
+        return sum(ids) * parts * parts + len(ids) * sum(range(parts))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Job:
+        found = json.loads(text)
+        return Job(**{**found, "topic": Topic(**found["topic"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The servers, and a folder for what a seat writes."""
+
+    database_url: str = field(repr=False)
+    servers: str
+    folder: str
+    cores: int
+    jars: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def database(self) -> dict[str, str]:
+        """``host, port, user, password, dbname``, as drivers other than libpq want them."""
+        parts = urlsplit(self.database_url)
+        return {
+            "host": str(parts.hostname),
+            "port": str(parts.port),
+            "user": unquote(parts.username or ""),
+            "password": unquote(parts.password or ""),
+            "dbname": parts.path.lstrip("/"),
+        }
+
+    def jdbc_url(self, options: str = "") -> str:
+        database = self.database
+        return f"jdbc:postgresql://{database['host']}:{database['port']}/{database['dbname']}{options}"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Site:
+        return Site(**json.loads(text))

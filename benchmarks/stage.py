@@ -1,0 +1,109 @@
+"""The stage: Postgres and Kafka of the embedded stack, the topics, and the table that everybody loads into."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from benchmarks import data
+from benchmarks.cpu import Meter
+from benchmarks.site import COLUMNS, CONNECT_TABLE, LINEAGE, SCHEMA, TABLE, Job, Topic
+from tidemark import schema
+from tidemark.kafka.cluster import Cluster
+from tidemark.local import LocalStack
+from tidemark.offsets import store
+
+SETTLE_S = 0.3
+
+
+class Stage:
+    """Servers that run, with a migrated database. Not for several threads."""
+
+    def __init__(self, stack: LocalStack, report: Callable[[str], None]) -> None:
+        self._report = report
+        env = stack.env()
+        self.database_url, self.servers = env["TIDEMARK_DATABASE_URL"], env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]
+        postgres, broker = stack.status()
+        self.versions = {"Postgres": postgres.version, "Kafka": broker.version}
+        self._pids = (broker.pid or 0, postgres.pid or 0)
+        schema.migrate(self.database_url)
+        self._connection: Connection = psycopg2.connect(self.database_url)
+        self._connection.autocommit = True
+        self._made: str | None = None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def meter(self, *seat_pids: int) -> Meter:
+        return Meter(*self._pids, seat_pids)
+
+    def topic(self, topic: Topic) -> Topic:
+        """The topic, filled, with the id that Tidemark's schema gives it."""
+        begun = time.monotonic()
+        data.fill(self.servers, topic)
+        (found,) = Cluster({"bootstrap.servers": self.servers}).topics([topic.name])
+        with self._connection.cursor() as cur:
+            topic_id = store.ensure_topic(cur, found.name, found.kafka_uuid)
+        if (seconds := time.monotonic() - begun) > 1:
+            self._report(f"topic {topic.name}: {topic.records:,} records in {topic.partitions} partitions ({seconds:.0f} s)")
+        return replace(topic, topic_id=topic_id)
+
+    def empty(self, *, list_partitions: int = 0) -> None:
+        """Empty tables, LIST-partitioned by Kafka partition if asked, and a checkpoint behind us that no contestant will pay for."""
+        made = f"{list_partitions}"
+        if self._made != made:
+            self._sql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}")
+            self._sql(ddl(list_partitions))
+            self._made = made
+        else:
+            self._sql(f"TRUNCATE {TABLE}, {CONNECT_TABLE}")
+        self._sql("CHECKPOINT")
+        time.sleep(SETTLE_S)
+
+    def wrong(self, job: Job, table: str) -> str | None:
+        """Why what the table holds is not what the job's records make; `None` if it is."""
+        with self._connection.cursor() as cur:
+            cur.execute(f"SELECT count(*), coalesce(sum(event_id), 0)::bigint FROM {table}")
+            found = cur.fetchone()
+        assert found is not None
+        expected = (job.rows, job.event_id_sum)
+        return None if found == expected else f"{found[0]:,} rows with sum {found[1]:,}; expected {expected[0]:,} with {expected[1]:,}"
+
+    def _sql(self, statement: str) -> None:
+        with self._connection.cursor() as cur:
+            cur.execute(statement)
+
+
+def ddl(list_partitions: int = 0) -> str:
+    """Everybody's table, and the one whose lineage columns Debezium names; both with a unique index on lineage."""
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
+    lineage = "kafka_topic_id smallint NOT NULL, kafka_partition int NOT NULL, kafka_offset bigint NOT NULL, kafka_seq int NOT NULL"
+    parts = [f"CREATE TABLE {TABLE} ({columns}, {lineage}, UNIQUE ({', '.join(LINEAGE)}))"]
+    if list_partitions:
+        parts[0] += " PARTITION BY LIST (kafka_partition)"
+        parts += [f"CREATE TABLE {TABLE}_{number} PARTITION OF {TABLE} FOR VALUES IN ({number})" for number in range(list_partitions)]
+    theirs = "__connect_topic text NOT NULL, __connect_partition int NOT NULL, __connect_offset bigint NOT NULL"
+    key = "PRIMARY KEY (__connect_topic, __connect_partition, __connect_offset)"
+    parts.append(f"CREATE TABLE {CONNECT_TABLE} ({theirs}, {columns}, {key})")
+    parts.append(f"CREATE TABLE {SCHEMA}.position (kafka_partition int PRIMARY KEY, next_offset bigint NOT NULL, epoch bigint NOT NULL)")
+    return "; ".join(parts)
+
+
+@contextlib.contextmanager
+def set_up(folder: Path | None, report: Callable[[str], None]) -> Iterator[Stage]:
+    """The stage in ``folder``, where topics are found again, or in one that is deleted afterwards."""
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-", ignore_cleanup_errors=True)))
+            folder.chmod(0o755)  # where root runs this, Postgres is another user
+        local = stack.enter_context(LocalStack(folder.resolve()).running(report))
+        stage = Stage(local, report)
+        stack.callback(stage.close)
+        yield stage
