@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FLOAT32_MAX = (2 - 2**-24) * 2.0**127
 """What is greater becomes infinite as a ``real``."""
+NO_TIMESTAMP = 0  # confluent_kafka.TIMESTAMP_NOT_AVAILABLE
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -101,7 +102,7 @@ def records(part: Slice, messages: list[Message]) -> pa.RecordBatch:
         topic,
         partition,
         offset,
-        pa.array([_micros(message) for message in messages], pa.int64()).cast(pa.timestamp("us", "UTC")),
+        _timestamps(messages),
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
         pa.array([_headers(message) for message in messages], schema.field("headers").type),
@@ -122,7 +123,7 @@ def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Itera
         if chosen:
             arrays = [
                 pa.array([message.offset() for message in chosen], pa.int64()),
-                pa.array([_micros(message) for message in chosen], pa.int64()).cast(pa.timestamp("us", "UTC")),
+                _timestamps(chosen),
                 pa.array([message.key() for message in chosen], pa.binary()),
                 pa.array([message.value() for message in chosen], pa.binary()),
                 pa.array([_headers_json(message) for message in chosen], pa.string()),
@@ -281,23 +282,25 @@ def _called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) ->
 
 
 def _record(part: Slice, message: Message) -> Record:
-    micros = _micros(message)
+    kind, millis = message.timestamp()
     return Record(
         part.partition.topic,
         part.partition.partition,
         message.offset() or 0,
-        EPOCH + timedelta(microseconds=micros or 0),
+        EPOCH + timedelta(milliseconds=0 if kind == NO_TIMESTAMP else millis),
         message.key(),
         message.value(),
         _headers(message) or [],
     )
 
 
-def _micros(message: Message) -> int | None:
-    from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
+def _timestamps(messages: list[Message]) -> pa.Array:
+    """The records' timestamps as Arrow's; null where a record carries none."""
+    import numpy as np
+    import pyarrow as pa
 
-    kind, millis = message.timestamp()
-    return None if kind == TIMESTAMP_NOT_AVAILABLE else millis * 1000
+    kinds_and_millis = np.array([message.timestamp() for message in messages], dtype=np.int64).reshape(-1, 2)
+    return pa.array(kinds_and_millis[:, 1] * 1000, mask=kinds_and_millis[:, 0] == NO_TIMESTAMP).cast(pa.timestamp("us", "UTC"))
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
