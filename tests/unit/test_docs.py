@@ -1,0 +1,70 @@
+"""What the documentation shows works: its snippets are read from the pages and tried."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tidemark import project
+from tidemark.quality import load_suite
+from tidemark.spec import ConsumerSpec, load_consumer
+from tidemark.transform import Fail, Record
+
+README = (project.root() / "README.md").read_text(encoding="utf-8")
+CONSUMERS = (project.root() / "docs" / "consumers.md").read_text(encoding="utf-8")
+
+
+def snippets(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+def record(value: object) -> Record:
+    return Record("cities", 0, 7, datetime(2026, 1, 1, tzinfo=UTC), None, None if value is None else json.dumps(value).encode())
+
+
+def test_readme_consumer_is_a_good_file(tmp_path: Path) -> None:
+    """The first file that a user copies must pass the check."""
+    (tmp_path / "cities.yaml").write_text(snippets(README, "yaml")[0])
+    spec = load_consumer(tmp_path / "cities.yaml")
+    assert (spec.group, spec.sink.table, spec.schedule) == ("cities", "public.cities", "*/5 * * * *")
+
+
+def test_readme_transform_answers_as_its_comments_say() -> None:
+    """A tombstone is skipped, a record without a name fails, any other is a row."""
+    names: dict[str, object] = {}
+    exec(snippets(README, "python")[0], names)
+    transform = names["transform"]
+    assert callable(transform)
+    assert transform(record({"name": "Ulm", "population": 128_928, "river": "Danube"})) == {"name": "Ulm", "population": 128_928}
+    assert transform(record(None)) is None
+    with pytest.raises(Fail, match="no name"):
+        transform(record({"population": 1}))
+
+
+def test_readme_suite_can_be_loaded(tmp_path: Path) -> None:
+    """Great Expectations knows every expectation of the first suite that a user copies."""
+    (tmp_path / "cities.json").write_text(snippets(README, "json")[0])
+    assert len(load_suite(tmp_path / "cities.json").expectations) == 1
+
+
+def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
+    """The page's example is a good file, and leaves no key out."""
+    text = snippets(CONSUMERS, "yaml")[0]
+    (tmp_path / "orders.yaml").write_text(text)
+    load_consumer(tmp_path / "orders.yaml")
+    assert set(yaml.safe_load(text)) | {"topic_pattern"} == set(ConsumerSpec.model_fields) - {"name", "source"}
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((project.root() / "docs").glob("*.md")))])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    """Links and paths to tests and modules are kept true when something moves."""
+    text = (project.root() / page).read_text(encoding="utf-8")
+    linked = {(project.root() / page).parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text)}
+    named = {project.root() / path for path in re.findall(r"`((?:tests|docs|spark_jobs|include|dags|sql|benchmarks)/[\w/.-]+\.\w+)`", text)}
+    made_by_the_reader = {path for path in named if path.stem == "cities"}
+    assert sorted(str(path) for path in (linked | named) - made_by_the_reader if not path.exists()) == []
