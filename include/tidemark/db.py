@@ -42,9 +42,10 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
             keepalives_interval=10,
             keepalives_count=3,
         )
-    except psycopg2.OperationalError as error:
-        raise DatabaseUnavailable(cause=str(error).strip()) from error
-    except psycopg2.ProgrammingError:
+    except psycopg2.Error as error:
+        said = str(error).strip()
+        if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
+            raise DatabaseUnavailable(cause=said) from error
         found = "libpq cannot read it"  # its own message quotes the URL, and with it the password
         fix = "Write postgresql://user@host:port/database, with what is special in a name or password percent-encoded."
         raise BadInput(what="database URL", found=found, fix=fix) from None

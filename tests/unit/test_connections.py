@@ -93,3 +93,10 @@ def test_a_database_url_that_cannot_be_read_is_refused_without_showing_it(url: s
         connect(url)
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+def test_password_with_an_unencoded_slash_is_refused_without_being_shown() -> None:
+    """libpq takes what follows for the port, and quotes it in its message."""
+    with pytest.raises(BadInput) as refused:
+        connect("postgresql://user:secret/word@127.0.0.1:5432/db")
+    assert "secret" not in str(refused.value)

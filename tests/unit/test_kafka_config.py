@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemark.errors import BadInput
+from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import OURS, checked, jvm
 from tidemark.kafka.reader import SETTINGS
 
@@ -65,3 +66,13 @@ def test_a_security_setting_that_the_jvm_has_not_is_refused_without_its_value(na
     with pytest.raises(BadInput, match=name.replace(".", r"\.")) as raised:
         jvm({**SERVERS, name: SECRET})
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"no.such.setting": "1"}, {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}], ids=["unknown", "missing file"]
+)
+def test_setting_that_the_client_cannot_use_is_refused_as_bad_input(setting: dict[str, str]) -> None:
+    """It fails again until somebody mends it, so it must not be tried again as an outage would be."""
+    cluster = Cluster({"bootstrap.servers": "127.0.0.1:1", **setting})
+    with pytest.raises(BadInput, match="Kafka settings"):
+        cluster.matching("x")

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import BrokerUnavailable, Refused
-from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.offsets.ranges import TopicPartition
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Cluster:
         if self._client is None:
             from confluent_kafka.admin import AdminClient
 
-            self._client = AdminClient({**self._config, "log_level": 0})
+            self._client = connected(AdminClient, {**self._config, "log_level": "0"})
         return self._client
 
     def _unavailable(self, error: Exception) -> BrokerUnavailable:

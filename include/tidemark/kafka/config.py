@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from tidemark.errors import BadInput
+from tidemark.kafka.security import to_jvm, to_librdkafka
+
+Client = TypeVar("Client")
 
 KafkaConfig = Mapping[str, str]
 """librdkafka settings (``bootstrap.servers``, ``security.protocol``, ...), as an Airflow Kafka connection has them in its extra."""
@@ -19,9 +23,6 @@ SAME_IN_THE_JVM = frozenset(
         "bootstrap.servers",
         "client.id",
         "client.rack",
-        "security.protocol",
-        "sasl.kerberos.service.name",
-        "ssl.endpoint.identification.algorithm",
         "request.timeout.ms",
         "metadata.max.age.ms",
     }
@@ -29,8 +30,11 @@ SAME_IN_THE_JVM = frozenset(
 
 
 def checked(config: Mapping[str, object]) -> dict[str, str]:
-    """Settings as strings, with ``bootstrap.servers`` there and none of those that are Tidemark's; else `BadInput`."""
-    settings = {key: _text(value) for key, value in config.items() if value is not None}
+    """Settings as strings by librdkafka's names, with ``bootstrap.servers`` there and none of those that are Tidemark's; else `BadInput`.
+
+    Security settings may also have the JVM's names (``sasl.jaas.config``, ``ssl.truststore.location``), see `to_librdkafka`.
+    """
+    settings = to_librdkafka({key: _text(value) for key, value in config.items() if value is not None})
     if not settings.get("bootstrap.servers"):
         raise BadInput(
             what="Kafka settings",
@@ -49,55 +53,24 @@ def checked(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def jvm(config: KafkaConfig) -> dict[str, str]:
-    """The same settings for the JVM's client (Spark's connector). PEM files and user names are put into its form.
+    """The same settings for the JVM's client (Spark's connector): those of `SAME_IN_THE_JVM`, and security as `to_jvm` translates it.
 
     Settings that only librdkafka has (queue sizes, callbacks, statistics) are left out. Raises `BadInput` for a security setting
     that has no counterpart, because leaving it out would connect in another way than asked.
     """
-    result = {key: value for key, value in config.items() if key in SAME_IN_THE_JVM}
-    mechanism = config.get("sasl.mechanism") or config.get("sasl.mechanisms")
-    if mechanism:
-        result["sasl.mechanism"] = mechanism
-        if "sasl.username" in config:
-            module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
-            user, password = _quoted(config["sasl.username"]), _quoted(config.get("sasl.password", ""))
-            result["sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required username={user} password={password};"
-    if "ssl.ca.location" in config:
-        result |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": config["ssl.ca.location"]}
-    if "ssl.ca.pem" in config:
-        result |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": config["ssl.ca.pem"]}
-    if config.get("enable.ssl.certificate.verification", "true").lower() == "false":
-        raise BadInput(
-            what="Kafka setting enable.ssl.certificate.verification",
-            found="the JVM's client, which reads for Spark-form transforms, cannot leave certificates unchecked",
-            fix="Give the CA's certificate in ssl.ca.location.",
-        )
-    unknown = sorted(key for key in config if key.startswith(("ssl.", "sasl.")) and key not in _TRANSLATED and key not in result)
-    if unknown:
-        raise BadInput(
-            what=f"Kafka setting {unknown[0]}",
-            found="Spark's connector has no such setting",
-            fix="Use ssl.ca.location, sasl.mechanism, sasl.username and sasl.password, or write the transform in the Arrow form.",
-        )
-    return result
+    return {key: value for key, value in config.items() if key in SAME_IN_THE_JVM} | to_jvm(config)
 
 
-_TRANSLATED = frozenset(
-    {
-        "sasl.mechanism",
-        "sasl.mechanisms",
-        "sasl.username",
-        "sasl.password",
-        "ssl.ca.location",
-        "ssl.ca.pem",
-        "ssl.endpoint.identification.algorithm",
-    }
-)
+def connected(make: Callable[[dict[str, str]], Client], settings: Mapping[str, str]) -> Client:
+    """A client made by ``make``; raises `BadInput` for a setting that librdkafka does not know or cannot use (a file that is missing)."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return make(dict(settings))
+    except KafkaException as error:
+        fix = "Correct the Kafka settings (TIDEMARK_KAFKA_CONFIG, or the extra of the Kafka connection)."
+        raise BadInput(what="Kafka settings", found=error.args[0].str(), fix=fix) from None
 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

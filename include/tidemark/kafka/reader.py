@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BrokerUnavailable, Refused
-from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.offsets.ranges import TopicPartition
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
     from confluent_kafka import TopicPartition as Wire
 
     gone = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART)  # noqa: SLF001 - their public names
-    consumer = Consumer({**config, **SETTINGS})
+    consumer = connected(Consumer, {**config, **SETTINGS})
     try:
         consumer.assign([Wire(partition.topic, partition.partition, start)])
         heard = time.monotonic()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import re
+import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from tidemark.connections import Connections
 from tidemark.local.jars import spark_jars
@@ -22,12 +26,17 @@ if TYPE_CHECKING:
 BRINGS_JARS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
 """Settings by which a user or a cluster's image brings the Kafka connector itself."""
 
+PYTHON = "spark.pyspark.python"
+"""The setting that names the executors' Python where it is not the driver's, as in a packed environment (``spark.archives``)."""
+
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "false",  # the plan that was checked is the plan that runs
     "spark.python.worker.reuse": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
+    # Spark's own expression, and what the Kafka client's settings carry credentials in
+    "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|private.?key|keystore[.]key",
 }
 LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
@@ -39,12 +48,17 @@ def start_session(spec: ConsumerSpec, connections: Connections, attempt_id: int,
     """
     user = {**connections.spark_conf, **spec.spark.conf}
     settings = dict(SETTINGS)
-    if not any(name in user for name in BRINGS_JARS) and "SPARK_SUBMIT_JARS" not in os.environ:
-        settings["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not any(name in user for name in BRINGS_JARS) and not (submitted and _submitted_with_jars()):
+        settings["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
     spark = _session(f"tidemark {spec.name} attempt {attempt_id}", None if submitted else connections.spark_master, {**settings, **user})
     spark.sparkContext.addPyFile(_zipped([folder for folder in folders if folder.is_dir()]))
     return spark
+
+
+def on_loopback(master: str) -> bool:
+    """Do the executors reach the driver by 127.0.0.1? So local mode does, and a standalone cluster of this machine alone."""
+    return master.startswith("local") or urlsplit(master).hostname in ("127.0.0.1", "localhost")
 
 
 def small_session() -> SparkSession:
@@ -52,10 +66,10 @@ def small_session() -> SparkSession:
     return _session("tidemark check", "local[1]", dict(SETTINGS))
 
 
-def _session(name: str, master: str | None, settings: dict[str, str]) -> SparkSession:
+def _session(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
     find_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master is not None and master.startswith("local"):
+    os.environ["PYSPARK_PYTHON"] = settings.get(PYTHON) or os.environ.get("PYSPARK_PYTHON", sys.executable)
+    if master is not None and on_loopback(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = {**LOCAL_SETTINGS, **settings}
     from pyspark.sql import SparkSession
@@ -66,9 +80,33 @@ def _session(name: str, master: str | None, settings: dict[str, str]) -> SparkSe
     for key, value in settings.items():
         builder = builder.config(key, value)
     with _said_only_on_failure():
+        _start_jvm(master, settings)
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _submitted_with_jars() -> bool:
+    """Did spark-submit's arguments or its defaults bring jars? Its settings are in the JVM already, and ours would replace them."""
+    from pyspark import SparkConf
+
+    conf = SparkConf()
+    return any(conf.contains(name) for name in BRINGS_JARS)
+
+
+def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
+    """Starts the JVM without the secrets among its settings: pyspark writes all that it is given on the JVM's command line, where every
+    user of the machine can read it. Those follow once the JVM is up.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    conf = SparkConf()
+    if master is not None:
+        conf.setMaster(master)
+    for key, value in settings.items():
+        if not re.search(SETTINGS["spark.redaction.regex"], key):
+            conf.set(key, value)
+    SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - as SparkContext's constructor does, which then finds it done
 
 
 @contextlib.contextmanager
@@ -94,7 +132,9 @@ def _said_only_on_failure() -> Iterator[None]:
 
 def _zipped(folders: Sequence[Path]) -> str:
     """The folders' modules as one zip file that executors can import from; of two files with one name the first folder's counts."""
-    archive = Path(tempfile.mkdtemp(prefix="tidemark-")) / "transforms.zip"
+    home = Path(tempfile.mkdtemp(prefix="tidemark-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)  # executors fetch it as long as the driver lives
+    archive = home / "transforms.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
         for folder in folders:
             for file in sorted(folder.rglob("*.py")):

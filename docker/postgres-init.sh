@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Run once by the Postgres image, when its volume is empty: Airflow's database, and the owner and the role of Tidemark's runs.
+set -euo pipefail
+psql --no-psqlrc -v ON_ERROR_STOP=1 -v owner="${TIDEMARK_OWNER_PASSWORD:?}" -v run="${TIDEMARK_RUN_PASSWORD:?}" \
+  -v airflow="${AIRFLOW_DB_PASSWORD:?}" --username "${POSTGRES_USER:-postgres}" --dbname postgres <<'SQL'
+CREATE ROLE airflow LOGIN PASSWORD :'airflow';
+CREATE DATABASE airflow OWNER airflow;
+CREATE ROLE tidemark_owner LOGIN PASSWORD :'owner';
+CREATE ROLE tidemark_run LOGIN PASSWORD :'run';
+CREATE DATABASE tidemark OWNER tidemark_owner;
+\connect tidemark
+SET ROLE tidemark_owner;
+CREATE SCHEMA tidemark;
+GRANT USAGE ON SCHEMA tidemark TO tidemark_run;
+ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO tidemark_run;
+ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT USAGE ON SEQUENCES TO tidemark_run;
+SQL

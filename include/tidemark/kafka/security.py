@@ -1,0 +1,236 @@
+"""TLS and SASL settings by the names of both clients: librdkafka's, which Tidemark keeps, and the JVM's, which Spark's connector wants.
+
+| librdkafka | the JVM's client |
+|---|---|
+| ``sasl.username``, ``sasl.password`` | ``sasl.jaas.config`` with PlainLoginModule or ScramLoginModule |
+| ``ssl.ca.location`` | ``ssl.truststore.location``, type PEM |
+| ``ssl.ca.pem`` | ``ssl.truststore.certificates``, type PEM |
+| ``ssl.certificate.location`` and ``ssl.key.location``, one file | ``ssl.keystore.location``, type PEM |
+| ``ssl.certificate.pem``, ``ssl.key.pem`` | ``ssl.keystore.certificate.chain``, ``ssl.keystore.key``, type PEM |
+| ``ssl.keystore.location``, ``ssl.keystore.password`` | the same, type PKCS12 |
+| ``ssl.endpoint.identification.algorithm=none`` | the same, empty |
+
+Both directions are exact or refused: a security setting that is left out connects in another way than was asked. No error shows a value
+that may be secret. Values in, values out; no file is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tidemark.errors import BadInput
+
+SAME = frozenset({"sasl.kerberos.service.name", "ssl.key.password"})
+"""Settings with one name and one meaning in both clients."""
+
+JVM_ONLY = frozenset(
+    {
+        "sasl.client.callback.handler.class",
+        "sasl.login.callback.handler.class",
+        "sasl.login.class",
+        "ssl.enabled.protocols",
+        "ssl.engine.factory.class",
+        "ssl.keymanager.algorithm",
+        "ssl.protocol",
+        "ssl.provider",
+        "ssl.secure.random.implementation",
+        "ssl.trustmanager.algorithm",
+        "ssl.truststore.password",
+    }
+)
+"""The JVM's settings that librdkafka cannot have."""
+
+_MODULES = {
+    "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
+    "org.apache.kafka.common.security.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
+}
+_VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s;"'=]+)"""
+_OPTION = re.compile(rf"\s+([\w.]+)\s*=\s*({_VALUE})", re.DOTALL)
+_JAAS = re.compile(rf"\s*([\w.$]+)\s+(\w+)((?:{_OPTION.pattern})*)\s*;\s*", re.DOTALL)
+_ESCAPED = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)
+_LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_NAMES = "Use sasl.username, sasl.password, ssl.ca.location, ssl.certificate.location and ssl.key.location."
+
+
+def to_librdkafka(settings: Mapping[str, str]) -> dict[str, str]:
+    """``settings`` with librdkafka's names wherever the JVM's were used; those that say nothing about security are passed on.
+
+    Raises `BadInput` for a setting of the JVM's that librdkafka cannot follow exactly, and where both names are used and differ.
+    """
+    given = dict(settings)
+    made: dict[str, str] = {}
+    if strangers := sorted(JVM_ONLY.intersection(given)):
+        raise _bad(strangers[0], "librdkafka, which reads offsets and records, has no such setting", _NAMES)
+    if "sasl.jaas.config" in given:
+        made |= _login(given.pop("sasl.jaas.config"), given.get("sasl.mechanism") or given.get("sasl.mechanisms"))
+    made |= _trust(given) | _keys(given)
+    if given.get("ssl.endpoint.identification.algorithm") == "":
+        given["ssl.endpoint.identification.algorithm"] = "none"
+    if len({given[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in given}) > 1:
+        raise _bad("sasl.mechanism", "sasl.mechanisms, its other name, has another value", "Remove one of them.")
+    for name, value in made.items():
+        if given.get(name, value) != value:
+            raise _bad(name, "it is also given under the JVM's name, with another value", "Remove one of them.")
+    return given | made
+
+
+def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
+    """The security settings of ``config``, which has librdkafka's names, for the JVM's client.
+
+    Raises `BadInput` for one without a counterpart.
+    """
+    result = {name: value for name, value in config.items() if name in SAME}
+    used = set(SAME)
+    if "security.protocol" in config:
+        result["security.protocol"] = config["security.protocol"].upper()
+    if (algorithm := config.get("ssl.endpoint.identification.algorithm")) is not None:
+        result["ssl.endpoint.identification.algorithm"] = "" if algorithm.lower() == "none" else algorithm
+    if config.get("enable.ssl.certificate.verification", "true").lower() not in ("true", "t", "1"):
+        raise _bad(
+            "enable.ssl.certificate.verification",
+            "the JVM's client, which reads for Spark-form transforms, cannot leave certificates unchecked",
+            "Give the CA's certificate in ssl.ca.location.",
+        )
+    if mechanism := config.get("sasl.mechanism") or config.get("sasl.mechanisms"):
+        result["sasl.mechanism"] = mechanism
+    used |= {"ssl.endpoint.identification.algorithm", "sasl.mechanism", "sasl.mechanisms"}
+    for part in (_jaas(config, mechanism), _truststore(config), _keystore(config)):
+        used |= part.keys()
+        result |= {name: value for made in part.values() for name, value in made.items()}
+    if strangers := sorted(name for name in config if name.startswith(("ssl.", "sasl.")) and name not in used):
+        raise _bad(
+            strangers[0],
+            "Spark's connector has no such setting",
+            "Use ssl.ca.location, sasl.mechanism, sasl.username and sasl.password, or write the transform in the Arrow form.",
+        )
+    return result
+
+
+def quoted(text: str) -> str:
+    """``text`` as a value in a JAAS line."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+# ---- from the JVM's names
+
+
+def _login(jaas: str, mechanism: str | None) -> dict[str, str]:
+    """User and password of a JAAS line with one login module."""
+    name = "sasl.jaas.config"
+    fix = 'Write one login module, `... required username="..." password="...";`, or sasl.username and sasl.password.'
+    match = _JAAS.fullmatch(jaas)
+    if match is None:
+        raise _bad(name, "it is not one login module with options (its text is not shown here)", fix)
+    module, options = match[1], {key: _unquoted(value) for key, value in _OPTION.findall(match[3])}
+    if module not in _MODULES:
+        raise _bad(name, f"its login module is {module}, which librdkafka has no counterpart for", fix)
+    if mechanism not in _MODULES[module]:
+        found = f"its login module is {module}, but sasl.mechanism is {mechanism or 'missing'}"
+        raise _bad(name, found, f"Set sasl.mechanism to {' or '.join(_MODULES[module])}.")
+    strangers = sorted(options.keys() - {"username", "password"})
+    if strangers or len(options) != 2:
+        raise _bad(name, f"its option {strangers[0]} has no counterpart" if strangers else "username or password is missing", fix)
+    return {"sasl.username": options["username"], "sasl.password": options["password"]}
+
+
+def _unquoted(value: str) -> str:
+    """A JAAS value as the JVM's tokenizer reads it."""
+    if value[0] not in "\"'":
+        return value
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)) if found[1][0] in "01234567" else _LETTERS.get(found[1], found[1]), value[1:-1])
+
+
+def _trust(given: dict[str, str]) -> dict[str, str]:
+    """Takes the JVM's truststore out of ``given``."""
+    kind = given.pop("ssl.truststore.type", None)
+    made = {
+        ours: given.pop(theirs)
+        for theirs, ours in (("ssl.truststore.location", "ssl.ca.location"), ("ssl.truststore.certificates", "ssl.ca.pem"))
+        if theirs in given
+    }
+    if made and (kind or "JKS").upper() != "PEM":
+        raise _bad(
+            "ssl.truststore.type",
+            f"it is {kind or 'missing, which means JKS'}, and librdkafka reads certificates as PEM only",
+            "Export the CA's certificate with keytool -exportcert -rfc, set ssl.truststore.type to PEM and "
+            "ssl.truststore.location to that file (or ssl.ca.location alone).",
+        )
+    return made
+
+
+def _keys(given: dict[str, str]) -> dict[str, str]:
+    """Takes the JVM's key store out of ``given``. Without a type ``ssl.keystore.location`` is librdkafka's own: PKCS12."""
+    kind = (given.pop("ssl.keystore.type", None) or "").upper()
+    if kind not in ("", "PEM", "PKCS12"):
+        raise _bad("ssl.keystore.type", f"it is {kind}, which librdkafka cannot read", "Convert the key store to PKCS12 or PEM.")
+    texts = {"ssl.keystore.certificate.chain": "ssl.certificate.pem", "ssl.keystore.key": "ssl.key.pem"}
+    found = sorted(texts.keys() & given.keys())
+    if kind != "PEM":
+        if found:
+            raise _bad("ssl.keystore.type", f"{found[0]} is given, but the type is not PEM", "Set ssl.keystore.type to PEM.")
+        return {}
+    made = {texts[name]: given.pop(name) for name in found}
+    if "ssl.keystore.password" in given:
+        raise _bad("ssl.keystore.password", "a PEM file has none", "Give the key's password in ssl.key.password.")
+    if "ssl.keystore.location" in given:
+        file = given.pop("ssl.keystore.location")
+        made |= {"ssl.certificate.location": file, "ssl.key.location": file}
+    return made
+
+
+# ---- to the JVM's names: what is made, by what it is made of
+
+
+def _jaas(config: Mapping[str, str], mechanism: str | None) -> dict[str, dict[str, str]]:
+    if not any(name in config for name in ("sasl.username", "sasl.password")):
+        return {}
+    module = next((module for module, mechanisms in _MODULES.items() if mechanism in mechanisms), None)
+    if module is None:
+        raise _bad(
+            "sasl.mechanism",
+            f"it is {mechanism or 'missing, which means GSSAPI'}, which takes no sasl.username",
+            "Set it to PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.",
+        )
+    user, password = quoted(config.get("sasl.username", "")), quoted(config.get("sasl.password", ""))
+    made = {"sasl.jaas.config": f"{module} required username={user} password={password};"}
+    return {"sasl.username": made, "sasl.password": made}
+
+
+def _truststore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    if config.get("ssl.ca.location") == "probe":
+        raise _bad("ssl.ca.location", "it is probe, which only librdkafka knows", "Name the file with the CA's certificate.")
+    made: dict[str, dict[str, str]] = {}
+    for ours, theirs in (("ssl.ca.location", "ssl.truststore.location"), ("ssl.ca.pem", "ssl.truststore.certificates")):
+        if ours in config:
+            made[ours] = {"ssl.truststore.type": "PEM", theirs: config[ours]}
+    if len(made) > 1:
+        raise _bad("ssl.ca.pem", "ssl.ca.location is given too, and the JVM's client takes one of them", "Remove one of them.")
+    return made
+
+
+def _keystore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    made: dict[str, dict[str, str]] = {}
+    if "ssl.keystore.location" in config:
+        for name in ("ssl.keystore.location", "ssl.keystore.password"):
+            if name in config:
+                made[name] = {"ssl.keystore.type": "PKCS12", name: config[name]}
+    files = [config[name] for name in ("ssl.certificate.location", "ssl.key.location") if name in config]
+    if files and (len(files) != 2 or files[0] != files[1]):
+        raise _bad(
+            "ssl.key.location",
+            "it is not the file that ssl.certificate.location names, and the JVM's client reads certificate and key from one file",
+            "Put both into one PEM file (key in PKCS#8) and name it twice, or write the transform in the Arrow form.",
+        )
+    if files:
+        one = {"ssl.keystore.type": "PEM", "ssl.keystore.location": files[0]}
+        made |= {"ssl.certificate.location": one, "ssl.key.location": one}
+    for ours, theirs in (("ssl.certificate.pem", "ssl.keystore.certificate.chain"), ("ssl.key.pem", "ssl.keystore.key")):
+        if ours in config:
+            made[ours] = {"ssl.keystore.type": "PEM", theirs: config[ours]}
+    return made
+
+
+def _bad(name: str, found: str, fix: str) -> BadInput:
+    return BadInput(what=f"Kafka setting {name}", found=found, fix=fix)

@@ -1,0 +1,188 @@
+"""The same job on a Spark standalone cluster: a master and two workers whose executors get all they need from the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests import spark_cluster
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario, as_json, eventually
+from tests.spark_cluster import SPARK_HOME, SparkCluster
+
+from tidemark import project
+from tidemark.local.jars import spark_jars
+
+PARTITIONS = 4
+RECORDS = 3_000
+"""In each partition: enough that an executor that has a task is still busy when the next task is handed out."""
+
+ARROW = """
+    import os
+
+    import helper
+    import pyarrow as pa
+
+
+    def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+        made = batch.select(["kafka_topic", "kafka_partition", "kafka_offset", "value"]).rename_columns(
+            ["kafka_topic", "kafka_partition", "kafka_offset", "payload"]
+        )
+        where = pa.array([os.getcwd()] * batch.num_rows, pa.string())
+        python = pa.array([os.environ.get(helper.VARIABLE)] * batch.num_rows, pa.string())
+        return made.append_column("place", where).append_column("python", python)
+"""
+"""Each record one row, which tells in which folder and from which environment the Python worker runs."""
+
+SPARK = """
+    from pyspark.sql import DataFrame
+
+
+    def transform(records: DataFrame) -> DataFrame:
+        return records.selectExpr(
+            "kafka_topic", "kafka_partition", "kafka_offset", "value AS payload",
+            "reflect('java.lang.System', 'getProperty', 'user.dir') AS place", "CAST(NULL AS string) AS python",
+        )
+"""
+"""The same; here the executor's JVM tells where it runs."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkCluster]:
+    with tempfile.TemporaryDirectory(prefix="tidemark-spark-") as folder, spark_cluster.running(Path(folder)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(topics: Topics) -> str:
+    """Some thousand records in each of four partitions."""
+    topic = topics.create(PARTITIONS)
+    for partition in range(PARTITIONS):
+        topics.produce(topic, (f"{partition}-{number}" for number in range(RECORDS)), partition=partition)
+    return topic
+
+
+def prepared(scenario: Scenario, transform: str, topic: str) -> Scenario:
+    (scenario.folder / "transforms" / "helper.py").write_text('VARIABLE = "TIDEMARK_TEST_ENVIRONMENT"\n')
+    return scenario.write(transform, topics=topic).make_sink("payload bytea, place text, python text")
+
+
+def settings(cluster: SparkCluster, **conf: str) -> dict[str, str]:
+    """What a user sets for this cluster. Tasks are handed out when both executors are there."""
+    both = {"spark.cores.max": "2", "spark.executor.memory": "512m", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+    return {"TIDEMARK_SPARK_MASTER": cluster.master, "TIDEMARK_SPARK_CONF": json.dumps(both | conf)}
+
+
+def consume(scenario: Scenario, cluster: SparkCluster, **conf: str) -> dict[str, Any]:
+    done = scenario.command("consume", scenario.name, "--output", "json", env=settings(cluster, **conf))
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = as_json(done.stdout)
+    return told
+
+
+def workers(scenario: Scenario, cluster: SparkCluster) -> set[str]:
+    """The workers on which the sink's rows were made."""
+    return {cluster.worker_of(place) for (place,) in scenario.sql(f"SELECT DISTINCT place FROM {scenario.table}")}
+
+
+def check_exact(scenario: Scenario) -> None:
+    """Each record is exactly one row, and every partition stands at its end."""
+    assert scenario.counts() == {"loaded": PARTITIONS * RECORDS, "sink_rows": PARTITIONS * RECORDS}
+    assert set(scenario.positions().values()) == {RECORDS}
+    scenario.check()
+
+
+def check_free(cluster: SparkCluster) -> None:
+    """No executor is left, and the master has its cores back."""
+    eventually(lambda: not cluster.state()["activeapps"] and not cluster.executors(), within_s=60)
+    assert [worker["coresused"] for worker in cluster.state()["workers"] if worker["state"] == "ALIVE"] == [0, 0]
+
+
+def test_the_spark_form_uses_both_workers_and_loads_every_record_once(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
+    """The connector's jars come from the driver; what the Python workers import is where the driver has it, as in one image."""
+    prepared(scenario, SPARK, topic)
+    assert consume(scenario, cluster)["loaded"] == PARTITIONS * RECORDS
+    assert workers(scenario, cluster) == {"worker-1", "worker-2"}
+    check_exact(scenario)
+    check_free(cluster)
+
+
+def test_the_arrow_form_takes_its_python_from_a_packed_environment(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
+    """``spark.archives`` ships it, ``spark.pyspark.python`` names its Python; the driver goes on with its own. Transforms, and modules
+    beside them, come from the driver."""
+    prepared(scenario, ARROW, topic)
+    archive = packed(scenario.folder)
+    consume(scenario, cluster, **{"spark.archives": f"{archive}#environment", "spark.pyspark.python": "./environment/bin/python"})
+    assert set(scenario.rows("python")) == {"packed"}
+    assert workers(scenario, cluster) == {"worker-1", "worker-2"}
+    check_exact(scenario)
+    check_free(cluster)
+
+
+def test_spark_submit_starts_the_same_run_with_jars_of_its_own(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
+    """``spark-submit spark_jobs/consume.py NAME`` takes master, settings and the connector's jars from spark-submit."""
+    prepared(scenario, SPARK, topic)
+    conf = json.loads(settings(cluster)["TIDEMARK_SPARK_CONF"]) | {"spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m"}
+    words = ["--master", cluster.master, "--jars", ",".join(str(jar) for jar in spark_jars())]
+    words += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), *words, str(project.consume_job()), scenario.name]
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(command, env=scenario.env() | python, cwd=scenario.folder, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert workers(scenario, cluster) == {"worker-1", "worker-2"}
+    check_exact(scenario)
+
+
+def test_a_killed_driver_leaves_no_executor_and_the_next_run_completes(scenario: Scenario, cluster: SparkCluster, topic: str) -> None:
+    """Executors end when their driver is gone; what they had committed stays, the next attempt does the rest."""
+    slow = ARROW.replace("import os\n", "import os\n    import time\n", 1).replace(
+        "made = ", "time.sleep(600 if batch.num_rows else 0)\n        made = "
+    )
+    prepared(scenario, slow, topic)
+    command = [sys.executable, "-m", "tidemark.cli.main", "consume", scenario.name]
+    environment = scenario.env() | settings(cluster)
+    run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=scenario.folder)
+    try:
+        eventually(lambda: executors_in_python(cluster) == 2, within_s=60)
+        (driver,) = [child for child in psutil.Process(run.pid).children() if "consume.py" in " ".join(child.cmdline())]
+        os.killpg(driver.pid, signal.SIGKILL)
+        assert run.wait(60) == 1
+    finally:
+        run.kill()  # its driver ends with it
+        run.wait()
+    check_free(cluster)
+    scenario.transform(ARROW)
+    consume(scenario, cluster)
+    check_exact(scenario)
+
+
+def executors_in_python(cluster: SparkCluster) -> int:
+    """How many executors run Python: the daemon that forks an executor's workers is the JVM's one child."""
+    found = 0
+    for process in cluster.executors():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = process.parent()
+            found += "pyspark.daemon" in process.cmdline() and parent is not None and "pyspark.daemon" not in parent.cmdline()
+    return found
+
+
+def packed(folder: Path) -> Path:
+    """An archive laid out as venv-pack's, whose Python says that it is the one: here it leads to the environment of the test."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nTIDEMARK_TEST_ENVIRONMENT=packed exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    archive = folder / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz") as out:
+        out.add(python, "bin/python")
+    return archive

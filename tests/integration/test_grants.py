@@ -1,0 +1,136 @@
+"""The grants that docs/deployment.md names are enough for runs, and no more is given."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+import pytest
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario, tidy_imports
+
+from tidemark import project, schema
+from tidemark.consume.run import open_attempt
+from tidemark.db import session
+from tidemark.local import LocalStack
+from tidemark.offsets.store import TaskIdentity
+from tidemark.quality import Outcome, Run, validate
+
+PICKY = """
+    from typing import TypedDict
+
+    from tidemark.transform import Fail, Record
+
+
+    class Row(TypedDict):
+        payload: bytes | None
+
+
+    def transform(record: Record) -> Row:
+        if record.value == b"bad":
+            raise Fail("it is bad")
+        return {"payload": record.value}
+"""
+
+
+def grants() -> tuple[str, str]:
+    """The two blocks of SQL of the page: for the schema ``tidemark``, and for a sink."""
+    page = (Path(project.root()) / "docs" / "deployment.md").read_text()
+    schema_grants, sink_grants = re.findall(r"^```sql\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return schema_grants, sink_grants
+
+
+class Roles:
+    """An owner and a lesser role of this test's own, and a database that belongs to the owner."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        mark = uuid.uuid4().hex[:10]
+        self.stack = stack
+        self.owner, self.run, self.database = f"owner_{mark}", f"run_{mark}", f"test_{mark}"
+
+    def url(self, role: str) -> str:
+        parts = urlsplit(self.stack.postgres.url(self.database))
+        return urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
+
+    def admin(self, *statements: str) -> None:
+        with contextlib.closing(psycopg2.connect(self.stack.postgres.url())) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cur:
+                for statement in statements:
+                    cur.execute(statement)
+
+
+@pytest.fixture
+def roles(stack: LocalStack) -> Iterator[Roles]:
+    roles = Roles(stack)
+    roles.admin(
+        *(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'" for role in (roles.owner, roles.run)),
+        f"CREATE DATABASE {roles.database} OWNER {roles.owner}",
+    )
+    yield roles
+    roles.admin(f"DROP DATABASE {roles.database} WITH (FORCE)", f"DROP ROLE {roles.owner}", f"DROP ROLE {roles.run}")
+
+
+@pytest.fixture
+def consumer(roles: Roles, project_dir: Path, topics: Topics) -> Iterator[Scenario]:
+    """Made and migrated by the owner, run by the lesser role."""
+    for_schema, for_sink = (block.replace("tidemark_run", roles.run) for block in grants())
+    with tidy_imports():
+        owners = Scenario(project_dir, roles.url(roles.owner), topics)
+        owners.sql(for_schema)
+        schema.migrate(owners.database_url)
+        topic = topics.create(2)
+        topics.produce(topic, ["a", "bad", "c"])
+        topics.produce(topic, ["d"], partition=1)
+        owners.write(PICKY, topics=topic).make_sink()
+        owners.sql(for_sink.replace("lake.cities", owners.table))
+        runs = Scenario(project_dir, roles.url(roles.run), topics)
+        runs.name, runs.table, runs.keys = owners.name, owners.table, owners.keys
+        yield runs
+
+
+def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(consumer: Scenario) -> None:
+    """Rows, failed records, ledger, verdict: all that tasks do, with the rights of the page and no other."""
+    done = consumer.run()
+    assert consumer.counts() == {"loaded": 3, "failed": 1, "sink_rows": 3}
+    consumer.check()
+    verdict = validate(consumer.database_url, Run(attempt_id=done.attempt_id), group=consumer.name, table=consumer.table, suite=None)
+    assert verdict.verdict is Outcome.PASSED
+    assert consumer.command("offsets", consumer.name).returncode == 0
+
+
+def test_a_new_attempt_of_the_same_role_ends_the_sessions_of_the_older_one(consumer: Scenario) -> None:
+    """``pg_terminate_backend`` needs no grant for sessions of one's own role."""
+    consumer.run()
+    old = open_attempt(consumer.database_url, consumer.name, TaskIdentity())
+    ((group_id,),) = consumer.sql("SELECT group_id FROM tidemark.consumer_group")
+    with session(consumer.database_url, application=f"tidemark/{group_id}/{old}") as zombie:
+        with zombie.cursor() as cur:
+            cur.execute("SELECT FROM tidemark.partition_offset FOR UPDATE")
+        consumer.run()
+        with pytest.raises(psycopg2.OperationalError), zombie.cursor() as cur:
+            cur.execute("SELECT 1")
+    consumer.check()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE tidemark.mine ()",
+        "DELETE FROM tidemark.batch",
+        "TRUNCATE tidemark.partition_offset",
+        "DELETE FROM {table}",
+        "UPDATE {table} SET payload = NULL",
+        "DROP TABLE {table}",
+        "CREATE SCHEMA mine",
+    ],
+)
+def test_the_lesser_role_can_neither_delete_nor_change_what_is_stored(statement: str, consumer: Scenario) -> None:
+    """The grants are the least: the ledger and the sink only grow."""
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        consumer.sql(statement.format(table=consumer.table))

@@ -1,0 +1,269 @@
+"""Runs against servers that require TLS, passwords and client certificates; and nothing that is printed or stored shows a password."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests import secure_servers
+from tests.kafka_topics import Topics
+from tests.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
+from tests.secure_servers import KAFKA_PASSWORD, KEY_PASSWORD, POSTGRES_PASSWORD, USER, SecureStack
+
+from tidemark import schema
+from tidemark.airflow.connections import resolve
+from tidemark.connections import DATABASE_URL, KAFKA_CONFIG, Connections, from_env
+from tidemark.db import session
+from tidemark.errors import BadInput, BrokerUnavailable, DatabaseUnavailable
+from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.config import checked
+from tidemark.kafka.security import quoted, to_jvm
+
+RECORDS = 200
+SECRETS = (KAFKA_PASSWORD, quoted(KAFKA_PASSWORD)[1:-1], POSTGRES_PASSWORD, quote(POSTGRES_PASSWORD, safe=""), KEY_PASSWORD)
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[SecureStack]:
+    with secure_servers.running() as stack:
+        yield stack
+
+
+@pytest.fixture
+def kafka(secure: SecureStack) -> dict[str, str]:
+    """SASL_SSL by librdkafka's names."""
+    return {
+        "bootstrap.servers": f"localhost:{secure.kafka.sasl_port}",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": USER,
+        "sasl.password": KAFKA_PASSWORD,
+        "ssl.ca.location": str(secure.certificates.ca),
+    }
+
+
+@pytest.fixture
+def kafka_of_the_jvm(kafka: dict[str, str]) -> dict[str, str]:
+    """The same by the JVM's names."""
+    return {name: kafka[name] for name in ("bootstrap.servers", "security.protocol", "sasl.mechanism")} | {
+        "sasl.jaas.config": f"{SCRAM} required username={quoted(USER)} password={quoted(KAFKA_PASSWORD)};",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": kafka["ssl.ca.location"],
+    }
+
+
+@pytest.fixture
+def kafka_by_certificate(secure: SecureStack) -> dict[str, str]:
+    """SSL; the client shows a certificate, from a PEM file."""
+    return {
+        "bootstrap.servers": f"localhost:{secure.kafka.tls_port}",
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(secure.certificates.ca),
+        "ssl.certificate.location": str(secure.certificates.client),
+        "ssl.key.location": str(secure.certificates.client),
+    }
+
+
+@pytest.fixture
+def kafka_by_key_store(secure: SecureStack, kafka_by_certificate: dict[str, str]) -> dict[str, str]:
+    """The same from an encrypted key store."""
+    rest = {name: value for name, value in kafka_by_certificate.items() if name not in ("ssl.certificate.location", "ssl.key.location")}
+    return rest | {"ssl.keystore.location": str(secure.certificates.key_store), "ssl.keystore.password": KEY_PASSWORD}
+
+
+@pytest.fixture
+def url(secure: SecureStack) -> str:
+    """A database that the loader has made and migrated, over TLS with a password, the server's certificate verified."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with session(postgres_url(secure, "postgres")) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cur:
+            cur.execute(f"CREATE DATABASE {name}")
+    schema.migrate(postgres_url(secure, name))
+    return postgres_url(secure, name)
+
+
+@pytest.fixture
+def consumer(secure: SecureStack, project_dir: Any, url: str) -> Iterator[Scenario]:
+    """A consumer whose topic and table are on the secure servers. The test itself uses the broker's open listener."""
+    topics = Topics(secure.kafka.bootstrap_servers())
+    with tidy_imports():
+        scenario = Scenario(project_dir, url, topics)
+        topic = topics.create(2)
+        for partition in range(2):
+            topics.produce(topic, (f"{partition}-{number}" for number in range(RECORDS)), partition=partition)
+        scenario.write(topics=topic).make_sink("payload bytea")
+        yield scenario
+
+
+def postgres_url(secure: SecureStack, database: str, **settings: str) -> str:
+    query = {"sslmode": "verify-full", "sslrootcert": str(secure.certificates.ca)} | settings
+    words = "&".join(f"{key}={quote(value, safe='/')}" for key, value in query.items())
+    return f"postgresql://{USER}:{quote(POSTGRES_PASSWORD, safe='')}@localhost:{secure.postgres_tls_port}/{database}?{words}"
+
+
+def environment(consumer: Scenario, kafka: dict[str, str], **more: str) -> dict[str, str]:
+    """What a user exports: everything about Kafka in ``TIDEMARK_KAFKA_CONFIG``."""
+    return {DATABASE_URL: consumer.database_url, "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": "", KAFKA_CONFIG: json.dumps(kafka)} | more
+
+
+def airflow_connections(monkeypatch: pytest.MonkeyPatch, secure: SecureStack, database: str, kafka: dict[str, str]) -> None:
+    """Airflow's connections as variables, as a deployment sets them."""
+    postgres = {
+        "conn_type": "postgres",
+        "host": "localhost",
+        "port": secure.postgres_tls_port,
+        "login": USER,
+        "password": POSTGRES_PASSWORD,
+        "schema": database,
+        "extra": {"sslmode": "verify-full", "sslrootcert": str(secure.certificates.ca)},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_POSTGRES", json.dumps(postgres))
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_KAFKA", json.dumps({"conn_type": "kafka", "extra": {"group.id": "any", **kafka}}))
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+
+
+def check_loaded(consumer: Scenario) -> None:
+    assert consumer.counts() == {"loaded": 2 * RECORDS, "sink_rows": 2 * RECORDS}
+    consumer.check()
+
+
+def check_silent(text: str) -> None:
+    """No password, in any of its spellings."""
+    assert [secret for secret in SECRETS if secret in text] == []
+
+
+@pytest.mark.parametrize("form", [PLAIN, ARROW], ids=["function form", "Arrow form"])
+@pytest.mark.parametrize("names", ["kafka", "kafka_of_the_jvm", "kafka_by_certificate", "kafka_by_key_store"])
+def test_forms_that_read_in_python_run_with_either_clients_names(
+    form: str, names: str, consumer: Scenario, request: pytest.FixtureRequest
+) -> None:
+    """SCRAM over TLS under both spellings, and a client's certificate, from the environment."""
+    consumer.transform(form)
+    consumer.connections = from_env(environment(consumer, request.getfixturevalue(names)))
+    consumer.run()
+    check_loaded(consumer)
+
+
+@pytest.mark.parametrize("names", ["kafka_of_the_jvm", "kafka_by_key_store"])
+def test_the_spark_form_runs_with_the_jvms_client_and_its_history_shows_no_password(
+    names: str, consumer: Scenario, request: pytest.FixtureRequest
+) -> None:
+    """Spark's connector is given the same settings in its own names. Spark's event log, from which its UI shows settings and plans, and the
+    driver's words hold no password. A password with quotes, backslashes and semicolons is no trouble."""
+    history = consumer.folder / "history"
+    history.mkdir()
+    conf = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": history.as_uri(),
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
+    }
+    consumer.transform(SPARK)
+    env = environment(consumer, request.getfixturevalue(names), TIDEMARK_SPARK_CONF=json.dumps(conf))
+    done = consumer.command("consume", consumer.name, env=env)
+    assert done.returncode == 0, done.stderr
+    check_loaded(consumer)
+    (log,) = history.iterdir()
+    assert "SparkListenerSQLExecutionStart" in log.read_text()
+    check_silent(log.read_text() + done.stdout + done.stderr)
+
+
+def test_airflow_connections_reach_the_same_servers(
+    consumer: Scenario, secure: SecureStack, kafka: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Password and TLS settings of the Postgres connection, all of the Kafka connection's extra: what a task resolves, a driver can use."""
+    database = consumer.sql("SELECT current_database()")[0][0]
+    airflow_connections(monkeypatch, secure, database, kafka)
+    consumer.connections = resolve(consumer.spec)
+    consumer.database_url = consumer.connections.database_url
+    consumer.run()
+    check_loaded(consumer)
+
+
+def test_airflow_connections_may_use_the_jvms_names_for_a_driver_of_the_spark_form(
+    consumer: Scenario, secure: SecureStack, kafka_by_certificate: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver that the task starts reads from its environment what the connections said; here truststore and key store are PEM files."""
+    database = consumer.sql("SELECT current_database()")[0][0]
+    airflow_connections(
+        monkeypatch, secure, database, to_jvm(kafka_by_certificate) | {"bootstrap.servers": kafka_by_certificate["bootstrap.servers"]}
+    )
+    consumer.transform(SPARK)
+    done = consumer.command("consume", consumer.name, env=resolve(consumer.spec).env())
+    assert done.returncode == 0, done.stderr
+    check_loaded(consumer)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sasl.password": "another"},
+        {"ssl.ca.location": "stranger"},
+        {"security.protocol": "PLAINTEXT"},
+        {"security.protocol": "SASL_PLAINTEXT"},
+    ],
+    ids=lambda wrong: next(iter(wrong.items())),
+)
+def test_a_broker_that_turns_us_away_is_an_outage_told_without_the_password(
+    wrong: dict[str, str], kafka: dict[str, str], secure: SecureStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong password, a broker with an unknown certificate and a listener that wants more than was offered all stop the run."""
+    monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 3)
+    if wrong.get("ssl.ca.location"):
+        wrong = {"ssl.ca.location": str(secure.certificates.stranger)}
+    with pytest.raises(BrokerUnavailable) as caught:
+        Cluster(checked(kafka | wrong)).topics(["any"])
+    check_silent(f"{caught.value} {caught.value!r} {caught.value.__cause__!r}")
+
+
+def test_a_certificate_is_asked_for_where_the_broker_wants_one(
+    kafka_by_certificate: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that shows no certificate is turned away by a listener that requires one."""
+    monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 3)
+    bare = {name: value for name, value in kafka_by_certificate.items() if "certificate" not in name and "key" not in name}
+    with pytest.raises(BrokerUnavailable):
+        Cluster(checked(bare)).topics(["any"])
+
+
+def test_a_database_that_turns_us_away_is_told_without_the_password(secure: SecureStack) -> None:
+    """No TLS, a CA that has not signed, a host name that is not the certificate's, a wrong password: each is named, no secret is."""
+    good = postgres_url(secure, "postgres")
+    cases = {
+        "no encryption": postgres_url(secure, "postgres", sslmode="disable"),
+        "certificate verify failed": postgres_url(secure, "postgres", sslrootcert=str(secure.certificates.stranger)),
+        "does not match host name": good.replace("@localhost:", "@elsewhere:") + "&hostaddr=127.0.0.1",
+        "password authentication failed": good.replace(quote(POSTGRES_PASSWORD, safe=""), "guess"),
+    }
+    for said, url in cases.items():
+        with pytest.raises(DatabaseUnavailable) as caught, session(url):
+            pass
+        assert said in str(caught.value)
+        check_silent(f"{caught.value} {caught.value!r} {caught.value.__cause__!r}")
+
+
+def test_a_url_that_cannot_be_read_is_refused_without_showing_it(secure: SecureStack) -> None:
+    """A password that is not percent-encoded makes a URL unreadable; the text says what to do, not what it was."""
+    url = postgres_url(secure, "postgres").replace(quote(POSTGRES_PASSWORD, safe=""), POSTGRES_PASSWORD)
+    with pytest.raises((BadInput, DatabaseUnavailable)) as caught, session(url):
+        pass
+    check_silent(f"{caught.value} {caught.value!r} {caught.value.__cause__!r}")
+
+
+def test_connections_and_what_travels_to_executors_hide_their_secrets_in_their_repr(
+    consumer: Scenario, kafka: dict[str, str], url: str
+) -> None:
+    """A `repr` may end up in any log or traceback."""
+    from tidemark.consume.work import Work
+    from tidemark.sink.commit import Target
+    from tidemark.spec.transform import Form
+
+    connections = Connections(url, checked(kafka))
+    target = Target(url, 1, 1, layout=None)  # type: ignore[arg-type]
+    check_silent(f"{connections!r} {target!r} {Work(target, connections.kafka, Form.ARROW, check_silent)!r}")

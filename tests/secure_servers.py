@@ -1,0 +1,243 @@
+"""Postgres and Kafka of the embedded stack, made to require what a company's servers require: TLS, passwords, client certificates.
+
+The product's own servers listen on loopback in the clear, and have no options for anything else. Here the broker's settings are extended
+just before it starts, and Postgres is reached through a front that takes TLS only; everything else (programs, folders, start and stop) is
+theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import ssl
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg2
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509.oid import NameOID
+
+from tidemark.local import LocalStack, ports, processes
+from tidemark.local.kafka import Kafka
+
+USER = "loader"
+KAFKA_PASSWORD = 'k"4f\\ka; p=w d'
+"""With everything that a JAAS line quotes."""
+POSTGRES_PASSWORD = "p@ss/w:rd%?"
+KEY_PASSWORD = "key-passw0rd"
+SSL_REQUEST = struct.pack("!ii", 8, 80877103)
+_REFUSAL = b"SFATAL\0VFATAL\0C28000\0Mno encryption, no entry\0\0"
+NO_TLS = b"E" + struct.pack("!i", 4 + len(_REFUSAL)) + _REFUSAL
+"""A FATAL error as Postgres sends it."""
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """A CA of the test's own, and what it has signed; files in PEM."""
+
+    ca: Path
+    server: Path
+    server_key: Path
+    client: Path
+    """Certificate and key in one file. The key is not encrypted: Java 17 cannot read the PEM encryption of today (PBES2)."""
+    key_store: Path
+    """The same as PKCS12, encrypted with `KEY_PASSWORD`."""
+    stranger: Path
+    """A CA that has signed nothing."""
+
+    @classmethod
+    def make(cls, folder: Path) -> Certificates:
+        authority, key = _authority("Tidemark test CA")
+        stranger, _ = _authority("somebody else's CA")
+        made = cls(*(folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.p12", "stranger.pem")))
+        made.ca.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+        made.stranger.write_bytes(stranger.public_bytes(serialization.Encoding.PEM))
+        certificate, secret = _signed("localhost", authority, key)
+        made.server.write_bytes(certificate)
+        made.server_key.write_bytes(_pem(secret))
+        certificate, secret = _signed(USER, authority, key)
+        made.client.write_bytes(_pem(secret) + certificate)
+        chain = (x509.load_pem_x509_certificate(certificate), [authority])
+        how = serialization.BestAvailableEncryption(KEY_PASSWORD.encode())
+        made.key_store.write_bytes(pkcs12.serialize_key_and_certificates(USER.encode(), secret, *chain, how))
+        return made
+
+
+class SecureKafka(Kafka):
+    """A broker with three listeners for clients: the product's own in the clear, for the test itself, SASL_SSL and SSL."""
+
+    def __init__(self, folder: Path, certificates: Certificates) -> None:
+        super().__init__(folder, None)
+        self.certificates = certificates
+        self.sasl_port = ports.find_free()
+        self.tls_port = ports.find_free(besides={self.sasl_port})
+
+    def _initialise(self, fresh: Path) -> str | None:
+        run = processes.run
+        user = f'SCRAM-SHA-512=[name="{USER}",password="{KAFKA_PASSWORD}"]'
+
+        def with_user(command: Sequence[str | Path], **rest: object) -> str | None:
+            return run([*command, "--add-scram", user], **rest)  # type: ignore[arg-type]
+
+        processes.run = with_user  # type: ignore[assignment]
+        try:
+            return super()._initialise(fresh)
+        finally:
+            processes.run = run
+
+    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
+        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
+        file = self.folder / name
+        lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        extra = f"SASL_SSL://{ports.HOST}:{self.sasl_port},SSL://{ports.HOST}:{self.tls_port}"
+        lines["listeners"] += "," + extra
+        lines["advertised.listeners"] += "," + extra
+        lines["listener.security.protocol.map"] += ",SASL_SSL:SASL_SSL,SSL:SSL"
+        server = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        lines |= {
+            "inter.broker.listener.name": "PLAINTEXT",
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": server,
+            "listener.name.ssl.ssl.client.auth": "required",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.folder / "server.pem"),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.certificates.ca),
+        }
+        both = self.certificates.server_key.read_text() + self.certificates.server.read_text()
+        (self.folder / "server.pem").write_text(both)
+        file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+
+
+class TlsFront:
+    """The address at which Postgres is reached with TLS only, as through a company's proxy: the wheel's Postgres is built without TLS.
+
+    It speaks the beginning of Postgres' protocol: a client that does not ask for TLS is turned away with a FATAL, as ``hostssl`` rules do.
+    Passwords and all else are Postgres' own business.
+    """
+
+    def __init__(self, certificates: Certificates, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(certificates.server, certificates.server_key)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="TLS front", daemon=True)
+
+    def __enter__(self) -> TlsFront:
+        self.thread.start()
+        self.server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, ports.HOST, 0), self.loop).result(10)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+    async def _close(self) -> None:
+        self.server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            try:
+                if await client.readexactly(8) != SSL_REQUEST:
+                    answer.write(NO_TLS)
+                    return
+                answer.write(b"S")
+                await answer.start_tls(self.context)
+                server, onward = await asyncio.open_connection(ports.HOST, self.target)
+                try:
+                    await asyncio.gather(_relay(client, onward), _relay(server, answer))
+                finally:
+                    onward.close()
+            finally:
+                answer.close()
+
+
+async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+    target.close()
+
+
+class SecureStack(LocalStack):
+    """The embedded Postgres as it is, and the broker with its secure listeners."""
+
+    def __init__(self, folder: Path, certificates: Certificates) -> None:
+        super().__init__(folder)
+        self.certificates = certificates
+        self.kafka: SecureKafka = SecureKafka(self.folder / "kafka", certificates)
+        self.postgres_tls_port = 0
+
+
+@contextlib.contextmanager
+def running() -> Iterator[SecureStack]:
+    """The secure stack, up within the block, with a login role that may make databases."""
+    with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with SecureStack(folder / "stack", Certificates.make(folder)).running() as stack:
+            with contextlib.closing(psycopg2.connect(stack.postgres.url())) as admin:
+                admin.autocommit = True
+                with admin.cursor() as cur:
+                    cur.execute(f"CREATE ROLE {USER} LOGIN CREATEDB PASSWORD %s", (POSTGRES_PASSWORD,))
+            with TlsFront(stack.certificates, stack.postgres.port()) as front:
+                stack.postgres_tls_port = front.port
+                yield stack
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(subject: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+    )
+
+
+def _authority(name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(name, _name(name), key.public_key())
+    usage = x509.KeyUsage(
+        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(usage, critical=True)
+    return builder.sign(key, hashes.SHA256()), key
+
+
+def _signed(name: str, authority: x509.Certificate, authority_key: ec.EllipticCurvePrivateKey) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
+    """A certificate for ``name`` and for this machine's loopback."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(ports.HOST))])
+    builder = _builder(name, authority.subject, key.public_key()).add_extension(names, critical=False)
+    return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), key
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

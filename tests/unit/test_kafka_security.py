@@ -1,0 +1,228 @@
+"""Security settings under librdkafka's names and the JVM's: translated exactly, or refused without showing a secret."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.errors import BadInput
+from tidemark.kafka.config import checked, jvm
+from tidemark.kafka.security import quoted, to_jvm, to_librdkafka
+
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SECRET = "s3cr3t-word"
+SERVERS = {"bootstrap.servers": "broker:9093"}
+
+EXACT = {
+    "SCRAM over TLS": (
+        {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "app",
+            "sasl.password": SECRET,
+            "ssl.ca.location": "/ca.pem",
+        },
+        {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": f'{SCRAM} required username="app" password="{SECRET}";',
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": "/ca.pem",
+        },
+    ),
+    "PLAIN": (
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "app", "sasl.password": SECRET},
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.jaas.config": f'{PLAIN} required username="app" password="{SECRET}";',
+        },
+    ),
+    "client certificate in one PEM file": (
+        {
+            "security.protocol": "SSL",
+            "ssl.ca.location": "/ca.pem",
+            "ssl.certificate.location": "/app.pem",
+            "ssl.key.location": "/app.pem",
+            "ssl.key.password": SECRET,
+        },
+        {
+            "security.protocol": "SSL",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": "/ca.pem",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": "/app.pem",
+            "ssl.key.password": SECRET,
+        },
+    ),
+    "certificates in the settings themselves": (
+        {"security.protocol": "SSL", "ssl.ca.pem": "CA", "ssl.certificate.pem": "CERTIFICATE", "ssl.key.pem": "KEY"},
+        {
+            "security.protocol": "SSL",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.certificates": "CA",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": "CERTIFICATE",
+            "ssl.keystore.key": "KEY",
+        },
+    ),
+    "client certificate in PKCS12": (
+        {"security.protocol": "SSL", "ssl.keystore.location": "/app.p12", "ssl.keystore.password": SECRET},
+        {
+            "security.protocol": "SSL",
+            "ssl.keystore.type": "PKCS12",
+            "ssl.keystore.location": "/app.p12",
+            "ssl.keystore.password": SECRET,
+        },
+    ),
+    "host names unchecked": ({"ssl.endpoint.identification.algorithm": "none"}, {"ssl.endpoint.identification.algorithm": ""}),
+    "Kerberos of the host's own ticket": ({"sasl.kerberos.service.name": "kafka"}, {"sasl.kerberos.service.name": "kafka"}),
+}
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_each_client_gets_the_same_settings_by_its_own_names(case: str) -> None:
+    """What has a counterpart is translated in both directions, and the two translations undo each other."""
+    ours, theirs = EXACT[case]
+    assert to_jvm(ours) == theirs
+    assert to_librdkafka(theirs) == ours
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_librdkafkas_own_names_stay_as_they_are(case: str) -> None:
+    """A user of librdkafka's names gets exactly what was written."""
+    ours, _ = EXACT[case]
+    assert to_librdkafka(ours) == ours
+
+
+def test_settings_without_a_bearing_on_security_are_left_to_their_client() -> None:
+    """Tuning reaches librdkafka unchanged; the JVM gets what it knows by the same name."""
+    config = checked({**SERVERS, "queued.min.messages": 1000, "client.id": "loads", "sasl.mechanism": "PLAIN"})
+    assert config == {**SERVERS, "queued.min.messages": "1000", "client.id": "loads", "sasl.mechanism": "PLAIN"}
+    assert jvm(config) == {**SERVERS, "client.id": "loads", "sasl.mechanism": "PLAIN"}
+
+
+def test_kafka_settings_of_either_kind_are_kept_under_librdkafkas_names() -> None:
+    """`checked` is the one door: below it there is one spelling."""
+    ours, theirs = EXACT["SCRAM over TLS"]
+    assert checked({**SERVERS, **theirs}) == {**SERVERS, **ours}
+
+
+@given(st.text(), st.text())
+def test_any_user_and_password_survive_the_way_through_a_jaas_line(user: str, password: str) -> None:
+    """Quotes, backslashes, semicolons and line ends in a password are its own, not the line's."""
+    config = {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": user, "sasl.password": password}
+    assert to_librdkafka(to_jvm(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('"a b"', "a b"),
+        ("'a\"b'", 'a"b'),
+        (r'"a\"b\\c"', r'a"b\c'),
+        (r'"tab\tnew\nline"', "tab\tnew\nline"),
+        (r'"\101\60"', "A0"),
+        ("bare-word.1", "bare-word.1"),
+    ],
+)
+def test_a_jaas_value_is_read_as_the_jvm_reads_it(written: str, read: str) -> None:
+    """Both kinds of quotes, escapes and bare words, as in Java's StreamTokenizer."""
+    line = f"{SCRAM}  required\n username = {written}\n password={quoted(SECRET)} ;"
+    assert to_librdkafka({"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": line})["sasl.username"] == read
+
+
+REFUSED_BY_LIBRDKAFKA = {
+    "JKS truststore": ({"ssl.truststore.location": "/ca.jks", "ssl.truststore.type": "JKS"}, "ssl.truststore.type"),
+    "truststore without a type, which is JKS": ({"ssl.truststore.location": "/ca.jks"}, "ssl.truststore.type"),
+    "truststore's password": ({"ssl.truststore.location": "/ca.jks", "ssl.truststore.password": SECRET}, "ssl.truststore.password"),
+    "JKS key store": (
+        {"ssl.keystore.location": "/a.jks", "ssl.keystore.type": "JKS", "ssl.keystore.password": SECRET},
+        "ssl.keystore.type",
+    ),
+    "PEM texts without the type": ({"ssl.keystore.key": SECRET, "ssl.keystore.certificate.chain": "C"}, "ssl.keystore.type"),
+    "password of a PEM key store": ({"ssl.keystore.type": "PEM", "ssl.keystore.password": SECRET}, "ssl.keystore.password"),
+    "JVM's provider": ({"ssl.provider": "BC"}, "ssl.provider"),
+    "callback class": ({"sasl.client.callback.handler.class": "a.B"}, "sasl.client.callback.handler.class"),
+    "other login module": (
+        {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f'a.b.OAuthBearerLoginModule required clientSecret="{SECRET}";'},
+        "sasl.jaas.config",
+    ),
+    "module and mechanism that disagree": (
+        {"sasl.mechanism": "PLAIN", "sasl.jaas.config": f'{SCRAM} required username="a" password="{SECRET}";'},
+        "sasl.jaas.config",
+    ),
+    "module without a mechanism": ({"sasl.jaas.config": f'{SCRAM} required username="a" password="{SECRET}";'}, "sasl.jaas.config"),
+    "delegation token": (
+        {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": f'{SCRAM} required username="a" password="{SECRET}" tokenauth="true";'},
+        "sasl.jaas.config",
+    ),
+    "user without a password": (
+        {"sasl.mechanism": "PLAIN", "sasl.jaas.config": f'{PLAIN} required username="{SECRET}";'},
+        "sasl.jaas.config",
+    ),
+    "two modules": (
+        {"sasl.mechanism": "PLAIN", "sasl.jaas.config": f'{PLAIN} required username="a" password="{SECRET}"; {PLAIN} optional;'},
+        "sasl.jaas.config",
+    ),
+    "broken line": (
+        {"sasl.mechanism": "PLAIN", "sasl.jaas.config": f'{PLAIN} required username="a password={SECRET};'},
+        "sasl.jaas.config",
+    ),
+    "both names, with different values": (
+        {
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "a",
+            "sasl.password": "another",
+            "sasl.jaas.config": f'{PLAIN} required username="a" password="{SECRET}";',
+        },
+        "sasl.password",
+    ),
+    "two mechanisms": ({"sasl.mechanism": "PLAIN", "sasl.mechanisms": "SCRAM-SHA-256"}, "sasl.mechanism"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_LIBRDKAFKA)
+def test_a_jvm_setting_that_librdkafka_cannot_follow_is_refused_by_its_name_alone(case: str) -> None:
+    """Nothing is dropped or guessed, and the text names the setting but never its secret."""
+    settings, named = REFUSED_BY_LIBRDKAFKA[case]
+    with pytest.raises(BadInput) as caught:
+        checked({**SERVERS, **settings})
+    assert caught.value.what == f"Kafka setting {named}"
+    assert SECRET not in f"{caught.value} {caught.value!r}"
+
+
+REFUSED_BY_THE_JVM = {
+    "unchecked certificates": ({"enable.ssl.certificate.verification": "False"}, "enable.ssl.certificate.verification"),
+    "certificate and key in two files": ({"ssl.certificate.location": "/a.pem", "ssl.key.location": "/a.key"}, "ssl.key.location"),
+    "certificate without a key": ({"ssl.certificate.location": "/a.pem"}, "ssl.key.location"),
+    "CA given twice": ({"ssl.ca.location": "/ca.pem", "ssl.ca.pem": "CA"}, "ssl.ca.pem"),
+    "CA to be found by librdkafka": ({"ssl.ca.location": "probe"}, "ssl.ca.location"),
+    "ciphers by OpenSSL's names": ({"ssl.cipher.suites": "ECDHE-RSA-AES256-GCM-SHA384"}, "ssl.cipher.suites"),
+    "password for a mechanism that has none": (
+        {"sasl.mechanism": "GSSAPI", "sasl.username": "a", "sasl.password": SECRET},
+        "sasl.mechanism",
+    ),
+    "password without a mechanism": ({"sasl.username": "a", "sasl.password": SECRET}, "sasl.mechanism"),
+    "OAuth": ({"sasl.oauthbearer.client.secret": SECRET}, "sasl.oauthbearer.client.secret"),
+    "keytab": ({"sasl.kerberos.keytab": "/a.keytab"}, "sasl.kerberos.keytab"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_THE_JVM)
+def test_a_librdkafka_setting_that_the_jvm_cannot_follow_is_refused_by_its_name_alone(case: str) -> None:
+    """A security setting is never left out: the Spark form then says which one stands in its way."""
+    settings, named = REFUSED_BY_THE_JVM[case]
+    config = checked({**SERVERS, **settings})
+    with pytest.raises(BadInput) as caught:
+        jvm(config)
+    assert caught.value.what == f"Kafka setting {named}"
+    assert SECRET not in f"{caught.value} {caught.value!r}"
+
+
+def test_a_setting_given_under_both_names_with_one_value_is_taken_once() -> None:
+    """A connection that serves JVM tools too may keep both spellings."""
+    ours, theirs = EXACT["SCRAM over TLS"]
+    assert to_librdkafka({**ours, **theirs}) == ours
