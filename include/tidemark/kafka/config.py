@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tidemark.errors import BadInput
 from tidemark.kafka.security import to_jvm, to_librdkafka
@@ -61,7 +61,7 @@ def jvm(config: KafkaConfig) -> dict[str, str]:
     return {key: value for key, value in config.items() if key in SAME_IN_THE_JVM} | to_jvm(config)
 
 
-def connected(make: Callable[[dict[str, str]], Client], settings: Mapping[str, str]) -> Client:
+def connected(make: Callable[[Any], Client], settings: Mapping[str, str]) -> Client:
     """A client made by ``make``; raises `BadInput` for a setting that librdkafka does not know or cannot use (a file that is missing)."""
     from confluent_kafka import KafkaException
 
