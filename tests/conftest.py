@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +11,18 @@ import psycopg2
 import pytest
 
 from tests.kafka_topics import Topics
+from tests.scenario import Scenario, tidy_imports
 from tidemark import schema
 from tidemark.local import LocalStack
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def stack() -> Iterator[LocalStack]:
     """Postgres and Kafka for the whole session. A test that stops one of them starts it again."""
-    stack = LocalStack(tmp_path_factory.mktemp("stack"))
-    stack.up()
-    yield stack
-    stack.down()
+    with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as folder:
+        Path(folder).chmod(0o755)  # where root runs the tests, Postgres is another user, whom pytest's own folders do not let pass
+        with LocalStack(Path(folder)).running() as stack:
+            yield stack
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +65,10 @@ def project_dir(tmp_path: Path) -> Path:
     (tmp_path / "consumers").mkdir()
     (tmp_path / "transforms").mkdir()
     return tmp_path
+
+
+@pytest.fixture
+def scenario(project_dir: Path, database_url: str, topics: Topics) -> Iterator[Scenario]:
+    """A consumer of the test's own, to be written, run and checked."""
+    with tidy_imports():
+        yield Scenario(project_dir, database_url, topics)

@@ -17,7 +17,7 @@ class Topics:
 
     def __init__(self, servers: str) -> None:
         self.servers = servers
-        self._admin = AdminClient({"bootstrap.servers": servers})
+        self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         self._made: list[str] = []
 
     def create(self, partitions: int = 1, *, name: str | None = None, **config: str) -> str:
@@ -30,7 +30,7 @@ class Topics:
 
     def produce(self, topic: str, values: Iterable[Value], *, partition: int = 0, key: Value = None, **options: Any) -> None:
         """Appends records to one partition, in order."""
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5})
+        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5, "log_level": 0})
         for value in values:
             producer.produce(topic, value=value, key=key, partition=partition, **options)
             producer.poll(0)
@@ -38,7 +38,7 @@ class Topics:
 
     def transaction(self, topic: str, values: Sequence[Value], *, partition: int = 0, commit: bool = True) -> None:
         """Appends records in a transaction of their own, which is committed or aborted."""
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex})
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex, "log_level": 0})
         producer.init_transactions(30)
         producer.begin_transaction()
         for value in values:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemark import project
-from tidemark.db import session, transaction
-from tidemark.errors import BadInput, Refused
+from tidemark.db import is_outage, session, transaction
+from tidemark.errors import BadInput, DatabaseUnavailable, Refused
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -30,6 +30,17 @@ class SchemaMismatch(Refused):
                 "Nothing was changed; upgrade Tidemark to the version that migrated it."
             )
         return f"The database lacks {', '.join(self.missing)}. Run: tidemark migrate"
+
+
+@dataclass(kw_only=True, eq=False)
+class MigrationFailed(Refused):
+    """Postgres refused a migration; ``message`` is its own."""
+
+    migration: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"Migration {self.migration} failed: {self.message} Nothing of it was stored; the migrations before it were."
 
 
 def known() -> list[str]:
@@ -60,8 +71,8 @@ def require_current(connection: Connection) -> None:
 def migrate(url: str) -> list[str]:
     """Brings the database to this code's version and returns the names of what was applied, in order.
 
-    Idempotent; two that start at once take turns. A migration that fails leaves the ones before it, and itself not at all.
-    Raises `SchemaMismatch`, before changing anything, if the database is newer than this code.
+    Idempotent; two that start at once take turns. A migration that fails or is killed leaves the ones before it, and itself not at
+    all. Raises `SchemaMismatch`, before changing anything, if the database is newer than this code, and `MigrationFailed`.
     """
     with session(url, application="tidemark migrate") as guard:
         guard.autocommit = True
@@ -79,6 +90,7 @@ def migrate(url: str) -> list[str]:
 
 
 def _apply(url: str) -> None:
+    import psycopg2
     from yoyo import read_migrations
     from yoyo.backends.core.postgresql import PostgresqlBackend
     from yoyo.connections import parse_uri
@@ -97,6 +109,19 @@ def _apply(url: str) -> None:
             connection.autocommit = True
             self.schema = "tidemark"
             return connection
+
+        def apply_one(self, migration: Any, force: bool = False, mark: bool = True) -> None:
+            """Statements and bookkeeping in one transaction: yoyo's two would leave a migration that nobody knows of if killed between."""
+            try:
+                with self.transaction():
+                    migration.process_steps(self, "apply", force=force)
+                    if mark:
+                        self.mark_one(migration, log=False)
+            except psycopg2.Error as error:
+                message = " ".join(str(error).split())
+                if is_outage(error):
+                    raise DatabaseUnavailable(cause=message) from error
+                raise MigrationFailed(migration=migration.id, message=message) from error
 
     scripts = sorted(project.migrations().glob("[0-9]*.sql"))
     if not scripts:

@@ -86,18 +86,22 @@ def _print(report: Report) -> None:
         _line("sink", f"{spec.sink.table} takes {', '.join(report.columns)}")
     for found in report.topics:
         kept = "kept for ever" if found.retention is None else f"kept for {format_duration(found.retention)}"
-        _line("topic", f"{found.topic.name}: {found.topic.partitions} partitions, {kept}")
+        _line("topic", f"{found.topic.name}: {_counted(found.topic.partitions, 'partition')}, {kept}")
     if report.expectations is not None and spec.validation is not None:
-        _line("suite", f"{spec.validation.suite}: {report.expectations} expectations")
+        _line("suite", f"{spec.validation.suite}: {_counted(report.expectations, 'expectation')}")
     for note in report.notes:
         _line("note", note, "yellow")
-    if report.problems:
-        stdout.print(str(spec.invalid(*report.problems)), style="red", markup=False, highlight=False)
+    for problem in sorted(report.problems, key=lambda one: (one.line, one.column)):
+        stdout.print(str(problem), style="red", markup=False, highlight=False)
     for error in report.errors:
         stdout.print(str(error), style="red", markup=False, highlight=False)
     if report.ddl:
         stdout.print(report.ddl, markup=False, highlight=False)
     stdout.print("[green]ok[/green]" if report.ok else "[red]not ready[/red]")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _line(what: str, text: str, style: str = "") -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from tidemark import project
-from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
+from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
 from tidemark.connections import from_env
 from tidemark.consume import launch
 from tidemark.consume.run import open_attempt
@@ -39,18 +38,21 @@ def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], 
         TextColumn("{task.fields[rate]} records/s, lag {task.fields[lag]}"),
         TimeElapsedColumn(),
     )
+    since: list[float] = []
     with Progress(*columns, console=stderr) as bar:
         task = bar.add_task(f"{spec.name}: starting", total=None, rate="-", lag="-")
 
         def show(seen: launch.Progress) -> None:
             if seen.planned:
-                speed = bar.tasks[task].finished_speed or bar.tasks[task].speed
+                if not since:
+                    since.append(time.monotonic())
+                speed = seen.records / max(time.monotonic() - since[0], launch.POLL_S)  # all of the run, Spark's start included
                 bar.update(
                     task,
                     description=spec.name,
                     total=seen.total,
                     completed=seen.records,
-                    rate=f"{speed:,.0f}" if speed else "-",
+                    rate=f"{speed:,.0f}",
                     lag=f"{seen.total - seen.records:,}",
                 )
 
@@ -96,10 +98,8 @@ def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
     if not done.partitions:
         stdout.print(f"{group}: nothing to read")
         return
-    table = Table("partition", "from", "to", *HEADINGS, show_footer=True, box=box.SIMPLE_HEAD, title=f"{group}, attempt {done.attempt_id}")
-    for column in table.columns:
-        column.no_wrap = True
-        column.justify = "right" if column is not table.columns[0] else "left"
+    table = plain_table(f"{group}, attempt {done.attempt_id}", "partition", "from", "to", *HEADINGS)
+    table.show_footer = True
     table.columns[0].footer = "total"
     for column, name in zip(table.columns[3:], COUNTS, strict=True):
         column.footer = f"{totals[name]:,}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC
 from pathlib import Path
 
-from rich import box
 from rich.table import Table
 
 from tidemark import project, schema
-from tidemark.cli.options import OutputFormat, print_json, stdout
+from tidemark.cli.options import OutputFormat, plain_table, print_json, stdout
 from tidemark.connections import from_env
 from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster
@@ -39,9 +39,8 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
 
 
 def _table(group: str, rows: list[PartitionLag]) -> Table:
-    table = Table("partition", "position", "end", "lag", "validated", "owner", "epoch", "committed at", title=group, box=box.SIMPLE_HEAD)
-    for column in (*table.columns[1:5], table.columns[6]):
-        column.justify = "right"
+    table = plain_table(group, "partition", "position", "end", "lag", "validated", "owner", "epoch", "committed at (UTC)")
+    table.columns[5].justify = "left"
     for row in rows:
         table.add_row(
             f"{row.topic}/{row.partition}",
@@ -51,7 +50,7 @@ def _table(group: str, rows: list[PartitionLag]) -> Table:
             _number(row.validated),
             row.owner or "-",
             _number(row.epoch),
-            f"{row.committed_at:%Y-%m-%d %H:%M:%S%z}" if row.committed_at else "-",
+            f"{row.committed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if row.committed_at else "-",
         )
     return table
 

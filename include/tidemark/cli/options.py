@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from tidemark import project
 
@@ -39,6 +41,15 @@ Output = Annotated[OutputFormat, typer.Option("--output", help="How to print the
 def folders(transforms: Sequence[Path] | None) -> list[Path]:
     """Where transforms are looked for, in order."""
     return [*(transforms or []), project.transforms()]
+
+
+def plain_table(title: str, *headings: str) -> Table:
+    """A narrow table: the first column is text, the others numbers to the right."""
+    table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+        column.justify = "right" if column is not table.columns[0] else "left"
+    return table
 
 
 def print_json(value: Any) -> None:

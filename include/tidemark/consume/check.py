@@ -15,7 +15,7 @@ from tidemark.db import session
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
 from tidemark.quality import load_suite, validated_view_ddl
-from tidemark.sink.table import SinkMissing, create_ddl
+from tidemark.sink.table import SinkMissing, create_ddl, data_fields
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
 from tidemark.spec.transform import Transform, load_permanent, load_transform
 
@@ -105,7 +105,7 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
         url = database_url()
     except BadInput as error:
         report.notes.append(f"sink not compared: {error.what} is not set")
-        report.columns = output_of(report.transform, once).names
+        report.columns = [field.name for field in data_fields(output_of(report.transform, once))]
         return
     try:
         with session(url) as connection:
@@ -121,7 +121,7 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
     try:
         config = kafka_config()
     except BadInput as error:
-        report.notes.append(f"topics not looked up: {error.what}: {error.found}")
+        report.notes.append(f"topics not looked up: {error.what}: {error.found}".replace(": it is not set", " is not set"))
         return
     cluster = Cluster(config)
     names = list(report.spec.topics) or cluster.matching(report.spec.topic_pattern or "")

@@ -104,9 +104,10 @@ class Cluster:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-        futures = self._admin().describe_configs(
-            [ConfigResource(ResourceType.TOPIC, name) for name in topics], request_timeout=REQUEST_TIMEOUT_S
-        )
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        if not asked:
+            return {}
+        futures = self._admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
         try:
             values = {resource.name: int(future.result()["retention.ms"].value) for resource, future in futures.items()}
         except KafkaException as error:

@@ -266,5 +266,15 @@ class _translated:
         if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):
             raise DataLoss(cause=message) from error
         if "PythonException" in str(error) or isinstance(error, PySparkException):
-            raise TransformFailed(where="the executors", problem=message) from error
+            raise TransformFailed(where="the executors", problem=_of_worker("\n".join(text))) from error
         raise SparkFailed(cause=message) from error
+
+
+def _of_worker(message: str) -> str:
+    """Of a Python worker's traceback what its writer needs: the error, and the last place that it passed through."""
+    lines = message.rstrip().splitlines()
+    places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    if not places:
+        return " ".join(lines)[:2000]
+    error = [line for line in lines[places[-1] :] if not line.startswith("  ")]
+    return f"{' '.join(error)[:2000]} ({lines[places[-1]].strip()})."

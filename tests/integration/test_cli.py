@@ -1,0 +1,397 @@
+"""The command line as a user meets it: what it prints where, how it ends, what a program can read of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.scenario import ARROW, SPARK, Scenario
+
+from tidemark import project, schema
+from tidemark.local import LocalStack
+
+CITIES = """
+    from typing import TypedDict
+
+    from tidemark.transform import Record
+
+
+    class City(TypedDict):
+        city: str
+        population: int | None
+
+
+    def transform(record: Record) -> City | None:
+        return record.json()
+"""
+
+
+@pytest.fixture
+def blank(stack: LocalStack, scenario: Scenario) -> Scenario:
+    """A user with a database that was never migrated."""
+    scenario.sql("DROP SCHEMA tidemark CASCADE")
+    return scenario
+
+
+def migrations(scenario: Scenario) -> list[str]:
+    return [name for (name,) in scenario.sql("SELECT migration_id FROM tidemark.migration ORDER BY 1")]
+
+
+def as_json(done: subprocess.CompletedProcess[str]) -> Any:
+    return json.loads(done.stdout)
+
+
+# ---- migrate
+
+
+def test_migrate_brings_a_database_up_to_date_and_then_has_nothing_to_do(blank: Scenario) -> None:
+    """What was applied is said on stderr, one line each; the second time nothing changes."""
+    first = blank.command("migrate")
+    assert (first.returncode, first.stdout) == (0, "")
+    assert first.stderr.splitlines() == [f"applied {name}" for name in schema.known()]
+    assert migrations(blank) == schema.known()
+    second = blank.command("migrate")
+    assert (second.returncode, second.stderr) == (0, "nothing to apply: the database is current\n")
+
+
+def test_two_migrations_at_once_take_turns(blank: Scenario) -> None:
+    """Whoever comes second finds nothing left to do."""
+    command = [sys.executable, "-m", "tidemark.cli.main", "migrate"]
+    both = [subprocess.Popen(command, env=blank.env(), stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = sorted(process.communicate(timeout=60)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0, 0]
+    assert said[0].splitlines() == [f"applied {name}" for name in schema.known()]
+    assert said[1:] == ["nothing to apply: the database is current\n"] * 2
+
+
+def test_migrate_leaves_a_newer_database_alone(scenario: Scenario) -> None:
+    """A database that knows migrations which this version does not is refused, with their names."""
+    scenario.sql("UPDATE tidemark.migration SET migration_id = '9999_future' WHERE migration_id = %s", schema.known()[0])
+    done = scenario.command("migrate")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "The database was migrated by a newer Tidemark: this one does not know 9999_future. "
+        "Nothing was changed; upgrade Tidemark to the version that migrated it.\n"
+    )
+    assert "9999_future" in migrations(scenario)
+
+
+@pytest.mark.parametrize("left", ["a migration", "only the schema", "only yoyo's tables"])
+def test_migration_that_was_killed_half_way_is_gone_on_with(blank: Scenario, left: str) -> None:
+    """What a killed process may leave - a schema, the bookkeeping, some migrations - is no obstacle to the next one."""
+    if left == "a migration":
+        schema.migrate(blank.database_url)
+        last = schema.known()[-1]
+        blank.sql("DROP TABLE tidemark.validation, tidemark.validation_result, tidemark.validation_row CASCADE")
+        blank.sql("DROP INDEX tidemark.batch_validation")
+        blank.sql("DELETE FROM tidemark.migration WHERE migration_id = %s", last)
+    elif left == "only the schema":
+        blank.sql("CREATE SCHEMA tidemark")
+    else:
+        schema.migrate(blank.database_url)
+        ours = "schemaname = 'tidemark' AND NOT starts_with(tablename, 'migration')"
+        tables = [name for (name,) in blank.sql(f"SELECT tablename FROM pg_tables WHERE {ours}")]
+        blank.sql(f"DROP TABLE {', '.join(f'tidemark.{name}' for name in tables)} CASCADE; DROP SEQUENCE tidemark.generation")
+        blank.sql("TRUNCATE tidemark.migration")
+    assert blank.command("migrate").returncode == 0
+    assert migrations(blank) == schema.known()
+
+
+def test_migration_that_fails_leaves_nothing_of_itself_and_says_why(blank: Scenario, tmp_path: Path) -> None:
+    """The migrations before it stay. The reason is Postgres' own; a traceback is no answer."""
+    home = tmp_path / "home"
+    (home / "sql").mkdir(parents=True)
+    for file in project.migrations().glob("*.sql"):
+        (home / "sql" / file.name).write_text(file.read_text())
+    (home / "sql" / "9000_bad.sql").write_text("CREATE TABLE tidemark.half (id int); SELECT no_such_function();")
+    done = blank.command("migrate", env={"TIDEMARK_HOME": str(home)})
+    assert done.returncode == 1
+    assert "no_such_function" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "9000_bad" in done.stderr
+    assert migrations(blank) == schema.known()
+    assert blank.sql("SELECT to_regclass('tidemark.half')") == [(None,)]
+    assert blank.command("migrate").returncode == 0
+
+
+def test_migration_is_stored_with_its_bookkeeping_or_not_at_all(blank: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends between a migration's last statement and its mark leaves nothing that the next one would stumble over."""
+
+    def end(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("yoyo.backends.core.postgresql.PostgresqlBackend.mark_one", end)
+        with pytest.raises(KeyboardInterrupt):
+            schema.migrate(blank.database_url)
+    assert schema.migrate(blank.database_url) == schema.known()
+
+
+@pytest.mark.parametrize("command", [("consume",), ("offsets",), ("consumers", "check")])
+def test_commands_on_a_database_that_was_never_migrated_name_the_command_that_does_it(blank: Scenario, command: tuple[str, ...]) -> None:
+    """The same sentence everywhere."""
+    blank.write(CITIES, topics=blank.topics.create())
+    done = blank.command(*command, blank.name)
+    assert done.returncode == 1
+    assert "Run: tidemark migrate" in done.stdout + done.stderr
+
+
+# ---- consumers check
+
+
+def test_check_of_a_good_consumer_says_what_it_found(scenario: Scenario) -> None:
+    """Transform and form, columns, topics with partitions and retention; exit status 0."""
+    one, two = scenario.topics.create(3), scenario.topics.create(1, retention_ms=str(36 * 3600 * 1000))
+    scenario.write(CITIES, topics=[one, two]).make_sink()
+    done = scenario.command("consumers", "check", scenario.name)
+    assert done.stderr == ""
+    assert done.stdout == (
+        f"{scenario.name}  {scenario.spec_file}\n"
+        f"  transform  {scenario.name}:transform, function form\n"
+        f"  sink       {scenario.table} takes city, population\n"
+        f"  topic      {one}: 3 partitions, kept for ever\n"
+        f"  topic      {two}: 1 partition, kept for 36h\n"
+        "ok\n"
+    )
+    assert done.returncode == 0
+
+
+def test_check_of_a_bad_file_shows_every_problem_with_its_line_and_the_fix(scenario: Scenario) -> None:
+    """File, line, column, the line, what to write instead - of all problems at once; exit status 1."""
+    text = "topic: [flights]\ntransform: cities\nsink: {table: a.b.c}\nretry: {delays: [30 m]}\n"
+    scenario.spec_file.write_text(text)
+    done = scenario.command("consumers", "check", scenario.name)
+    file = scenario.spec_file
+    assert done.stdout == EXPECTED.format(file=file, name=scenario.name)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+EXPECTED = """\
+{file}:1:1: topics is missing
+    1 | topic: [flights]
+      | ^ say what to read: topics: [flights], or topic_pattern: flights-.*
+{file}:1:1: unknown key "topic"; did you mean "topics"?
+{file}:2:12: transform is not module:function: "cities"
+    2 | transform: cities
+      |            ^^^^^^ write module:function
+{file}:3:15: sink.table is not a table's name: "a.b.c"
+    3 | sink: {{table: a.b.c}}
+      |               ^^^^^ write schema.table; the connection says which database
+{file}:4:17: retry.delays is not available yet: there is no retry ladder; failed records are kept in tidemark.failed_record
+    4 | retry: {{delays: [30 m]}}
+      |                 ^^^^^^ remove the key
+{file}:4:18: retry.delays[0] is not a duration: "30 m"
+    4 | retry: {{delays: [30 m]}}
+      |                  ^^^^ write a number and a unit without a space: 30s, 5m, 1h
+6 problems; {name} was not loaded
+"""
+
+
+def test_check_finds_all_that_is_wrong_with_what_the_file_names(scenario: Scenario) -> None:
+    """Topics, suite and sink are looked at even if another of them is wrong; the missing DDL is printed whole."""
+    scenario.write(CITIES, topics=[scenario.topics.create(), "no-such-topic"], validation={"suite": "no-such-suite"})
+    done = scenario.command("consumers", "check", scenario.name)
+    assert done.returncode == 1
+    assert f'{scenario.spec_file}:8:3: there is no topic "no-such-topic" on {scenario.topics.servers}' in done.stdout
+    assert 'there is no suite "no-such-suite"' in done.stdout
+    assert f"There is no table {scenario.table}." in done.stdout
+    assert f'CREATE TABLE "lake"."{scenario.name}" (' in done.stdout
+    assert done.stdout.endswith("not ready\n")
+
+
+def test_check_prints_the_ddl_of_missing_columns(scenario: Scenario) -> None:
+    """Both schemas are shown, and what mends the table; after that the consumer is ready."""
+    scenario.write(CITIES, topics=scenario.topics.create()).make_sink("city text")
+    done = scenario.command("consumers", "check", scenario.name)
+    alter = f'ALTER TABLE "lake"."{scenario.name}" ADD COLUMN "population" bigint;'
+    assert done.returncode == 1
+    assert "  - the table has no column population\n" in done.stdout
+    assert alter in done.stdout.splitlines()
+    scenario.sql(alter)
+    assert scenario.command("consumers", "check", scenario.name).returncode == 0
+
+
+def test_check_for_programs_is_one_document(scenario: Scenario) -> None:
+    """All consumers, good and bad, with the same keys; nothing else on stdout."""
+    topic = scenario.topics.create(2)
+    scenario.write(CITIES, topics=topic).make_sink()
+    (scenario.folder / "consumers" / "bad.yaml").write_text("topics: []\n")
+    done = scenario.command("consumers", "check", "--output", "json")
+    bad, good = sorted(as_json(done), key=lambda one: one["consumer"] != "bad")
+    assert done.returncode == 1
+    assert good == {
+        "consumer": scenario.name,
+        "ok": True,
+        "form": "function",
+        "sink": {"table": scenario.table, "columns": ["city", "population"]},
+        "topics": [{"name": topic, "partitions": 2, "retention_s": None}],
+        "expectations": None,
+        "problems": [],
+        "errors": [],
+        "notes": [],
+        "ddl": None,
+    }
+    assert bad["ok"] is False
+    assert {problem["line"] for problem in bad["problems"]} >= {1}
+    assert all(set(problem) == {"file", "line", "column", "message", "fix"} for problem in bad["problems"])
+
+
+def test_check_without_services_checks_what_it_can_and_says_what_it_could_not(scenario: Scenario) -> None:
+    """A laptop or a CI job without a database and a broker still learns what is wrong with the file and the transform."""
+    scenario.write(CITIES, topics="cities")
+    done = scenario.command("consumers", "check", env={"TIDEMARK_DATABASE_URL": "", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": ""})
+    assert done.stdout.splitlines()[2:] == [
+        f"  sink       {scenario.table} takes city, population",
+        "  note       sink not compared: TIDEMARK_DATABASE_URL is not set",
+        "  note       topics not looked up: TIDEMARK_KAFKA_BOOTSTRAP_SERVERS is not set",
+        "ok",
+    ]
+    assert done.returncode == 0
+
+
+def test_check_of_a_folder_without_consumers_says_so(scenario: Scenario) -> None:
+    """Nothing to check is no error."""
+    done = scenario.command("consumers", "check")
+    assert (done.returncode, done.stdout) == (0, f"no consumers in {scenario.folder}/consumers\n")
+
+
+# ---- sink ddl
+
+
+@pytest.mark.parametrize("transform", [CITIES, ARROW, SPARK], ids=["function", "arrow", "spark"])
+def test_printed_ddl_is_all_that_a_consumer_lacks(scenario: Scenario, transform: str) -> None:
+    """stdout is SQL and nothing else, so that it can be piped into psql; run once, it makes the consumer ready."""
+    scenario.write(transform, topics=scenario.topics.create())
+    ddl = scenario.command("sink", "ddl", scenario.name)
+    assert ddl.returncode == 0
+    assert ddl.stdout.startswith("CREATE SCHEMA")
+    scenario.sql(ddl.stdout)
+    if transform is SPARK:  # checking would cost a second JVM
+        return
+    checked = scenario.command("consumers", "check", scenario.name)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_ddl_with_partitions_makes_a_table_for_each(scenario: Scenario) -> None:
+    """LIST partitions by Kafka partition, and one for those that are added later."""
+    scenario.write(CITIES, topics=scenario.topics.create())
+    scenario.sql(scenario.command("sink", "ddl", scenario.name, "--partitions", "2").stdout)
+    query = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = to_regclass(%s) ORDER BY 1"
+    children = scenario.sql(query, scenario.table)
+    assert [name for (name,) in children] == [f"{scenario.table}_{part}" for part in ("p0", "p1", "rest")]
+    assert scenario.command("consumers", "check", scenario.name).returncode == 0
+
+
+def test_ddl_of_a_function_that_does_not_say_its_columns_says_how_to(scenario: Scenario) -> None:
+    """Nobody can know what a plain function returns: the answer shows what to write."""
+    scenario.write("from tidemark.transform import Record\n\ndef transform(record: Record) -> dict:\n    return {}\n", topics="t")
+    done = scenario.command("sink", "ddl", scenario.name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "class Row(TypedDict):" in done.stderr
+
+
+# ---- consume and offsets
+
+
+def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
+    """A closing table with a row a partition and totals, no wider than a terminal; then the positions. Progress is not on stdout."""
+    topic = scenario.topics.create(3, name=f"cities-{scenario.name}")
+    scenario.topics.produce(topic, ['{"city": "Ulm", "population": 1}', "no json", "null"])
+    scenario.topics.produce(topic, ['{"city": "Rom"}'] * 1234, partition=2)
+    scenario.write(CITIES, topics=topic, group="cities").make_sink()
+    before = scenario.command("offsets", scenario.name, wide=False)
+    assert next(line.split()[:4] for line in before.stdout.splitlines() if topic in line) == [f"{topic}/0", "-", "3", "3"]
+    done = scenario.command("consume", scenario.name, wide=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if "/" in line or "total" in line]
+    assert rows == [
+        [f"{topic}/0", "0", "3", "1", "1", "1", "0", "0", "1"],
+        [f"{topic}/2", "0", "1,234", "1,234", "0", "0", "0", "0", "1,234"],
+        ["total", "1,235", "1", "1", "0", "0", "1,235"],
+    ]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert scenario.name in done.stderr
+    again = scenario.command("consume", scenario.name)
+    assert (again.returncode, again.stdout) == (0, "cities: nothing to read\n")
+    after = scenario.command("offsets", scenario.name)
+    rows = [line.split()[:7] for line in after.stdout.splitlines() if topic in line]
+    assert rows == [
+        [f"{topic}/0", "3", "3", "0", "0", "-", "2"],
+        [f"{topic}/1", "0", "0", "0", "0", "-", "2"],
+        [f"{topic}/2", "1,234", "1,234", "0", "0", "-", "2"],
+    ]
+    seen = as_json(scenario.command("offsets", scenario.name, "--output", "json"))
+    assert (seen["group"], seen["lag_records"]) == ("cities", 0)
+    assert seen["partitions"][2] == {
+        "topic": topic,
+        "partition": 2,
+        "position": 1234,
+        "end": 1234,
+        "lag_records": 0,
+        "validated": 0,
+        "owner": None,
+        "epoch": 2,
+        "committed_at": seen["partitions"][2]["committed_at"],
+    }
+    scenario.check()
+
+
+def test_offsets_of_a_consumer_that_never_ran_count_all_records_as_lag(scenario: Scenario) -> None:
+    """Without a position everything that the log has is still to be read; what retention took is not."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, ["1"] * 10)
+    scenario.topics.trim(topic, {0: 4})
+    scenario.write(CITIES, topics=topic)
+    seen = as_json(scenario.command("offsets", scenario.name, "--output", "json"))
+    assert seen["lag_records"] == 6
+    assert seen["partitions"][0]["position"] is None
+
+
+# ---- wrong usage
+
+
+def test_unknown_consumer_is_answered_with_the_nearest(scenario: Scenario) -> None:
+    """Every command that takes a name says the same."""
+    scenario.write(CITIES, topics="t")
+    for command in (("consume",), ("offsets",), ("consumers", "check"), ("sink", "ddl")):
+        done = scenario.command(*command, scenario.name + "x")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f'did you mean "{scenario.name}"?' in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"])
+@pytest.mark.parametrize("command", ["consume", "offsets"])
+def test_address_that_is_not_set_is_named(scenario: Scenario, command: str, variable: str) -> None:
+    """With the command that sets all of them for the embedded stack."""
+    scenario.write(CITIES, topics="t")
+    done = scenario.command(command, scenario.name, env={variable: ""})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{variable}: it is not set.")
+    assert "tidemark local env" in done.stderr
+
+
+WRONG = [("consume",), ("offsets",), ("no-such-command",), ("sink", "ddl", "x", "--partitions", "0"), ("consume", "x", "--output", "xml")]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_wrong_usage_ends_with_status_2_and_says_nothing_on_stdout(scenario: Scenario, arguments: tuple[str, ...]) -> None:
+    """As every Unix command does."""
+    done = scenario.command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage:" in done.stderr
+
+
+def test_outage_is_one_sentence_and_no_traceback(scenario: Scenario) -> None:
+    """A database that is away, and a broker that is."""
+    scenario.write(CITIES, topics="t")
+    away = {"TIDEMARK_DATABASE_URL": "postgresql://someone:secret@127.0.0.1:9/none"}
+    for command in (("consume",), ("offsets",), ("consumers", "check")):
+        done = scenario.command(*command, scenario.name, env=away)
+        assert done.returncode == 1
+        assert "Postgres is not available" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert "secret" not in done.stdout + done.stderr

@@ -1,0 +1,359 @@
+"""A consumer as a user has it - spec, transform, sink, topics - run for real, and compared with what the topics hold."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import yaml
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from tests.kafka_topics import Topics
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, SPARK_MASTER, Connections
+from tidemark.consume import launch, run
+from tidemark.consume.check import sink_ddl
+from tidemark.consume.describe import layout_of
+from tidemark.consume.work import Work, consume_slice
+from tidemark.db import Connection
+from tidemark.errors import TidemarkError
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import TaskIdentity
+from tidemark.quality import check_conservation
+from tidemark.sink.commit import Receipt, Target
+from tidemark.sink.table import Layout
+from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.spec.transform import Transform, load_permanent, load_transform
+
+PLAIN = """
+    from typing import TypedDict
+
+    from tidemark.transform import Record
+
+
+    class Row(TypedDict):
+        payload: bytes | None
+
+
+    def transform(record: Record) -> Row:
+        return {"payload": record.value}
+"""
+"""Each record one row: its value."""
+
+ARROW = """
+    import pyarrow as pa
+
+
+    def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+        lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
+        return batch.select([*lineage, "value"]).rename_columns([*lineage, "payload"])
+"""
+"""The same in the Arrow form."""
+
+SPARK = """
+    from pyspark.sql import DataFrame
+
+
+    def transform(records: DataFrame) -> DataFrame:
+        return records.selectExpr("kafka_topic", "kafka_partition", "kafka_offset", "value AS payload")
+"""
+"""The same in the Spark form."""
+
+FIRST_LIMIT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as a topic has it."""
+
+    offset: int
+    timestamp: datetime | None
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+@dataclass
+class LocalEngine:
+    """A `run.Engine` of this process: reads and commits as the tasks of a Spark job do, in threads. For the Arrow and function forms."""
+
+    spec: ConsumerSpec
+    transform: Transform
+    connections: Connections
+    permanent: tuple[type[Exception], ...]
+    before: Callable[[Slice], None] = lambda part: None
+    """Called before each slice; what it raises takes the slice's place."""
+    batches: list[list[Slice]] = field(default_factory=list)
+
+    def layout(self, connection: Connection) -> Layout:
+        return layout_of(self.transform, self.spec.sink.table, connection, _no_spark)
+
+    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
+        self.batches.append(list(slices))
+        work = Work(target, self.connections.kafka, self.transform.form, self.transform.function, self.permanent)
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(lambda part: self._outcome(work, part), slices))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError)]
+        if errors:
+            raise min(errors, key=lambda error: error.retriable)
+        return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+
+    def stop(self) -> None: ...
+
+    def _outcome(self, work: Work, part: Slice) -> Receipt | TidemarkError:
+        try:
+            self.before(part)
+            return consume_slice(work, part)
+        except TidemarkError as error:
+            return error
+
+
+class Scenario:
+    """One consumer in folders of its own. Its names (module, group, table) are no other test's."""
+
+    def __init__(self, folder: Path, database_url: str, topics: Topics) -> None:
+        self.folder = folder
+        self.database_url = database_url
+        self.topics = topics
+        self.name = f"c{uuid.uuid4().hex[:8]}"
+        self.table = f"lake.{self.name}"
+        self.connections = Connections(database_url, {"bootstrap.servers": topics.servers}, "local[2]")
+        self.keys: dict[str, Any] = {}
+        self.engine: LocalEngine | None = None
+        """The engine of the last run in this process, if it got so far."""
+        self.attempt_id = 0
+        """The last attempt of this process."""
+
+    # ---- what the user writes
+
+    def write(self, transform: str = PLAIN, *, topics: str | Sequence[str] | None = None, **keys: Any) -> Scenario:
+        """Writes the consumer's file and its transform; keys of the file beside or instead of the usual ones."""
+        self.transform(transform)
+        if topics is not None:
+            keys["topics"] = [topics] if isinstance(topics, str) else list(topics)
+        self.keys = {"transform": f"{self.name}:transform", "sink": {"table": self.table}}
+        self.set(**keys)
+        return self
+
+    def set(self, **keys: Any) -> None:
+        """Changes keys of the consumer's file; None removes one."""
+        self.keys = {key: value for key, value in (self.keys | keys).items() if value is not None}
+        self.spec_file.write_text(yaml.safe_dump(self.keys, sort_keys=False))
+
+    def transform(self, source: str) -> None:
+        """Writes the transform's module; the next run takes it."""
+        self.module_file.write_text(textwrap.dedent(source).lstrip())
+        sys.modules.pop(self.name, None)
+
+    @property
+    def spec_file(self) -> Path:
+        return self.folder / "consumers" / f"{self.name}.yaml"
+
+    @property
+    def module_file(self) -> Path:
+        return self.folder / "transforms" / f"{self.name}.py"
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self.folder / "transforms"]
+
+    @property
+    def spec(self) -> ConsumerSpec:
+        return find_consumer(self.name, self.folder / "consumers")
+
+    def make_sink(self, ddl: str | None = None, *, partitions: int | None = None) -> Scenario:
+        """Makes the table as ``tidemark sink ddl`` says, or with these columns beside the lineage columns."""
+        if ddl is None:
+            self.sql(sink_ddl(self.spec, load_transform(self.spec, self.folders), _no_spark, partitions=partitions))
+        else:
+            lineage = "kafka_topic_id smallint, kafka_partition integer, kafka_offset bigint, kafka_seq integer"
+            unique = "UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
+            self.sql(f"CREATE SCHEMA IF NOT EXISTS lake; CREATE TABLE {self.table} ({ddl}, {lineage}, {unique})")
+        return self
+
+    # ---- runs
+
+    def run(self, *, before: Callable[[Slice], None] = lambda part: None, task: TaskIdentity | None = None) -> launch.Progress:
+        """One run in this process; raises what made it fail."""
+        spec = self.spec
+        attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity())
+        self.engine = None
+
+        def start() -> LocalEngine:
+            transform, permanent = load_transform(spec, self.folders), load_permanent(spec, self.folders)
+            self.engine = LocalEngine(spec, transform, self.connections, permanent, before)
+            return self.engine
+
+        run.consume(spec, self.connections, attempt, start)
+        return launch.progress(self.database_url, attempt)
+
+    def command(self, *arguments: str, env: Mapping[str, str] | None = None, wide: bool = True) -> subprocess.CompletedProcess[str]:
+        """``tidemark`` with these arguments, as a user calls it."""
+        command = [sys.executable, "-m", "tidemark.cli.main", *arguments]
+        environment = self.env() | ({} if wide else {"COLUMNS": "80"}) | dict(env or {})
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=FIRST_LIMIT_S, cwd=self.folder, stdin=subprocess.DEVNULL
+        )
+
+    def env(self) -> dict[str, str]:
+        """The environment of a user's shell: this test's folders, database and broker, and no colours."""
+        return {name: value for name, value in os.environ.items() if not name.startswith("TIDEMARK_") or name == "TIDEMARK_CACHE"} | {
+            DATABASE_URL: self.database_url,
+            BOOTSTRAP_SERVERS: self.topics.servers,
+            SPARK_MASTER: "local[2]",
+            "TIDEMARK_CONSUMERS": str(self.folder / "consumers"),
+            "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
+            "NO_COLOR": "1",
+            "PYTHONWARNINGS": "default",
+        }
+
+    # ---- what is stored
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with contextlib.closing(psycopg2.connect(self.database_url)) as connection, connection, connection.cursor() as cur:
+            cur.execute(statement, parameters or None)
+            return cur.fetchall() if cur.description else []
+
+    def rows(self, columns: str = "payload", *, where: str = "true") -> list[Any]:
+        """The sink's rows in the order of their lineage; bare values if it is one column."""
+        order = "kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
+        found = [tuple(map(_plain, row)) for row in self.sql(f"SELECT {columns} FROM {self.table} WHERE {where} ORDER BY {order}")]
+        return [row[0] for row in found] if found and len(found[0]) == 1 else found
+
+    def failed(self, columns: str = "record_offset, disposition, error_type, error_text") -> list[tuple[Any, ...]]:
+        query = f"SELECT {columns} FROM tidemark.failed_record ORDER BY topic_id, partition, record_offset"
+        return [tuple(map(_plain, row)) for row in self.sql(query)]
+
+    def counts(self) -> dict[str, int]:
+        """The whole ledger's sums; those that are not 0."""
+        names = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
+        (sums,) = self.sql(f"SELECT {', '.join(f'coalesce(sum({name}), 0)::bigint' for name in names)} FROM tidemark.batch")
+        return {name: value for name, value in zip(names, sums, strict=True) if value}
+
+    def ledger(self) -> list[tuple[str, int, int, int]]:
+        """Topic, partition, start and end of each batch."""
+        columns = "name, partition, start_offset, end_offset"
+        query = f"SELECT {columns} FROM tidemark.batch JOIN tidemark.topic USING (topic_id) ORDER BY 1, topic_id, 2, 3"
+        return [(topic, partition, start, end) for topic, partition, start, end in self.sql(query)]
+
+    def lost(self) -> list[tuple[Any, ...]]:
+        return self.sql("SELECT partition, start_offset, end_offset, reason FROM tidemark.lost_range ORDER BY topic_id, 1, 2")
+
+    def positions(self) -> dict[tuple[str, int], int]:
+        """Where each partition stands, of the newest incarnation of each topic."""
+        newest = "SELECT max(topic_id) FROM tidemark.topic GROUP BY name"
+        columns = "name, partition, next_offset FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)"
+        rows = self.sql(f"SELECT {columns} WHERE topic_id IN ({newest}) ORDER BY 1, 2")
+        return {(topic, partition): offset for topic, partition, offset in rows}
+
+    def attempt(self, attempt_id: int | None = None) -> dict[str, Any]:
+        """``state`` and ``error`` of an attempt, the last one of this process by default."""
+        ((state, error),) = self.sql("SELECT state, error FROM tidemark.attempt WHERE attempt_id = %s", attempt_id or self.attempt_id)
+        return {"state": state, "error": error}
+
+    def records(self, topic: str, partition: int = 0) -> dict[int, Stored]:
+        """What a reader of committed records finds in a partition, by offset."""
+        from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.topics.servers,
+                "group.id": f"check-{uuid.uuid4().hex}",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # the end of a partition is told at the next fetch
+            }
+        )
+        found: dict[int, Stored] = {}
+        try:
+            consumer.assign([TopicPartition(topic, partition, 0)])
+            while True:
+                message = consumer.poll(30)
+                assert message is not None, f"{topic}/{partition} is silent"
+                failure = message.error()
+                if failure is not None:
+                    assert failure.code() == KafkaError._PARTITION_EOF, failure
+                    return found
+                offset, millis = message.offset() or 0, message.timestamp()[1]
+                found[offset] = Stored(
+                    offset, datetime.fromtimestamp(millis / 1000, UTC), message.key(), message.value(), message.headers() or []
+                )
+        finally:
+            consumer.close()
+
+    # ---- the invariants
+
+    def check(self, *, filtered: int = 0) -> None:
+        """The tables agree with one another (I3), and with the topics: each record that was read is a row, a failed record or a skipped
+        one; ``filtered`` of them were meant to leave no trace. Rows with a column ``payload`` hold their record's value."""
+        with contextlib.closing(psycopg2.connect(self.database_url)) as connection, connection.cursor() as cur:
+            assert check_conservation(cur, self.spec.group, self.table) == []
+        newest = dict(self.sql("SELECT name, max(topic_id) FROM tidemark.topic GROUP BY name"))
+        unmentioned = sum(self._check_partition(topic, newest[topic], partition) for topic, partition in self.positions())
+        assert unmentioned == filtered
+
+    def _check_partition(self, topic: str, topic_id: int, partition: int) -> int:
+        """How many records of the partition were read and are in no row, no failed record, and not counted as skipped."""
+        log = self.records(topic, partition)
+        of_partition = "WHERE topic_id = %s AND partition = %s"
+        ranges = self.sql(f"SELECT start_offset, end_offset, skipped FROM tidemark.batch {of_partition}", topic_id, partition)
+        read = {offset for start, end, _ in ranges for offset in range(start, end) if offset in log}
+        where = f"kafka_topic_id = {topic_id} AND kafka_partition = {partition}"
+        columns = {name for (name,) in self.sql("SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass", self.table)}
+        payload = "payload" if "payload" in columns else "NULL"
+        rows = self.rows(f"kafka_offset, {payload}", where=where)
+        for offset, stored in rows:
+            assert offset in log or offset < min(log, default=offset + 1), f"row {offset} of {topic}/{partition} comes from no record"
+            if "payload" in columns and offset in log:
+                assert stored == log[offset].value
+        content = "record_offset, record_timestamp, key, value, headers"
+        failed = self.sql(f"SELECT {content} FROM tidemark.failed_record {of_partition}", topic_id, partition)
+        for offset, timestamp, key, value, headers in failed:
+            if offset in log:
+                kept = [(name, None if text is None else base64.b64decode(text)) for name, text in headers]
+                assert Stored(offset, timestamp, _plain(key), _plain(value), kept) == log[offset]
+        mentioned = {offset for offset, _ in rows} | {row[0] for row in failed}
+        return len(read - mentioned) - sum(skipped for _, _, skipped in ranges)
+
+
+def eventually(condition: Callable[[], Any], *, within_s: float = 30) -> Any:
+    """The first true answer of ``condition``, asked again and again."""
+    return Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=wait_fixed(0.1))(condition)
+
+
+@contextlib.contextmanager
+def tidy_imports() -> Iterator[None]:
+    """Takes back what loading transforms adds to ``sys.path`` and ``sys.modules``."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if (getattr(sys.modules[name], "__file__", None) or "").find("/transforms/") >= 0:
+            del sys.modules[name]
+
+
+def _no_spark(function: Callable[..., Any]) -> Any:
+    raise AssertionError(f"{function} is not of the Spark form, and needs no JVM")
+
+
+def _plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+def as_json(text: str) -> Any:
+    """What a program reads of ``--output json``: the whole of stdout is one document."""
+    return json.loads(text)
