@@ -70,6 +70,9 @@ CREATE TABLE tidemark.batch (
     failed          bigint      NOT NULL CHECK (failed >= 0),
     unaccounted     bigint      NOT NULL CHECK (unaccounted >= 0), -- compaction, transaction markers, rows filtered away
     sink_rows       bigint      NOT NULL CHECK (sink_rows >= loaded),
+    -- Null: each row has its record's lineage. Otherwise no single record explains the rows: they have the start of this batch as their
+    -- lineage, and belong to all batches with this anchor, which can only be taken back together.
+    anchor_id       bigint REFERENCES tidemark.batch,
     validation_id   bigint,
     committed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     FOREIGN KEY (group_id, topic_id, partition) REFERENCES tidemark.partition_offset,

@@ -98,24 +98,20 @@ class LocalEngine:
     batches: list[list[Slice]] = field(default_factory=list)
 
     def layout(self, connection: Connection) -> Layout:
-        return layout_of(self.transform, self.spec.sink.table, connection, _no_spark)
+        return layout_of(self.transform, self.spec.sink, connection, _no_spark)
 
-    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
+    def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self.batches.append(list(slices))
         work = Work(target, self.connections.kafka, self.transform.form, self.transform.function, self.permanent)
         with ThreadPoolExecutor(4) as pool:
-            outcomes = list(pool.map(lambda part: self._outcome(work, part), slices))
-        errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError)]
-        if errors:
-            raise min(errors, key=lambda error: error.retriable)
-        return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+            return list(pool.map(lambda part: self._outcome(work, part, isolate), slices))
 
     def stop(self) -> None: ...
 
-    def _outcome(self, work: Work, part: Slice) -> Receipt | TidemarkError:
+    def _outcome(self, work: Work, part: Slice, isolate: bool) -> Receipt | TidemarkError:
         try:
             self.before(part)
-            return consume_slice(work, part)
+            return consume_slice(work, part, isolate=isolate)
         except TidemarkError as error:
             return error
 
@@ -301,7 +297,7 @@ class Scenario:
         """The tables agree with one another (I3), and with the topics: each record that was read is a row, a failed record or a skipped
         one; ``filtered`` of them were meant to leave no trace. Rows with a column ``payload`` hold their record's value."""
         with contextlib.closing(psycopg2.connect(self.database_url)) as connection, connection.cursor() as cur:
-            assert check_conservation(cur, self.spec.group, self.table) == []
+            assert check_conservation(cur, self.spec.group, self.table, upsert=bool(self.spec.sink.key)) == []
         newest = dict(self.sql("SELECT name, max(topic_id) FROM tidemark.topic GROUP BY name"))
         unmentioned = sum(self._check_partition(topic, newest[topic], partition) for topic, partition in self.positions())
         assert unmentioned == filtered

@@ -26,7 +26,8 @@ from tests.ledger import DDL, TABLE, Group, eventually, never, of_all_kinds, pay
 
 from tidemark.offsets import Claim, Generation, Slice, TopicPartition, plan_batch, store
 from tidemark.offsets.store import ClaimRefused, Counts, OffsetFenced
-from tidemark.sink.commit import Receipt, SinkRejected, commit_slice
+from tidemark.sink.commit import Receipt, commit_slice
+from tidemark.sink.load import SinkRejected
 from tidemark.sink.tally import Judged
 
 PARTITIONS = 2

@@ -96,7 +96,6 @@ NOT_YET = {
     ("members",): "members: 2",
     ("assignment",): "assignment: [range, 'mine:Assignor']",
     ("run",): "run: continuous",
-    ("sink", "mode"): "sink: {table: departures, mode: upsert, key: [flight_id]}",
     ("validation", "on_failure"): "validation: {suite: departures, on_failure: rewind}",
 }
 

@@ -196,14 +196,6 @@ def test_an_output_that_changed_its_shape_is_refused(columns: dict[str, Any], pr
         tally().take(judge(rows(START, **columns), PART))
 
 
-def test_a_value_that_has_no_place_in_its_column_is_refused() -> None:
-    """Nothing is rounded: a nanosecond that is no whole microsecond has no place in a timestamp."""
-    layout = Layout("t", (Column("at", "timestamp without time zone"),))
-    batch = rows(START, city=None, population=None, at=pa.array([1], pa.timestamp("ns")))
-    with pytest.raises(BadOutput, match="column at does not fit timestamp without time zone"):
-        Tally(PART, layout).take(Judged(batch))
-
-
 @pytest.mark.parametrize(
     ("error", "error_type", "expected"),
     [

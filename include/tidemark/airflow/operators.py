@@ -100,7 +100,8 @@ class ValidateOperator(BaseOperator):
         spec = _spec(self.consumer)
         suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
         ti = context["ti"]
-        verdict = validate(database_url(spec), Run(ti.dag_id, ti.run_id), group=spec.group, table=spec.sink.table, suite=suite)
+        run, sink = Run(ti.dag_id, ti.run_id), spec.sink
+        verdict = validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)

@@ -72,7 +72,8 @@ def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema
 
 
 def _ddl(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None) -> str:
-    return create_ddl(spec.sink.table, output, validated_view_ddl(spec.sink.table, [spec.group]), partitions=partitions)
+    view = validated_view_ddl(spec.sink.table, [spec.group])
+    return create_ddl(spec.sink.table, output, view, key=spec.sink.key, partitions=partitions)
 
 
 def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSchema) -> None:
@@ -110,11 +111,13 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
     try:
         with session(url) as connection:
             schema.require_current(connection)
-            layout = layout_of(report.transform, report.spec.sink.table, connection, once)
+            layout = layout_of(report.transform, report.spec.sink, connection, once)
     except SinkMissing:
         report.ddl = _ddl(report.spec, output_of(report.transform, once))
         raise
     report.columns = [column.name for column in layout.columns]
+    if not layout.by_record:
+        report.notes.append("the output has no lineage columns: its rows belong to whole batches, and only whole batches can be taken back")
 
 
 def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:

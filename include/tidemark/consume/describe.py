@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tidemark.consume.work import TransformFailed, input_schema
 from tidemark.db import transaction
 from tidemark.errors import Refused
-from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_lineage_index, match, read_columns
+from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_unique_index, match, read_columns
 from tidemark.sink.types import arrow_type, fits
+from tidemark.spec import Sink
 from tidemark.spec.transform import Form, Transform
 
 if TYPE_CHECKING:
@@ -68,20 +69,22 @@ def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
     return answer.schema
 
 
-def layout_of(transform: Transform, table: str, connection: Connection, spark_schema: SparkSchema) -> Layout:
-    """How this transform's output goes into ``table``. Raises `SinkMissing` or `SinkMismatch`.
+def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_schema: SparkSchema) -> Layout:
+    """How this transform's output goes into the sink's table. Raises `SinkMissing` or `SinkMismatch`.
 
     What a plain function returns takes the types of the table's own columns; without a declared result it may return every column
     that has no default.
     """
     with transaction(connection) as cur:
-        columns = read_columns(cur, table)
-        index = has_lineage_index(cur, table)
+        columns = read_columns(cur, sink.table)
+        by_lineage = has_unique_index(cur, sink.table, [name for name, _ in LINEAGE])
+        by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)
     if not columns:
-        raise SinkMissing(table=table)
-    if transform.form is not Form.FUNCTION:
-        return match(table, columns, output_of(transform, spark_schema), lineage_index=index)
-    return match(table, columns, _function_schema(transform, columns), lineage_index=index)
+        raise SinkMissing(table=sink.table)
+    function = transform.form is Form.FUNCTION
+    output = _function_schema(transform, columns) if function else output_of(transform, spark_schema)
+    aggregates = transform.form is Form.SPARK
+    return match(sink.table, columns, output, lineage_index=by_lineage, key=sink.key, key_index=by_key, aggregates=aggregates)
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:

@@ -27,6 +27,7 @@ from tidemark.offsets.ranges import Claim, Slice, TopicPartition, plan_batch
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.load import SinkRejected
 from tidemark.sink.table import Layout
 from tidemark.spec import ConsumerSpec
 
@@ -42,10 +43,10 @@ class Engine(Protocol):
     def layout(self, connection: Connection) -> Layout:
         """How the transform's output goes into the sink. Raises `SinkMismatch` before anything is read."""
 
-    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
-        """Commits each slice in a transaction of its own; a slice whose transform gave no row at all may be missing from the answer.
+    def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
+        """Commits the slices, and says for each what became of it; one whose transform gave no row at all may be missing.
 
-        Raises the first error of a task; the other slices may be committed all the same.
+        ``isolate`` is `commit_slice`'s: slices that were refused for their rows come a second time with it.
         """
 
     def stop(self) -> None:
@@ -159,14 +160,15 @@ def _read(
         return
     engine = start()  # ④
     try:
+        limit = spec.batch.max_failed_records
         target = Target(connections.database_url, me.group_id, me.attempt_id, engine.layout(connection))
+        target = target if limit is None else replace(target, max_rejected=limit)
         rejected = 0
         while slices := plan_batch(claims, ends, spec.batch.max_records):  # ⑤
             receipts = _batch(engine, target, connections, slices)
             claims = _advanced(claims, receipts)
             rejected += sum(receipt.counts.retried + receipt.counts.failed for receipt in receipts)
             _log_batch(spec.group, me.attempt_id, receipts)
-            limit = spec.batch.max_failed_records
             if limit is not None and rejected > limit:
                 raise TooManyFailed(failed=rejected, limit=limit)
     finally:
@@ -176,7 +178,7 @@ def _read(
 def _batch(engine: Engine, target: Target, connections: Connections, slices: Sequence[Slice]) -> list[Receipt]:
     """One batch: the engine's receipts, and one for each slice that came out empty (all filtered away, or transaction markers only)."""
     receipts: dict[Slice, Receipt] = {}
-    for receipt in engine.run(target, slices):
+    for receipt in _committed(engine, target, slices):
         if receipt.part in receipts:
             raise SplitPartition(part=receipt.part)
         receipts[receipt.part] = receipt
@@ -184,6 +186,21 @@ def _batch(engine: Engine, target: Target, connections: Connections, slices: Seq
         if part not in receipts:
             receipts[part] = commit_slice(target, part, iter(()), lambda part, offsets: payloads(connections.kafka, part, offsets))
     return [receipts[part] for part in slices]
+
+
+def _committed(engine: Engine, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
+    """The engine's receipts. Slices in which rows were refused are tried again with care. Raises the error that matters most."""
+    outcomes = engine.run(target, slices, isolate=False)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, SinkRejected) and outcome.of_rows]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError) and outcome not in refused]
+    if refused and not errors:
+        for error in refused:
+            log.warning("rows were refused, looking for the records slice=%s error=%s text=%s", error.part, error.error_type, error)
+        outcomes += engine.run(target, [error.part for error in refused], isolate=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError) and outcome not in refused]
+    if errors:
+        raise min(errors, key=lambda error: error.retriable)  # what another try cannot mend is said first
+    return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
 
 
 def _advanced(claims: list[Claim], receipts: Sequence[Receipt]) -> list[Claim]:

@@ -58,14 +58,14 @@ class TransformFailed(Refused):
         return f"The transform failed on {self.where}: {self.problem} Nothing of this slice was stored."
 
 
-def consume_slice(work: Work, part: Slice) -> Receipt:
-    """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it; see `commit_slice` for errors."""
+def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
+    """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it; see `commit_slice`."""
     batches = read(work.kafka, part.partition, part.start, part.end)
     if work.form is Form.ARROW:
         judged = (judge(_called(work.function, records(part, batch), part), part) for batch in batches)
     else:
         judged = (_by_record(work, part, batch) for batch in batches)
-    return commit_slice(work.target, part, judged, lambda part, offsets: payloads(work.kafka, part, offsets))
+    return commit_slice(work.target, part, judged, lambda part, offsets: payloads(work.kafka, part, offsets), isolate=isolate)
 
 
 def input_schema() -> pa.Schema:

@@ -217,9 +217,15 @@ def committed(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
     return _ledger(cur, key)
 
 
-def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: Counts) -> None:
-    """Writes the ledger row of a slice."""
+def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: Counts) -> int:
+    """Writes the ledger row of a slice and returns its id."""
     cur.execute(SQL["insert_batch"], {**_key(group_id, part), "attempt_id": attempt_id, **asdict(counts)})
+    return int(_one(cur)[0])
+
+
+def anchor_batches(cur: Cursor, batch_ids: Sequence[int]) -> None:
+    """Says that the rows of these batches belong to all of them, and have the start of the first one as their lineage."""
+    cur.execute(SQL["anchor_batches"], {"anchor_id": batch_ids[0], "batch_ids": list(batch_ids)})
 
 
 def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity) -> int:

@@ -80,7 +80,11 @@ SELECT next_offset, owner_epoch, owner, generation FROM tidemark.partition_offse
 INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id,
                             loaded, skipped, retried, failed, unaccounted, sink_rows)
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(epoch)s, %(attempt_id)s,
-        %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s);
+        %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s) RETURNING batch_id;
+
+-- name: anchor_batches
+-- Says that the rows of these batches, new ones of the same transaction, have the lineage of the first of them.
+UPDATE tidemark.batch SET anchor_id = %(anchor_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
 
 -- name: read_batch
 -- The ledger row of a slice, if it was committed under this epoch. Locks nothing.

@@ -18,19 +18,19 @@ import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from tidemark.db import connect, is_outage, session, transaction
-from tidemark.errors import Broken, DatabaseUnavailable, Refused, Unavailable
+from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts
-from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
+from tidemark.sink.load import Refusals, copy, load, load_carefully, translated
 from tidemark.sink.steps import Step, reached
-from tidemark.sink.table import LINEAGE, Layout, quoted, quoted_table
+from tidemark.sink.table import Layout
 from tidemark.sink.tally import Judged, Reject, Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidemark.db import Connection, Cursor
+    from tidemark.db import Cursor
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class Target:
     group_id: int
     attempt_id: int
     layout: Layout
+    max_rejected: int = 1000
+    """Records of one slice that Postgres may refuse before the slice is given up."""
 
     @property
     def application(self) -> str:
@@ -83,32 +85,6 @@ class Receipt:
     part: Slice
     counts: Counts
     twin: bool = False
-
-
-@dataclass(kw_only=True, eq=False)
-class SinkRejected(Refused):
-    """Postgres refused the rows of a slice."""
-
-    part: Slice
-    table: str
-    sqlstate: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.table} refused the rows (SQLSTATE {self.sqlstate}): {self.message} Nothing of this slice was stored."
-
-
-@dataclass(kw_only=True, eq=False)
-class CopyCountWrong(Broken):
-    """Postgres took another number of rows than were encoded."""
-
-    part: Slice
-    table: str
-    encoded: int
-    stored: int
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.encoded} rows encoded for {self.table}, Postgres took {self.stored}. Nothing of this slice was stored."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -137,70 +113,72 @@ class CommitUnknown(Unavailable):
         )
 
 
-def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads) -> Receipt:
+def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads, *, isolate: bool = False) -> Receipt:
     """Stores a slice in one transaction of its own and returns the receipt.
 
     ``judged`` is consumed while Postgres takes the rows, so a slice of any size needs the memory of one batch. Safe to call again
-    for the same slice: the second finds the first one's ledger row. Raises `OffsetFenced` if the partition was taken away,
-    `BadOutput`, `SinkRejected` or `Broken` for what is wrong with the rows, `DatabaseUnavailable` for an outage, and whatever
-    ``judged`` or ``payloads`` raise; then nothing is stored. `CommitUnknown` leaves open whether it is.
+    for the same slice: the second finds the first one's ledger row. With ``isolate`` records whose rows Postgres refuses become failed
+    records, up to ``target.max_rejected``, and the others are loaded. Raises `OffsetFenced` if the partition was taken away,
+    `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help), `TooManyRejected`, `BadOutput` or `Broken` for what is wrong with
+    the rows, `DatabaseUnavailable` for an outage, and whatever ``judged`` or ``payloads`` raise; then nothing is stored.
+    `CommitUnknown` leaves open whether it is.
     """
+
+    def store_slice(cur: Cursor) -> list[Receipt]:
+        reached(Step.MOVE_OFFSET, part)
+        twin = store.move_offset(cur, target.group_id, part)
+        if twin is not None:
+            return [Receipt(part, twin, twin=True)]
+        reached(Step.COPY_ROWS, part)
+        tally = Tally(part, target.layout)
+        rows = (rows for one in judged if (rows := tally.take(one)) is not None)
+        if isolate:
+            load_carefully(cur, part, target.layout, rows, tally, Refusals(target.max_rejected))
+        else:
+            load(cur, part, target.layout, rows)
+        reached(Step.COPY_FAILED, part)
+        copy_failed(cur, target, part, tally.rejects, payloads)
+        reached(Step.LEDGER, part)
+        counts = tally.counts()
+        store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
+        return [Receipt(part, counts)]
+
+    return commit(target, [part], store_slice)[0]
+
+
+def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
+    """One transaction around steps ② to ⑤, which are ``store_parts``; returns what it returns once that is stored for sure."""
     with contextlib.closing(connect(target.database_url, application=target.application)) as connection:
         try:
-            receipt = _store(connection, target, part, judged, payloads)
+            with connection.cursor() as cur:
+                reached(Step.BEGIN, parts[0])
+                cur.execute(
+                    "SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true)",
+                    (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)),
+                )
+                receipts = store_parts(cur)
         except psycopg2.Error as error:
-            raise _translated(error, target.layout.table, part) from error
-        if not receipt.twin:
-            reached(Step.COMMIT, part)
+            raise translated(error, target.layout.table, parts[0], of_rows=False) from error
+        if not all(receipt.twin for receipt in receipts):
+            reached(Step.COMMIT, parts[0])
             try:
                 connection.commit()
             except psycopg2.Error as error:
                 if not is_outage(error):
-                    raise _translated(error, target.layout.table, part) from error
-                log.warning("commit outcome unknown, reading the row slice=%s cause=%s", part, str(error).strip())
-                receipt = _outcome(target, part, error)
-    reached(Step.RECEIPT, part)
-    return receipt
+                    raise translated(error, target.layout.table, parts[0], of_rows=True) from error
+                log.warning("commit outcome unknown, reading the row slice=%s cause=%s", parts[0], str(error).strip())
+                _require_committed(target, parts[0], error)
+    reached(Step.RECEIPT, parts[0])
+    return receipts
 
 
-def _store(connection: Connection, target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads) -> Receipt:
-    with connection.cursor() as cur:
-        reached(Step.BEGIN, part)
-        cur.execute(
-            "SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true)",
-            (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)),
-        )
-        reached(Step.MOVE_OFFSET, part)
-        twin = store.move_offset(cur, target.group_id, part)
-        if twin is not None:
-            return Receipt(part, twin, twin=True)
-        reached(Step.COPY_ROWS, part)
-        tally = Tally(part, target.layout)
-        columns = [(column.name, column.type) for column in target.layout.columns] + list(LINEAGE)
-        _copy(cur, part, target.layout.table, columns, (rows for one in judged if (rows := tally.take(one)) is not None))
-        reached(Step.COPY_FAILED, part)
-        if tally.rejects:
-            found = _copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, tally.rejects, payloads))
-            if found != len(tally.rejects):
-                raise RecordsGone(part=part, wanted=len(tally.rejects), found=found)
-        reached(Step.LEDGER, part)
-        counts = tally.counts()
-        store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
-        return Receipt(part, counts)
-
-
-def _copy(cur: Cursor, part: Slice, table: str, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> int:
-    stream = CopyStream(columns, batches)
-    names = ", ".join(quoted(name) for name, _ in columns)
-    try:
-        cur.copy_expert(f"COPY {quoted_table(table)} ({names}) FROM STDIN (FORMAT binary)", stream, size=COPY_BUFFER_BYTES)
-    except psycopg2.Error as error:
-        if stream.failure is not None:
-            raise stream.failure  # noqa: B904 - with the cause it has
-        raise _translated(error, table, part) from error
-    if cur.rowcount != stream.rows:
-        raise CopyCountWrong(part=part, table=table, encoded=stream.rows, stored=cur.rowcount)
-    return stream.rows
+def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:
+    """Step ④: the records that are not loaded, with all that is needed to try them again. Raises `RecordsGone`."""
+    if not rejects:
+        return
+    found = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads))
+    if found != len(rejects):
+        raise RecordsGone(part=part, wanted=len(rejects), found=found)
 
 
 def _failed(target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> Iterator[pa.RecordBatch]:
@@ -223,7 +201,7 @@ def _failed(target: Target, part: Slice, rejects: dict[int, Reject], payloads: P
         yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in FAILED_COLUMNS])
 
 
-def _outcome(target: Target, part: Slice, lost: psycopg2.Error) -> Receipt:
+def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> None:
     """Did the commit whose answer was lost happen? The ledger says it, once the old session has let go of the partition's row."""
     retrying = Retrying(
         retry=retry_if_exception_type(DatabaseUnavailable),
@@ -242,12 +220,3 @@ def _outcome(target: Target, part: Slice, lost: psycopg2.Error) -> Receipt:
         raise CommitUnknown(part=part, cause=error.cause) from lost
     if counts is None:
         raise DatabaseUnavailable(cause=f"the session ended before the commit of {part}: {str(lost).strip()}") from lost
-    return Receipt(part, counts)
-
-
-def _translated(error: psycopg2.Error, table: str, part: Slice) -> Exception:
-    if is_outage(error):
-        return DatabaseUnavailable(cause=str(error).strip())
-    message = error.diag.message_primary or str(error).strip()
-    detail = " ".join(text for text in (message, error.diag.message_detail) if text)
-    return SinkRejected(part=part, table=table, sqlstate=error.pgcode or "", message=detail)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import Refused
-from tidemark.sink.types import arrow_type
+from tidemark.sink.types import arrow_type, conform, fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,22 +32,16 @@ class TypesChanged(Refused):
         )
 
 
-@dataclass(kw_only=True, eq=False)
-class NotEncodable(Refused):
-    """A value of the right type lies outside what Postgres can hold; ``cause`` is the encoder's own message."""
-
-    cause: str
-
-    def __str__(self) -> str:
-        return f"A value that the transform returned has no place in Postgres: {self.cause}. Nothing of this slice was stored."
+class NotEncodable(ValueError):
+    """A value of the right type has no place in its column."""
 
 
 class CopyStream:
     """The rows of ``batches`` as a binary COPY stream, encoded as they are asked for; a file for ``copy_expert``.
 
-    Each batch has exactly the columns of ``columns`` (name, Postgres type), conformed to the encoder's types. ``rows`` counts what
-    was encoded, to be compared with what Postgres says it took. ``failure`` is what ``batches`` raised: psycopg2 turns it into a
-    cancelled statement, which looks like an outage.
+    Each batch has exactly the columns of ``columns`` (name, Postgres type), of Arrow types that `types.fits` allows. ``rows`` counts
+    what was encoded, to be compared with what Postgres says it took. ``failure`` is what was raised meanwhile (by ``batches``,
+    `NotEncodable`, `TypesChanged`): psycopg2 turns it into a cancelled statement, which looks like an outage.
     """
 
     def __init__(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> None:
@@ -68,7 +62,8 @@ class CopyStream:
 
     def _encode(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
         encoder = schema = None
-        for batch in batches:
+        for given in batches:
+            batch = _conformed(columns, given)
             if encoder is None:
                 encoder, schema = _encoder(columns, batch.schema), batch.schema
                 yield bytes(encoder.write_header())
@@ -89,7 +84,22 @@ def _written(encoder: Any, chunk: pa.RecordBatch) -> bytes:
     try:
         return bytes(encoder.write_batch(chunk))
     except ValueError as error:
-        raise NotEncodable(cause=str(error)) from error
+        raise NotEncodable(str(error)) from error
+
+
+def _conformed(columns: Sequence[tuple[str, str]], batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same values in the encoder's own types."""
+    import pyarrow as pa
+
+    arrays = []
+    for (name, postgres), values in zip(columns, batch.columns, strict=True):
+        if not fits(values.type, postgres):
+            raise TypesChanged(before=f"{name}: {arrow_type(postgres)}", after=f"{name}: {values.type}")
+        try:
+            arrays.append(conform(values, postgres))
+        except pa.ArrowException as error:
+            raise NotEncodable(f"column {name} does not fit {postgres}: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in columns])
 
 
 def _encoder(columns: Sequence[tuple[str, str]], schema: pa.Schema) -> Any:

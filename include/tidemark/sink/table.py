@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements
-from tidemark.errors import Refused
+from tidemark.errors import BadInput, Refused
 from tidemark.sink.types import arrow_type, fits, postgres_type
 
 if TYPE_CHECKING:
@@ -45,10 +45,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How rows go into a sink: the data columns in the order of the COPY, lineage after them."""
+    """How rows go into a sink: the data columns in the order of the COPY, lineage after them.
+
+    ``key``: a row replaces the one that is there with the same values in these columns; empty for append. ``by_record``: each row is
+    explained by one record; otherwise (aggregates) by its whole batch, whose first slice's start it carries as its lineage.
+    """
 
     table: str
     columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+    by_record: bool = True
 
     @property
     def copy_columns(self) -> list[str]:
@@ -96,24 +102,35 @@ def quoted_table(table: str) -> str:
     return ".".join(quoted(part) for part in table.split("."))
 
 
+def listed(identifiers: Sequence[str]) -> str:
+    return ", ".join(quoted(name) for name in identifiers)
+
+
 def read_columns(cur: Cursor, table: str) -> list[Column]:
     """The table's columns in order; empty if there is no such table."""
     cur.execute(SQL["columns"], {"table": quoted_table(table)})
     return [Column(**row) for row in rows(cur)]
 
 
-def has_lineage_index(cur: Cursor, table: str) -> bool:
-    cur.execute(SQL["lineage_index"], {"table": quoted_table(table)})
+def has_unique_index(cur: Cursor, table: str, columns: Sequence[str]) -> bool:
+    """Is there a unique index on exactly these columns, that ``ON CONFLICT`` could use?"""
+    cur.execute(SQL["unique_index"], {"table": quoted_table(table), "columns": list(columns)})
     row = cur.fetchone()
     return bool(row and row[0])
 
 
-def create_ddl(table: str, output: pa.Schema, view: str, *, partitions: int | None = None) -> str:
+def create_ddl(table: str, output: pa.Schema, view: str, *, key: Sequence[str] = (), partitions: int | None = None) -> str:
     """The whole DDL of a sink for this output: schema, table, unique lineage index, view of validated rows.
 
-    With ``partitions`` the table is LIST-partitioned by Kafka partition, so that each writer has an index of its own. Raises
-    `SinkMismatch` for a column whose type has no counterpart in Postgres.
+    ``key`` are the columns of an upsert. With ``partitions`` the table is LIST-partitioned by Kafka partition, so that each writer has
+    an index of its own. Raises `SinkMismatch` for a column whose type has no counterpart in Postgres, and `BadInput` for both at once.
     """
+    if key and partitions:
+        raise BadInput(
+            what="partitions",
+            found=f"{table} is an upsert sink, and its key {', '.join(key)} must be unique in the whole table",
+            fix="Leave --partitions out.",
+        )
     data = data_fields(output)
     unknown = [
         f"column {field.name}: no Postgres type for Arrow's {field.type}; {_advice(field.type)}"
@@ -123,9 +140,9 @@ def create_ddl(table: str, output: pa.Schema, view: str, *, partitions: int | No
     if unknown:
         raise SinkMismatch(table=table, problems=unknown, output=_shown(output), columns=[], ddl="")
     width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in LINEAGE])
-    lines = [f"    {quoted(field.name):<{width}} {postgres_type(field.type)}" for field in data]
+    lines = [f"    {quoted(field.name):<{width}} {postgres_type(field.type)}{' NOT NULL' * (field.name in key)}" for field in data]
     lines += [f"    {quoted(name):<{width}} {kind} NOT NULL" for name, kind in LINEAGE]
-    lines.append(f"    {_UNIQUE}")
+    lines += [f"    {_unique(columns)}" for columns in (key, _LINEAGE_NAMES) if columns]
     schema = table.split(".")[0]
     parts = [f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};"] if schema != "public" else []
     parts.append(f"CREATE TABLE {quoted_table(table)} (\n" + ",\n".join(lines) + "\n)" + (_PARTITIONED if partitions else "") + ";")
@@ -137,13 +154,29 @@ def create_ddl(table: str, output: pa.Schema, view: str, *, partitions: int | No
     return "\n".join([*parts, view])
 
 
-def match(table: str, columns: Sequence[Column], output: pa.Schema, *, lineage_index: bool) -> Layout:
-    """How this output goes into these columns. Raises `SinkMismatch` with every difference and the DDL that mends the table."""
+def match(
+    table: str,
+    columns: Sequence[Column],
+    output: pa.Schema,
+    *,
+    lineage_index: bool,
+    key: Sequence[str] = (),
+    key_index: bool = True,
+    aggregates: bool = False,
+) -> Layout:
+    """How this output goes into these columns. Raises `SinkMismatch` with every difference and the DDL that mends the table.
+
+    ``lineage_index`` and ``key_index`` say whether the unique indexes are there. ``aggregates``: the output may come without lineage
+    columns, as rows that no single record explains.
+    """
     have = {column.name: column for column in columns}
+    by_record = not aggregates or any(name in output.names for name in (*GIVEN, *OPTIONAL))
     found = [
+        *(_output_differences(output) if by_record else ()),
         *_lineage_differences(table, have, output, lineage_index=lineage_index),
         *(difference for field in data_fields(output) if (difference := _difference(table, field, have.get(field.name))) is not None),
         *_not_given(columns, output),
+        *_key_differences(table, have, output, key, key_index=key_index),
     ]
     if found:
         raise SinkMismatch(
@@ -153,7 +186,7 @@ def match(table: str, columns: Sequence[Column], output: pa.Schema, *, lineage_i
             columns=[f"{column.name} {column.type}" for column in columns],
             ddl="\n".join(ddl for _, ddl in found if ddl),
         )
-    return Layout(table, tuple(have[field.name] for field in data_fields(output)))
+    return Layout(table, tuple(have[field.name] for field in data_fields(output)), tuple(key), by_record)
 
 
 Difference = tuple[str, str | None]
@@ -162,22 +195,37 @@ Difference = tuple[str, str | None]
 
 def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool) -> Iterator[Difference]:
     alter = f"ALTER TABLE {quoted_table(table)}"
-    yield from _output_differences(output)
+    for name in dict.fromkeys(output.names):
+        if output.names.count(name) > 1:
+            yield f"the output has the column {name} {output.names.count(name)} times", None
     for name, kind in LINEAGE:
         if name not in have:
             yield f"the table lacks the lineage column {name}", f"{alter} ADD COLUMN {quoted(name)} {kind} NOT NULL;"
         elif have[name].type != kind:
             yield f"the table's {name} is {have[name].type}, it must be {kind}", f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};"
     if not lineage_index:
-        yield "the table has no unique index on its lineage columns", f"{alter} ADD {_UNIQUE};"
+        yield "the table has no unique index on its lineage columns", f"{alter} ADD {_unique(_LINEAGE_NAMES)};"
+    for field in output:
+        if field.name in _FILLED_IN:
+            yield f"the output has the lineage column {field.name}, which is filled in for it: leave it out", None
+
+
+def _key_differences(
+    table: str, have: Mapping[str, Column], output: pa.Schema, key: Sequence[str], *, key_index: bool
+) -> Iterator[Difference]:
+    alter = f"ALTER TABLE {quoted_table(table)}"
+    for name in key:
+        if name not in output.names:
+            yield f"the output lacks {name}, a column of the key", None
+        if name in have and not have[name].not_null:
+            yield f"{name} is a column of the key and may be null", f"{alter} ALTER COLUMN {quoted(name)} SET NOT NULL;"
+    if key and not key_index:
+        yield f"the table has no unique index on the key {', '.join(key)}", f"{alter} ADD {_unique(key)};"
 
 
 def _output_differences(output: pa.Schema) -> Iterator[Difference]:
     import pyarrow as pa
 
-    for name in dict.fromkeys(output.names):
-        if output.names.count(name) > 1:
-            yield f"the output has the column {name} {output.names.count(name)} times", None
     for name in GIVEN:
         if name not in output.names:
             yield f"the output lacks the lineage column {name}: return it as the transform was given it", None
@@ -186,8 +234,6 @@ def _output_differences(output: pa.Schema) -> Iterator[Difference]:
             yield f"{field.name} must be text, it is {field.type}", None
         if field.name in GIVEN and not (fits(field.type, "text") if field.name == "kafka_topic" else pa.types.is_integer(field.type)):
             yield f"the lineage column {field.name} is {field.type}: return it as the transform was given it", None
-        if field.name in _FILLED_IN:
-            yield f"the output has the lineage column {field.name}, which is filled in for it: leave it out", None
 
 
 def _difference(table: str, field: pa.Field, column: Column | None) -> Difference | None:
@@ -222,8 +268,12 @@ def data_fields(output: pa.Schema) -> list[pa.Field]:
 
 
 _FILLED_IN = tuple(name for name, _ in LINEAGE if name not in GIVEN)
-_UNIQUE = "UNIQUE (" + ", ".join(name for name, _ in LINEAGE) + ")"
+_LINEAGE_NAMES = tuple(name for name, _ in LINEAGE)
 _PARTITIONED = " PARTITION BY LIST (kafka_partition)"
+
+
+def _unique(columns: Sequence[str]) -> str:
+    return f"UNIQUE ({', '.join(quoted(name) if name not in _LINEAGE_NAMES else name for name in columns)})"
 
 
 def _shown(output: pa.Schema) -> list[str]:

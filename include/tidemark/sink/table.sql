@@ -15,15 +15,15 @@ SELECT attname AS name, CASE WHEN kind.typtype = 'e' THEN 'enum' ELSE format_typ
  WHERE kind.typtype <> 'd'
  ORDER BY attnum;
 
--- name: lineage_index
--- Is there a valid unique index on exactly the lineage columns?
+-- name: unique_index
+-- Is there a valid unique index on exactly these columns, in any order, that is checked at once?
 SELECT EXISTS (
     SELECT FROM pg_index index
-     WHERE index.indrelid = to_regclass(%(table)s) AND index.indisunique AND index.indisvalid AND index.indpred IS NULL
-       AND index.indexprs IS NULL AND index.indnkeyatts = 4
+     WHERE index.indrelid = to_regclass(%(table)s) AND index.indisunique AND index.indisvalid AND index.indimmediate
+       AND index.indpred IS NULL AND index.indexprs IS NULL
        AND (SELECT array_agg(attname::text ORDER BY attname) FROM pg_attribute
-             WHERE attrelid = index.indrelid AND attnum = ANY ((index.indkey::int2[])[0:3]))
-           = ARRAY['kafka_offset', 'kafka_partition', 'kafka_seq', 'kafka_topic_id']
+             WHERE attrelid = index.indrelid AND attnum = ANY ((index.indkey::int2[])[0:index.indnkeyatts - 1]))
+           = (SELECT array_agg(name ORDER BY name) FROM unnest(%(columns)s::text[]) AS name)
 );
 
 -- name: may_insert

@@ -12,7 +12,7 @@ from tidemark.errors import Refused
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts
 from tidemark.sink.table import GIVEN, OPTIONAL, Layout
-from tidemark.sink.types import conform, fits
+from tidemark.sink.types import fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,22 +70,51 @@ def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
     rows = batch.drop_columns([name for name in OPTIONAL if name in names])
     if "disposition" not in names:
         return Judged(rows)
-    said = pc.fill_null(_text(batch, "disposition", part), "load")
-    known = {disposition.name.lower(): disposition for disposition in Disposition}
-    other = [word for word in pc.unique(said).to_pylist() if word not in known]
-    if other:
-        raise BadOutput(part=part, problem=f"disposition {other[0]!r} is none of {', '.join(known)}.")
+    said = dispositions(batch, part)
     skipped = _offsets(batch.filter(pc.equal(said, "skip")), part).tolist()
     not_loaded = pc.is_in(said, value_set=_strings("retry", "fail"))
     rejects = []
     if pc.any(not_loaded).as_py():
         refused = batch.filter(not_loaded)
-        errors = _text(refused, "error", part) if "error" in names else _nulls(refused.num_rows)
-        for offset, word, text in zip(
-            _offsets(refused, part).tolist(), said.filter(not_loaded).to_pylist(), errors.to_pylist(), strict=True
-        ):
-            rejects.append(reject(offset, known[word], text))
+        words, texts = said.filter(not_loaded).to_pylist(), errors(refused, part).to_pylist()
+        for offset, word, text in zip(_offsets(refused, part).tolist(), words, texts, strict=True):
+            rejects.append(reject(offset, Disposition[word.upper()], text))
     return Judged(rows.filter(pc.equal(said, "load")), skipped, rejects)
+
+
+def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
+    """The rows' dispositions as words; ``load`` where nothing is said. Raises `BadOutput` for another word."""
+    import pyarrow.compute as pc
+
+    if "disposition" not in batch.schema.names:
+        return pc.fill_null(_nulls(batch.num_rows), "load")
+    said = pc.fill_null(_text(batch, "disposition", part), "load")
+    known = [disposition.name.lower() for disposition in Disposition]
+    other = [word for word in pc.unique(said).to_pylist() if word not in known]
+    if other:
+        raise BadOutput(part=part, problem=f"disposition {other[0]!r} is none of {', '.join(known)}.")
+    return said
+
+
+def errors(batch: pa.RecordBatch, part: Slice) -> pa.Array:
+    """What the rows say in their column ``error``; null where there is none."""
+    return _text(batch, "error", part) if "error" in batch.schema.names else _nulls(batch.num_rows)
+
+
+def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.Array]:
+    """The rows' data in the order of the COPY. Raises `BadOutput` if the columns are not those that the transform had before."""
+    arrays = []
+    for column in layout.columns:
+        if column.name not in rows.schema.names:
+            raise BadOutput(part=part, problem=f"the output lacks column {column.name}, which it had before.")
+        values = rows.column(column.name)
+        if not fits(values.type, column.type):
+            raise BadOutput(part=part, problem=f"column {column.name} came as {values.type}; the table is {column.type}.")
+        arrays.append(values)
+    extra = sorted(set(rows.schema.names) - {column.name for column in layout.columns} - {*GIVEN, *OPTIONAL})
+    if extra:
+        raise BadOutput(part=part, problem=f"the output has a column that the table lacks: {extra[0]}.")
+    return arrays
 
 
 def reject(offset: int, disposition: Disposition, error: str | None, error_type: str | None = None) -> Reject:
@@ -126,6 +155,18 @@ class Tally:
             return None
         index = self._mark(_offsets(judged.rows, self._part), Disposition.LOAD)
         return self._with_lineage(judged.rows, index, self._number(index))
+
+    def refuse(self, offset: int, rows: int, error_type: str, error: str) -> None:
+        """Takes a record back whose ``rows`` cannot be stored: it has failed."""
+        index = offset - self._part.start
+        if self._rows[index] != rows:
+            problem = (
+                f"rows of record {offset} were refused ({error}), and others of it came apart from them: return a record's rows together."
+            )
+            raise BadOutput(part=self._part, problem=problem)
+        self._said[index] = Disposition.FAIL
+        self._rows[index] = 0
+        self.rejects[offset] = reject(offset, Disposition.FAIL, error, error_type)
 
     def counts(self) -> Counts:
         """What became of every offset of the slice so far; offsets nobody mentioned are unaccounted."""
@@ -178,20 +219,7 @@ class Tally:
         import numpy as np
         import pyarrow as pa
 
-        arrays = []
-        for column in self._layout.columns:
-            if column.name not in rows.schema.names:
-                raise BadOutput(part=self._part, problem=f"the output lacks column {column.name}, which it had before.")
-            values = rows.column(column.name)
-            if not fits(values.type, column.type):
-                raise BadOutput(part=self._part, problem=f"column {column.name} came as {values.type}; the table is {column.type}.")
-            try:
-                arrays.append(conform(values, column.type))
-            except pa.ArrowException as error:
-                raise BadOutput(part=self._part, problem=f"column {column.name} does not fit {column.type}: {error}.") from error
-        extra = sorted(set(rows.schema.names) - {column.name for column in self._layout.columns} - set(GIVEN))
-        if extra:
-            raise BadOutput(part=self._part, problem=f"the output has a column that the table lacks: {extra[0]}.")
+        arrays = data_columns(rows, self._layout, self._part)
         count = rows.num_rows
         arrays += [
             pa.array(np.full(count, self._part.topic_id, dtype=np.int16)),

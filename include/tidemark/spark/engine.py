@@ -1,16 +1,19 @@
 """A batch as one Spark job, one task for each slice.
 
 In the Arrow and function forms the task's Python worker reads Kafka itself; in the Spark form Spark's connector reads exactly the same
-ranges and hands Arrow batches to the worker. Both end in `tidemark.sink.commit.commit_slice`.
+ranges and hands Arrow batches to the worker. Both end in `tidemark.sink.commit.commit_slice`, unless the plan of a Spark form brings rows
+of several slices together: then the tasks stage theirs, and the driver commits the batch (`tidemark.sink.staged`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +25,11 @@ from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailab
 from tidemark.kafka.config import jvm
 from tidemark.offsets.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, Target, commit_slice
-from tidemark.sink.table import Layout
+from tidemark.sink.load import SinkRejected
+from tidemark.sink.staged import drop_staging, make_staging, promote, stage
+from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import BadOutput, judge
-from tidemark.spark.plan import require_direct
+from tidemark.spark.plan import why_staged
 from tidemark.spark.session import start_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
     "includeHeaders": "true",
@@ -88,35 +94,60 @@ class SparkEngine:
         self._transform = transform
         self._permanent = permanent
         self._spark = start_session(spec, connections, attempt_id, folders)
+        self._batches = 0
+        if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's own 200 are for larger batches
+            self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)
 
     def layout(self, connection: Connection) -> Layout:
-        return layout_of(self._transform, self._spec.sink.table, connection, partial(output_schema, self._spark))
+        return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark))
 
-    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
-        answers = self._by_spark(target, slices) if self._transform.form is Form.SPARK else self._by_worker(target, slices)
-        outcomes = [pickle.loads(answer) for answer in answers]  # noqa: S301 - made by our own tasks
-        errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError)]
-        if errors:
-            raise min(errors, key=lambda error: error.retriable)  # what another try cannot mend is said first
-        return outcomes
+    def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
+        if self._transform.form is not Form.SPARK:
+            return self._by_worker(target, slices, isolate)
+        result = _transformed(self._transform.function, kafka_records(self._spark, self._connections, slices))
+        why = why_staged(result)
+        if why is not None:
+            log.info("staged commit, rows of several slices may come together group=%s plan=%s", self._spec.group, why)
+            return self._staged(target, slices, result, isolate)
+        if not target.layout.by_record:
+            problem = f"the plan makes each row of one record, so the row must say of which: return {', '.join(GIVEN)} as they were given."
+            return [BadOutput(part=slices[0], problem=problem)]
+        return self._direct(target, slices, result, isolate)
 
     def stop(self) -> None:
         self._spark.stop()
 
-    def _by_worker(self, target: Target, slices: Sequence[Slice]) -> list[bytes]:
+    def _by_worker(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         work = Work(target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent)
         parts = self._spark.sparkContext.parallelize(slices, len(slices))
         with _translated():
-            return parts.mapPartitions(partial(_worker_task, work)).collect()
+            return _answers(parts.mapPartitions(partial(_worker_task, work, isolate)).collect())
 
-    def _by_spark(self, target: Target, slices: Sequence[Slice]) -> list[bytes]:
-        records = kafka_records(self._spark, self._connections, slices)
-        result = _transformed(self._transform.function, records)
-        require_direct(result)
+    def _direct(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
         parts = {part.partition: part for part in slices}
+        return self._in_arrow(result, partial(_direct_task, target, dict(self._connections.kafka), parts, isolate))
+
+    def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
+        self._batches += 1
+        table = make_staging(target, self._batches)
+        try:
+            staged = self._in_arrow(result, partial(_staging_task, target, table, slices, isolate))
+            errors = [answer for answer in staged if isinstance(answer, TidemarkError)]
+            if errors:
+                raise min(errors, key=lambda error: error.retriable)
+            kafka = self._connections.kafka
+            return [*promote(target, slices, table, staged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)]
+        except TidemarkError as error:
+            with contextlib.suppress(TidemarkError):
+                drop_staging(target, table)
+            if not isinstance(error, SinkRejected):
+                return [error]
+            of_rows = error.of_rows and target.layout.by_record  # else there is no record that could be left out
+            return [replace(error, part=part, of_rows=of_rows) for part in slices]  # the batch is tried again as a whole
+
+    def _in_arrow(self, result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> list[Any]:
         with _translated():
-            answers = result.mapInArrow(partial(_spark_task, target, dict(self._connections.kafka), parts), "answer binary").collect()
-        return [bytes(row.answer) for row in answers]
+            return _answers(bytes(row.answer) for row in result.mapInArrow(task, "answer binary").collect())
 
 
 def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice]) -> DataFrame:
@@ -193,32 +224,40 @@ def _transformed(function: Callable[..., Any], records: DataFrame) -> DataFrame:
     return result
 
 
-def _worker_task(work: Work, parts: Iterator[Slice]) -> Iterator[bytes]:
+def _worker_task(work: Work, isolate: bool, parts: Iterator[Slice]) -> Iterator[bytes]:
     for part in parts:
-        yield _answer(lambda part=part: consume_slice(work, part))  # type: ignore[misc]
+        yield _answer(lambda part=part: consume_slice(work, part, isolate=isolate))  # type: ignore[misc]
 
 
-def _spark_task(
-    target: Target, kafka: dict[str, str], parts: dict[TopicPartition, Slice], batches: Iterator[pa.RecordBatch]
+def _direct_task(
+    target: Target, kafka: dict[str, str], parts: dict[TopicPartition, Slice], isolate: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    def commit(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
+        part = _part_of(first, parts)
+        judged = (judge(batch, part) for batch in rest)
+        return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
+
+    return _in_task(batches, commit)
+
+
+def _staging_task(
+    target: Target, table: str, parts: Sequence[Slice], isolate: bool, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    return _in_task(batches, lambda _first, rest: stage(target, table, parts, rest, isolate=isolate))
+
+
+def _in_task(
+    batches: Iterator[pa.RecordBatch], act: Callable[[pa.RecordBatch, Iterator[pa.RecordBatch]], object]
+) -> Iterator[pa.RecordBatch]:
+    """One answer for a task's rows: ``act`` gets the first batch, and all of them. None for a task without rows, whose slice the driver
+    commits as an empty one."""
     import pyarrow as pa
 
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
-    if first is None:
-        return  # Spark had nothing to hand over: the driver commits the slice as an empty one
-
-    def commit() -> Receipt:
-        part = _part_of(first, parts)
-
-        def all_batches() -> Iterator[pa.RecordBatch]:
-            yield first
-            yield from filled
-
-        judged = (judge(batch, part) for batch in all_batches())
-        return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets))
-
-    yield pa.RecordBatch.from_arrays([pa.array([_answer(commit)], pa.binary())], names=["answer"])
+    if first is not None:
+        answer = _answer(lambda: act(first, itertools.chain([first], filled)))
+        yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary())], names=["answer"])
 
 
 def _part_of(batch: pa.RecordBatch, parts: dict[TopicPartition, Slice]) -> Slice:
@@ -233,12 +272,16 @@ def _part_of(batch: pa.RecordBatch, parts: dict[TopicPartition, Slice]) -> Slice
     return parts[partition]
 
 
-def _answer(act: Callable[[], Receipt]) -> bytes:
-    """A task's receipt or its error, as bytes: an error that Spark carries arrives as text, and loses its class and its facts."""
+def _answer(act: Callable[[], object]) -> bytes:
+    """What a task has to say, or its error, as bytes: an error that Spark carries arrives as text, and loses its class and its facts."""
     try:
         return pickle.dumps(act())
     except TidemarkError as error:
         return pickle.dumps(error)
+
+
+def _answers(answers: Iterable[bytes]) -> list[Any]:
+    return [pickle.loads(answer) for answer in answers]  # noqa: S301 - made by our own tasks
 
 
 class _translated:

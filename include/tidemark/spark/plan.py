@@ -1,15 +1,12 @@
 """Does a plan keep each Kafka partition in one task, in a task of its own?
 
 Only then may a task commit its partition by itself. The check is a list of what is known to be harmless, walked from the result down to
-the Kafka scan: what is not on it is refused, because a partition whose rows reach two tasks would be half committed.
+the Kafka scan: with anything else a partition's rows could reach two tasks, and be half committed. Such a batch is committed as a whole.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from tidemark.errors import Refused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,31 +42,14 @@ BROADCAST_JOINS = frozenset({"BroadcastHashJoinExec", "BroadcastNestedLoopJoinEx
 BROADCASTS = frozenset({"BroadcastExchangeExec", "ReusedExchangeExec", "BroadcastQueryStageExec"})
 
 
-@dataclass(kw_only=True, eq=False)
-class PlanNotDirect(Refused):
-    """The transform moves rows between tasks."""
-
-    operator: str
-    detail: str
-
-    def __str__(self) -> str:
-        return (
-            f"The transform's plan has {self.operator} ({self.detail}) between the records and the result: rows of a Kafka partition would "
-            "leave their task, and could not be committed with their offset. Aggregations, windows, sorts, unions, limits, repartition and "
-            "joins that shuffle are not supported yet. Make the other side of a join small enough to broadcast (functions.broadcast)."
-        )
-
-
-def require_direct(result: DataFrame) -> None:
-    """Raises `PlanNotDirect` unless every partition of ``result`` is made of exactly one slice of the Kafka scan."""
+def why_staged(result: DataFrame) -> str | None:
+    """What in the plan of ``result`` may bring rows of several slices together; `None` if each of its tasks works on one slice alone."""
     node = result._jdf.queryExecution().executedPlan()  # noqa: SLF001 - the plan is not in PySpark's public interface
     while True:
         name = str(node.getClass().getSimpleName())
         children = _children(node)
         if not children:
-            if not _is_kafka_scan(node, name):
-                raise PlanNotDirect(operator=name, detail="the records themselves must be read here, not cached, collected or other rows")
-            return
+            return None if _is_kafka_scan(node, name) else f"{name}: rows that are not read from Kafka by the task itself"
         if name == "AdaptiveSparkPlanExec":
             node = node.inputPlan()
         elif name in ONE_TO_ONE and len(children) == 1:
@@ -77,10 +57,10 @@ def require_direct(result: DataFrame) -> None:
         elif name in BROADCAST_JOINS:
             streamed = [child for child in children if not _is_broadcast(child)]
             if len(streamed) != 1:
-                raise PlanNotDirect(operator=name, detail="both sides are broadcast")
+                return f"{name}: both sides are broadcast"
             node = streamed[0]
         else:
-            raise PlanNotDirect(operator=name, detail=str(node.simpleString(25))[:200])
+            return " ".join(str(node.simpleString(25)).split())[:200]
 
 
 def _is_kafka_scan(node: Any, name: str) -> bool:

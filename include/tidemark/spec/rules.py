@@ -50,7 +50,6 @@ NOT_YET = (
         each=True,
     ),
     NotYet(("run",), lambda value: value == "continuous", "every run ends at the end offsets it saw", "write bounded, and a schedule"),
-    NotYet(("sink", "mode"), lambda value: value == "upsert", "sinks only append", "write append, and remove the key columns"),
     NotYet(
         ("validation", "on_failure"),
         lambda value: value == "rewind",

@@ -1,0 +1,263 @@
+"""Rows into the sink: appended by one COPY, or by COPY and merge where a row replaces the one with the same key.
+
+`load` is the way of every slice. `load_carefully` is for a slice that it failed on: it finds the records whose rows cannot be stored,
+hands those over as failed and loads the rest, in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg2
+import psycopg2.errors
+
+from tidemark.db import is_outage, statements
+from tidemark.errors import Broken, DatabaseUnavailable, Refused
+from tidemark.offsets.ranges import Slice
+from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
+from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
+from tidemark.sink.tally import Tally
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemark.db import Cursor
+
+T = TypeVar("T")
+
+SQL = statements("tidemark.sink", "load.sql")
+
+SLICE = "pg_temp.tidemark_slice"
+"""Where the rows of an upsert wait for the merge; dropped with the transaction."""
+KEY_OF_OTHER_PARTITION = "KeyOfOtherPartition"
+CARE_ROWS = 8192
+"""Rows that `load_carefully` tries at once."""
+
+
+@dataclass(kw_only=True, eq=False)
+class SinkRejected(Refused):
+    """Rows of a slice cannot be stored. ``of_rows``: some rows are to blame, and the others may be fine.
+
+    ``error_type`` is Postgres' name of the condition (``NotNullViolation``), ``message`` its own text.
+    """
+
+    part: Slice
+    table: str
+    error_type: str
+    message: str
+    of_rows: bool
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.table} refused the rows ({self.error_type}): {self.message} Nothing of this slice was stored."
+
+
+@dataclass(kw_only=True, eq=False)
+class TooManyRejected(Refused):
+    """So many records of a slice cannot be stored that the table or the transform is wrong, and not a few records."""
+
+    part: Slice
+    table: str
+    limit: int
+    error_type: str
+    message: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.part}: {self.table} refused the rows of more than {self.limit} records, the last one with {self.error_type}: "
+            f"{self.message} Nothing of this slice was stored. Mend the transform or the table; if so many records really are bad, "
+            "allow more with batch.max_failed_records."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class CopyCountWrong(Broken):
+    """Postgres took another number of rows than were encoded."""
+
+    part: Slice
+    table: str
+    encoded: int
+    stored: int
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.encoded} rows were sent to {self.table}, Postgres took {self.stored}. Nothing of this slice was stored."
+
+
+def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
+    """Stores rows as `Tally.take` returns them. Raises `SinkRejected`, `CopyCountWrong`, or what ``batches`` raises."""
+    columns = [(column.name, column.type) for column in layout.columns] + list(LINEAGE)
+    if not layout.key:
+        copy(cur, part, layout.table, columns, batches, sink=layout.table)
+        return
+    cur.execute(SQL["make_slice"].format(columns=listed([name for name, _ in columns]), sink=quoted_table(layout.table)))
+    copy(cur, part, SLICE, columns, batches, sink=layout.table)
+    merge(cur, part, layout, SLICE)
+    cur.execute(f"TRUNCATE {SLICE}")  # a further batch of the same transaction may follow
+
+
+def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch], tally: Tally, refusals: Refusals) -> None:
+    """As `load`, but a record whose rows cannot be stored is handed over to ``tally`` as failed, with Postgres' own message."""
+
+    def refuse(rows: pa.RecordBatch, error: SinkRejected) -> None:
+        refusals.count(error)
+        tally.refuse(rows.column("kafka_offset")[0].as_py(), rows.num_rows, error.error_type, error.message)
+
+    check_at_once(cur)
+    for rows in _whole_records(batches):
+        halve(cur, rows, lambda rows: load(cur, part, layout, iter((rows,))), _halves, refuse)
+
+
+@dataclass
+class Refusals:
+    """Counts the records that cannot be stored; raises `TooManyRejected` at the first one beyond ``limit``."""
+
+    limit: int
+    refused: int = 0
+
+    def count(self, error: SinkRejected) -> None:
+        self.refused += 1
+        if self.refused > self.limit:
+            raise TooManyRejected(
+                part=error.part, table=error.table, limit=self.limit, error_type=error.error_type, message=error.message
+            ) from error
+
+
+def check_at_once(cur: Cursor) -> None:
+    """Constraints are checked by each statement, also those that are checked at COMMIT otherwise, when nobody can say which row it was."""
+    cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+def halve(
+    cur: Cursor, whole: T, store: Callable[[T], None], split: Callable[[T], Sequence[T]], refuse: Callable[[T, SinkRejected], None]
+) -> None:
+    """Stores ``whole``; if rows of it are refused, its halves one by one, down to what cannot be split, which goes to ``refuse``.
+
+    Each try is a subtransaction: one bad record among n costs the logarithm of n of them.
+    """
+    cur.execute("SAVEPOINT tidemark_rows")
+    try:
+        store(whole)
+    except SinkRejected as error:
+        if not error.of_rows:
+            raise
+        cur.execute("ROLLBACK TO SAVEPOINT tidemark_rows")
+        refused = error
+    else:
+        cur.execute("RELEASE SAVEPOINT tidemark_rows")
+        return
+    halves = split(whole)
+    if not halves:
+        refuse(whole, refused)
+    for half in halves:
+        halve(cur, half, store, split, refuse)
+
+
+def merge(cur: Cursor, part: Slice, layout: Layout, source: str, *, any_partition: bool = False) -> None:
+    """Puts the rows of ``source`` into an upsert sink: of rows with one key the last, in place of the one that the sink has.
+
+    A key's records must all come from one Kafka partition, because between partitions there is no order; a row whose key came from
+    another one is refused. ``any_partition``: the rows belong to batches, which are in order. Raises `SinkRejected`.
+    """
+    names = [column.name for column in layout.columns] + [name for name, _ in LINEAGE]
+    replaceable = "true" if any_partition else SQL["same_partition"]
+    parts = {
+        "sink": quoted_table(layout.table),
+        "source": source,
+        "key": listed(layout.key),
+        "columns": listed(names),
+        "assignments": ", ".join(f"{name} = excluded.{name}" for name in map(quoted, names)),
+        "values": ", ".join(f"newer.{quoted(name)}::text" for name in layout.key),
+        "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
+    }
+    try:
+        cur.execute(SQL["merge"].format(**parts, replaceable=replaceable.format(newer="excluded")))
+        latest, written = cur.fetchone() or (0, 0)
+        if latest == written:
+            return
+        cur.execute(SQL["not_replaceable"].format(**parts, replaceable=replaceable.format(newer="newer")))
+    except psycopg2.Error as error:
+        raise translated(error, layout.table, part, of_rows=True) from error
+    found = cur.fetchone()
+    if found is None:
+        raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written)
+    *values, topic, partition = found
+    told = ", ".join(f"{name}={value}" for name, value in zip(layout.key, values, strict=True))
+    message = f"the key ({told}) was loaded from {topic}/{partition}; all records of a key must come from one partition, in order."
+    raise SinkRejected(part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, of_rows=True)
+
+
+def copy(
+    cur: Cursor, part: Slice, table: str, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch], *, sink: str | None = None
+) -> int:
+    """One binary COPY of ``columns`` (name, type); returns the number of rows. ``sink``: where the user's rows are on their way to."""
+    stream = CopyStream(columns, batches)
+    target = table if table == SLICE else quoted_table(table)
+    try:
+        cur.copy_expert(
+            f"COPY {target} ({listed([name for name, _ in columns])}) FROM STDIN (FORMAT binary)", stream, size=COPY_BUFFER_BYTES
+        )
+    except psycopg2.Error as error:
+        failure = stream.failure
+        if isinstance(failure, NotEncodable):
+            raise SinkRejected(
+                part=part, table=sink or table, error_type=type(failure).__name__, message=f"{failure}.", of_rows=sink is not None
+            ) from failure
+        if failure is not None:
+            raise failure  # noqa: B904 - with the cause it has
+        raise translated(error, sink or table, part, of_rows=sink is not None) from error
+    if cur.rowcount != stream.rows:
+        raise CopyCountWrong(part=part, table=sink or table, encoded=stream.rows, stored=cur.rowcount)
+    return stream.rows
+
+
+def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool) -> Exception:
+    """Postgres' error as ours: an outage, or rows that were refused. ``of_rows``: rows were on their way, and could be to blame."""
+    if is_outage(error):
+        return DatabaseUnavailable(cause=str(error).strip())
+    message = error.diag.message_primary or str(error).strip()
+    text = " ".join(said if said.endswith(".") else f"{said}." for said in (message, error.diag.message_detail) if said)
+    name = type(error).__name__
+    return SinkRejected(part=part, table=table, error_type=name, message=text, of_rows=of_rows and _of_rows(error.pgcode or ""))
+
+
+def _of_rows(sqlstate: str) -> bool:
+    """Classes 22 (data), 23 (constraints), 44 (a view's check), 54 (too large for an index), and what a trigger of the user's raises.
+    A broken COPY stream (22P04) is our own fault."""
+    return (sqlstate[:2] in {"22", "23", "44", "54"} and sqlstate != "22P04") or sqlstate == "P0001"
+
+
+def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The rows of the lower and of the upper half of the records; nothing if it is one record."""
+    import numpy as np
+    import pyarrow as pa
+
+    offsets = rows.column("kafka_offset").to_numpy()
+    records = np.unique(offsets)
+    if len(records) == 1:
+        return []
+    lower = offsets < records[len(records) // 2]
+    return [rows.filter(pa.array(lower)), rows.filter(pa.array(~lower))]
+
+
+def _whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of `CARE_ROWS` or more, none of which ends in the middle of a record's rows."""
+    kept: list[pa.RecordBatch] = []
+    for rows in batches:
+        offsets: Any = rows.column("kafka_offset").to_numpy()
+        inner = int((offsets != offsets[-1]).sum())  # rows of one record stand together
+        kept.append(rows.slice(0, inner))
+        if sum(each.num_rows for each in kept) >= CARE_ROWS:
+            yield _joined(kept)
+            kept = []
+        kept.append(rows.slice(inner))
+    if kept:
+        yield _joined(kept)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    (joined,) = pa.concat_tables(tables, promote_options="permissive").combine_chunks().to_batches()  # null in one, text in another
+    return joined

@@ -1,0 +1,27 @@
+-- Statements that put rows into an upsert sink.
+
+-- name: make_slice
+-- Where the rows of an upsert wait for the merge. Gone with the transaction.
+CREATE TEMP TABLE IF NOT EXISTS tidemark_slice ON COMMIT DROP AS SELECT {columns} FROM {sink} WITH NO DATA;
+
+-- name: merge
+-- Of rows with one key the last, in place of the one that the sink has, if that is a row it may replace. Locks the rows it replaces.
+WITH latest AS MATERIALIZED (
+    SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
+), written AS (
+    INSERT INTO {sink} AS present ({columns}) SELECT {columns} FROM latest
+    ON CONFLICT ({key}) DO UPDATE SET {assignments} WHERE {replaceable} RETURNING 1
+)
+SELECT (SELECT count(*) FROM latest), (SELECT count(*) FROM written);
+
+-- name: not_replaceable
+-- One of the rows that `merge` left out. Locks nothing.
+SELECT {values}, topic.name, present.kafka_partition
+  FROM {source} AS newer JOIN {sink} present ON {same_key} JOIN tidemark.topic ON topic_id = present.kafka_topic_id
+ WHERE NOT ({replaceable}) LIMIT 1;
+
+-- name: same_partition
+-- Does the row that is there come from the same Kafka partition, be it of the topic's former life?
+present.kafka_partition = {newer}.kafka_partition AND (present.kafka_topic_id = {newer}.kafka_topic_id OR EXISTS (
+    SELECT FROM tidemark.topic former JOIN tidemark.topic now USING (name)
+     WHERE former.topic_id = present.kafka_topic_id AND now.topic_id = {newer}.kafka_topic_id))

@@ -1,0 +1,350 @@
+"""The commit of a whole batch at once, for transforms that bring rows of several slices together (aggregations, windows, joins).
+
+Tasks COPY what they make into an unlogged table of the attempt (`stage`); the driver moves all of it into the sink, with the offsets of
+every slice, in one transaction (`promote`) of the same seven steps as `tidemark.sink.commit`.
+
+A task that is tried twice leaves its rows twice: only those of the tries that the driver has heard of are promoted, and they are counted,
+because a crash of Postgres empties an unlogged table.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg2
+
+from tidemark.db import rows, session, statements, transaction
+from tidemark.errors import Unavailable
+from tidemark.offsets import store
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import Counts, OffsetFenced
+from tidemark.sink.commit import Payloads, Receipt, Target, commit, copy_failed
+from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals, SinkRejected, check_at_once, copy, halve, merge, translated
+from tidemark.sink.steps import Step, reached
+from tidemark.sink.table import GIVEN, LINEAGE, listed, quoted, quoted_table
+from tidemark.sink.tally import BadOutput, Disposition, data_columns, dispositions, errors, reject
+from tidemark.sink.types import arrow_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemark.db import Cursor
+
+SQL = statements("tidemark.sink", "staged.sql")
+
+READY = "pg_temp.tidemark_ready"
+"""A view of the staged rows that are to be loaded, as the sink has them."""
+BESIDE = (
+    ("kafka_topic_id", "smallint"),
+    ("kafka_partition", "integer"),
+    ("kafka_offset", "bigint"),
+    ("disposition", "text"),
+    ("error", "text"),
+    ("try_id", "bigint"),
+)
+"""What a staged row has beside its data. Without lineage the first three are null."""
+REFUSED = "refused"
+"""The disposition of a staged row whose data could not be stored: its record fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one try of a task has staged."""
+
+    try_id: int
+    rows: int
+
+
+@dataclass(kw_only=True, eq=False)
+class StagedRowsGone(Unavailable):
+    """The staging table does not hold what the tasks put there."""
+
+    table: str
+    staged: int
+    found: int
+
+    def __str__(self) -> str:
+        return (
+            f"Of {self.staged} rows that the tasks staged, {self.table} holds {self.found}: Postgres was restarted after a crash, which "
+            "empties such a table. Nothing of this batch was stored; the next attempt reads it again."
+        )
+
+
+def make_staging(target: Target, number: int) -> str:
+    """Makes the staging table of an attempt's batch and returns its name. Drops what attempts that have ended left behind."""
+    table = f"tidemark.staged_{target.attempt_id}_{number}"
+    columns = listed([column.name for column in target.layout.columns])
+    beside = ", ".join(f"ADD {quoted(name)} {kind}" for name, kind in BESIDE)
+    with session(target.database_url, application=target.application) as connection:
+        with transaction(connection) as cur:
+            cur.execute(SQL["left_behind"])
+            for (left,) in cur.fetchall():
+                cur.execute(f"DROP TABLE IF EXISTS {quoted_table(left)}")
+        with transaction(connection) as cur:
+            cur.execute(f"DROP TABLE IF EXISTS {table}")
+            cur.execute(SQL["make_staging"].format(table=table, columns=columns, sink=quoted_table(target.layout.table)))
+            cur.execute(f"ALTER TABLE {table} {beside}")
+    return table
+
+
+def drop_staging(target: Target, table: str) -> None:
+    """Drops a staging table that nobody will promote."""
+    with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+        cur.execute(f"DROP TABLE IF EXISTS {table}")
+
+
+def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[pa.RecordBatch], *, isolate: bool) -> Staged:
+    """COPYs a task's rows into the staging table, in a transaction of its own. Raises as `commit_slice` does.
+
+    With ``isolate`` a row whose data cannot be stored is staged without them, as `REFUSED`.
+    """
+    part = parts[0]
+    try_id = secrets.randbits(63)
+    columns = [(column.name, column.type) for column in target.layout.columns] + list(BESIDE)
+    count = 0
+
+    def store_rows(batch: pa.RecordBatch) -> None:
+        copy(cur, part, table, columns, iter((batch,)), sink=target.layout.table)
+
+    def refuse(batch: pa.RecordBatch, error: SinkRejected) -> None:
+        refusals.count(error)
+        copy(cur, part, table, columns, iter((_without_data(batch, target, error),)))
+
+    with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+        refusals = Refusals(target.max_rejected)
+        staged = (_staged(batch, target, parts, try_id) for batch in batches)
+        if not isolate:
+            count = copy(cur, part, table, columns, staged, sink=target.layout.table)
+        for batch in staged:
+            count += batch.num_rows
+            halve(cur, batch, store_rows, _halves, refuse)
+    return Staged(try_id, count)
+
+
+def promote(
+    target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], payloads: Payloads, *, isolate: bool
+) -> list[Receipt]:
+    """Moves what was staged into the sink and the offsets of all ``parts`` with it, in one transaction, and drops the table.
+
+    Returns a receipt for each part. Raises as `commit_slice` does, and `StagedRowsGone`; then nothing is stored.
+    """
+    parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
+    by_record = target.layout.by_record
+
+    def store_parts(cur: Cursor) -> list[Receipt]:
+        for part in parts:
+            reached(Step.MOVE_OFFSET, part)
+            if store.move_offset(cur, target.group_id, part) is not None:
+                raise OffsetFenced(
+                    partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application
+                )
+        reached(Step.COPY_ROWS, parts[0])
+        _require_all(cur, table, staged)
+        _make_ready(cur, target, parts[0], table, staged)
+        if isolate and by_record:
+            _load_carefully(cur, target, parts, table)
+        else:
+            _load(cur, target, parts[0], READY)
+        found = _account(cur, parts, table, staged) if by_record else {parts[0]: {"sink_rows": _count(cur, READY)}}
+        reached(Step.COPY_FAILED, parts[0])
+        for part in parts if by_record else ():
+            _copy_failed(cur, target, part, table, staged, payloads)
+        reached(Step.LEDGER, parts[0])
+        nothing = {"loaded": 0, "skipped": 0, "retried": 0, "failed": 0, "sink_rows": 0}
+        receipts = []
+        for part in parts:
+            counts = {**nothing, **found.get(part, {})}
+            mentioned = counts["loaded"] + counts["skipped"] + counts["retried"] + counts["failed"]
+            receipts.append(Receipt(part, Counts(**counts, unaccounted=part.span - mentioned)))
+        ids = [store.insert_batch(cur, target.group_id, target.attempt_id, receipt.part, receipt.counts) for receipt in receipts]
+        if not by_record:
+            store.anchor_batches(cur, ids)
+        cur.execute(f"DROP VIEW {READY}")
+        cur.execute(f"DROP TABLE {table}")
+        return receipts
+
+    return commit(target, parts, store_parts)
+
+
+def _require_all(cur: Cursor, table: str, staged: Sequence[Staged]) -> None:
+    found = _count(cur, f"(SELECT FROM {table} WHERE {_heard(staged)})")
+    if found != sum(one.rows for one in staged):
+        raise StagedRowsGone(table=table, staged=sum(one.rows for one in staged), found=found)
+
+
+def _make_ready(cur: Cursor, target: Target, first: Slice, table: str, staged: Sequence[Staged]) -> None:
+    """Makes the view `READY`: with the lineage of the records, or of the batch, which is that of its first slice's start."""
+    heard = _heard(staged)
+    if target.layout.by_record:
+        record = "kafka_topic_id, kafka_partition, kafka_offset"
+        lineage = f"{record}, (row_number() OVER (PARTITION BY {record}) - 1)::integer AS kafka_seq"
+        cur.execute(SQL["fail_refused"].format(table=table, heard=heard, refused=REFUSED))
+    else:
+        lineage = (
+            f"{first.topic_id}::smallint AS kafka_topic_id, {first.partition.partition} AS kafka_partition, "
+            f"{first.start}::bigint AS kafka_offset, (row_number() OVER () - 1)::integer AS kafka_seq"
+        )
+    columns = listed([column.name for column in target.layout.columns])
+    cur.execute(SQL["make_ready"].format(table=table, columns=columns, lineage=lineage, heard=heard))
+
+
+def _heard(staged: Sequence[Staged]) -> str:
+    """The rows of these tries, as a condition."""
+    return f"try_id = ANY (ARRAY[{', '.join(str(one.try_id) for one in staged)}]::bigint[])"
+
+
+def _load(cur: Cursor, target: Target, part: Slice, source: str) -> None:
+    """Rows of ``source``, a relation like `READY`, into the sink."""
+    layout = target.layout
+    if layout.key:
+        _require_one_place(cur, target, part, source)
+        merge(cur, part, layout, source, any_partition=not layout.by_record)
+        return
+    names = listed([column.name for column in layout.columns] + [name for name, _ in LINEAGE])
+    try:
+        cur.execute(SQL["append"].format(sink=quoted_table(layout.table), columns=names, source=source))
+    except psycopg2.Error as error:
+        raise translated(error, layout.table, part, of_rows=layout.by_record) from error
+    stored = cur.rowcount
+    if stored != (ready := _count(cur, source)):
+        raise CopyCountWrong(part=part, table=layout.table, encoded=ready, stored=stored)
+
+
+def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: str) -> None:
+    """As `_load`, but the records whose rows are refused are marked as failed in the staging table."""
+    refusals = Refusals(target.max_rejected)
+    check_at_once(cur)
+    cur.execute(f"CREATE INDEX ON {table} (kafka_topic_id, kafka_partition, kafka_offset)")
+
+    for part in parts:
+
+        def load_span(span: range, part: Slice = part) -> None:
+            _load(cur, target, part, SQL["ready_span"].format(span=_of_span(part, span)))
+
+        def refuse(span: range, error: SinkRejected, part: Slice = part) -> None:
+            refusals.count(error)
+            said = {"error": f"{error.error_type}: {error.message}"}
+            cur.execute(SQL["fail_span"].format(table=table, span=_of_span(part, span)), said)
+
+        halve(cur, range(part.start, part.end), load_span, _half_spans, refuse)
+
+
+def _of_span(part: Slice, span: range) -> str:
+    """The rows of these records, as a condition."""
+    where = f"kafka_topic_id = {part.topic_id} AND kafka_partition = {part.partition.partition}"
+    return f"{where} AND kafka_offset >= {span.start} AND kafka_offset < {span.stop}"
+
+
+def _half_spans(span: range) -> list[range]:
+    middle = len(span) // 2
+    return [span[:middle], span[middle:]] if middle else []
+
+
+def _require_one_place(cur: Cursor, target: Target, part: Slice, source: str) -> None:
+    """Of an upsert: all rows of a key come from one partition; without lineage a key comes once, for nothing says which would be last."""
+    key = listed(target.layout.key)
+    several = "count(DISTINCT (kafka_topic_id, kafka_partition)) > 1" if target.layout.by_record else "count(*) > 1"
+    cur.execute(SQL["key_twice"].format(key=key, source=source, several=several))
+    found = cur.fetchone()
+    if found is None:
+        return
+    told = ", ".join(f"{name}={value}" for name, value in zip(target.layout.key, found, strict=True))
+    if target.layout.by_record:
+        problem = f"records of the key ({told}) came from several partitions; all must come from one, where they have an order."
+        raise SinkRejected(part=part, table=target.layout.table, error_type=KEY_OF_OTHER_PARTITION, message=problem, of_rows=False)
+    raise BadOutput(part=part, problem=f"the output has the key ({told}) more than once, and without lineage nothing says which is last.")
+
+
+def _count(cur: Cursor, source: str) -> int:
+    cur.execute(SQL["count"].format(source=source))
+    (count,) = cur.fetchone() or (0,)
+    return int(count)
+
+
+def _account(cur: Cursor, parts: Sequence[Slice], table: str, staged: Sequence[Staged]) -> Mapping[Slice, dict[str, int]]:
+    """What became of each slice's records (I3). Raises `BadOutput` for rows that no record of these slices explains."""
+    by_place = {(part.topic_id, part.partition.partition): part for part in parts}
+    cur.execute(SQL["account"].format(table=table, heard=_heard(staged)))
+    found = {}
+    for row in rows(cur):
+        part = by_place.get((row.pop("kafka_topic_id"), row.pop("kafka_partition")))
+        first, last, torn = row.pop("first"), row.pop("last"), row.pop("torn")
+        if part is None or first is None:
+            raise BadOutput(
+                part=parts[0], problem=f"a row's lineage is not of this batch: {', '.join(GIVEN)} are returned as they were given."
+            )
+        if first < part.start or last >= part.end:
+            outside = first if first < part.start else last
+            raise BadOutput(part=part, problem=f"kafka_offset {outside} is outside the range that was read.")
+        if torn is not None:
+            raise BadOutput(part=part, problem=f"record {torn} has rows with different dispositions: give all one.")
+        found[part] = row
+    return found
+
+
+def _copy_failed(cur: Cursor, target: Target, part: Slice, table: str, staged: Sequence[Staged], payloads: Payloads) -> None:
+    span = _of_span(part, range(part.start, part.end))
+    cur.execute(SQL["not_loaded"].format(table=table, heard=_heard(staged), span=span))
+    rejects = {offset: reject(offset, Disposition[word.upper()], error) for offset, word, error in cur.fetchall()}
+    copy_failed(cur, target, part, rejects, payloads)
+
+
+def _staged(batch: pa.RecordBatch, target: Target, parts: Sequence[Slice], try_id: int) -> pa.RecordBatch:
+    """A task's rows as the staging table has them: only rows to be loaded have data."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    said = dispositions(batch, parts[0])
+    loads = pc.equal(said, "load")
+    arrays = [pc.if_else(loads, values, pa.scalar(None, values.type)) for values in data_columns(batch, target.layout, parts[0])]
+    count = batch.num_rows
+    if target.layout.by_record:
+        arrays += _lineage(batch, parts)
+    else:
+        arrays += [pa.nulls(count, arrow_type(kind)) for _, kind in BESIDE[:3]]
+    arrays += [said, errors(batch, parts[0]), pa.repeat(pa.scalar(try_id, pa.int64()), count)]
+    return pa.RecordBatch.from_arrays(arrays, names=_names(target))
+
+
+def _lineage(batch: pa.RecordBatch, parts: Sequence[Slice]) -> list[pa.Array]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = {part.partition.topic: part.topic_id for part in parts}
+    topic, partition, offset = (batch.column(name) for name in GIVEN)
+    try:
+        known = pc.index_in(topic.cast(pa.string()), value_set=pa.array(list(ids), pa.string()))
+        arrays = [pa.array(list(ids.values()), pa.int16()).take(known), partition.cast(pa.int32()), offset.cast(pa.int64())]
+    except pa.ArrowException as error:
+        raise BadOutput(part=parts[0], problem=f"a row's lineage is not what the transform was given: {error}.") from error
+    if any(values.null_count for values in arrays):
+        problem = (
+            f"a row has no lineage: {', '.join(GIVEN)} must be those of a record of this batch. After an outer join, take either side's."
+        )
+        raise BadOutput(part=parts[0], problem=problem)
+    return arrays
+
+
+def _without_data(batch: pa.RecordBatch, target: Target, error: SinkRejected) -> pa.RecordBatch:
+    """A row that could not be staged, as one that can."""
+    import pyarrow as pa
+
+    said = {"disposition": REFUSED, "error": f"{error.error_type}: {error.message}".replace("\0", "\\0")}
+    data = {column.name for column in target.layout.columns}
+    arrays = [
+        pa.nulls(1, values.type) if name in data else pa.array([said[name]], pa.string()) if name in said else values
+        for name, values in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=_names(target))
+
+
+def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    middle = batch.num_rows // 2
+    return [batch.slice(0, middle), batch.slice(middle)] if middle else []
+
+
+def _names(target: Target) -> list[str]:
+    return [column.name for column in target.layout.columns] + [name for name, _ in BESIDE]

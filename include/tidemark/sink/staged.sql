@@ -1,0 +1,57 @@
+-- Statements on staging tables, tidemark.staged_<attempt>_<number>.
+
+-- name: left_behind
+-- Staging tables of attempts that have ended: killed drivers could not drop them. Locks nothing.
+SELECT 'tidemark.' || relname FROM pg_class
+ WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r' AND relname ~ '^staged_[0-9]+_[0-9]+$'
+   AND pg_has_role(relowner, 'USAGE')
+   AND EXISTS (SELECT FROM tidemark.attempt WHERE attempt_id = split_part(relname, '_', 2)::bigint AND state <> 'RUNNING');
+
+-- name: fail_refused
+-- A record of which a row was refused fails, with all of its rows.
+UPDATE {table} staged SET disposition = 'fail', error = refused.error
+  FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, min(error) AS error FROM {table}
+         WHERE {heard} AND disposition = '{refused}' GROUP BY 1, 2, 3) refused
+ WHERE {heard} AND staged.kafka_topic_id = refused.kafka_topic_id AND staged.kafka_partition = refused.kafka_partition
+   AND staged.kafka_offset = refused.kafka_offset;
+
+-- name: account
+-- What became of the records of each partition; ``torn`` is one with several dispositions.
+WITH record AS (
+    SELECT kafka_topic_id, kafka_partition, kafka_offset, min(disposition) AS disposition, max(disposition) AS other, count(*) AS rows
+      FROM {table} WHERE {heard} GROUP BY 1, 2, 3
+)
+SELECT kafka_topic_id, kafka_partition, min(kafka_offset) AS first, max(kafka_offset) AS last,
+       min(kafka_offset) FILTER (WHERE disposition <> other) AS torn,
+       count(*) FILTER (WHERE disposition = 'load') AS loaded, count(*) FILTER (WHERE disposition = 'skip') AS skipped,
+       count(*) FILTER (WHERE disposition = 'retry') AS retried, count(*) FILTER (WHERE disposition = 'fail') AS failed,
+       coalesce(sum(rows) FILTER (WHERE disposition = 'load'), 0)::bigint AS sink_rows
+  FROM record GROUP BY 1, 2;
+
+-- name: not_loaded
+SELECT kafka_offset, disposition, min(error) FROM {table}
+ WHERE {heard} AND {span} AND disposition IN ('retry', 'fail')
+ GROUP BY 1, 2 ORDER BY 1;
+
+-- name: make_staging
+CREATE UNLOGGED TABLE {table} AS SELECT {columns} FROM {sink} WITH NO DATA;
+
+-- name: count
+SELECT count(*) FROM {source} AS source;
+
+-- name: make_ready
+-- The staged rows that are to be loaded, as the sink has them.
+CREATE TEMP VIEW tidemark_ready AS SELECT {columns}, {lineage} FROM {table} WHERE {heard} AND disposition = 'load';
+
+-- name: append
+INSERT INTO {sink} ({columns}) SELECT {columns} FROM {source} AS source;
+
+-- name: key_twice
+-- A key with rows between which nothing decides which is the last.
+SELECT {key} FROM {source} AS source GROUP BY {key} HAVING {several} LIMIT 1;
+
+-- name: ready_span
+(SELECT * FROM pg_temp.tidemark_ready WHERE {span})
+
+-- name: fail_span
+UPDATE {table} SET disposition = 'fail', error = %(error)s WHERE {span};

@@ -1,0 +1,251 @@
+"""Rows that Postgres, or the encoder before it, refuses: the good ones load, the bad ones are failed records with Postgres' own words."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.scenario import Scenario
+
+from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.sink.load import Refusals, SinkRejected, TooManyRejected, load_carefully
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.tally import Disposition, Judged, Tally
+
+ARROW = """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+
+    def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+        lineage = {name: batch[name] for name in ("kafka_topic", "kafka_partition", "kafka_offset")}
+        return pa.RecordBatch.from_pydict({"payload": %s, **lineage})
+"""
+TEXT = "batch['value'].view(pa.string())"
+PIECES = """
+    from collections.abc import Iterator
+    from typing import TypedDict
+
+    from tidemark.transform import Record
+
+
+    class Row(TypedDict):
+        payload: str
+
+
+    def transform(record: Record) -> Iterator[Row]:
+        for piece in record.value.decode().split():
+            yield {"payload": piece}
+"""
+
+
+def numbers(start: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(start, end)]
+
+
+@pytest.mark.parametrize(
+    ("column", "payload", "bad", "error_type", "said"),
+    [
+        ("text", TEXT, b"a\0b", "CharacterNotInRepertoire", "invalid byte sequence for encoding"),
+        ("text", TEXT, b"\xff\xfe", "CharacterNotInRepertoire", "invalid byte sequence for encoding"),
+        ("varchar(3)", TEXT, b"four", "StringDataRightTruncation", "value too long for type character varying(3)"),
+        ("jsonb", TEXT, b"{", "InvalidTextRepresentation", "invalid input syntax for type json"),
+        (
+            "uuid",
+            "pa.array(['%032x' % int(v) if v.isdigit() else v.decode() for v in batch['value'].to_pylist()])",
+            b"no uuid",
+            "NotEncodable",
+            "uuid",
+        ),
+        (
+            "text NOT NULL",
+            f"pc.if_else(pc.equal(batch['value'], b'none'), None, {TEXT})",
+            b"none",
+            "NotNullViolation",
+            "null value in column",
+        ),
+        ("text CONSTRAINT never CHECK (payload <> 'x')", TEXT, b"x", "CheckViolation", '"never"'),
+        ("text REFERENCES lake.known", TEXT, b"unknown", "ForeignKeyViolation", "is not present in table"),
+        ("text REFERENCES lake.known DEFERRABLE INITIALLY DEFERRED", TEXT, b"unknown", "ForeignKeyViolation", "is not present in table"),
+        ("text UNIQUE", TEXT, b"3", "UniqueViolation", "Key (payload)=(3) already exists."),
+        ("text UNIQUE DEFERRABLE INITIALLY DEFERRED", TEXT, b"3", "UniqueViolation", "Key (payload)=(3) already exists."),
+        ("text UNIQUE", TEXT, b"x" * 3000 + bytes(f"{list(range(2000))}", "ascii"), "ProgramLimitExceeded", "exceeds btree"),
+        (
+            "timestamp with time zone",
+            "pc.if_else(pc.equal(batch['value'], b'early'), -(2**63), 0).cast(pa.timestamp('us', 'UTC'))",
+            b"early",
+            "NotEncodable",
+            "2000-01-01",
+        ),
+    ],
+)
+def test_one_bad_row_among_many_is_left_out(scenario: Scenario, column: str, payload: str, bad: bytes, error_type: str, said: str) -> None:
+    """Every kind of refusal, in the middle of a slice of several batches."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [*numbers(0, 5), bad, *numbers(5, 12)])
+    scenario.write(ARROW % payload, topics=topic)
+    scenario.sql("CREATE SCHEMA lake; CREATE TABLE lake.known (payload text PRIMARY KEY)")
+    scenario.sql("INSERT INTO lake.known SELECT generate_series(0, 20)::text")
+    scenario.make_sink(f"payload {column}")
+    scenario.run()
+    assert scenario.rows("kafka_offset") == [offset for offset in range(13) if offset != 5]
+    ((offset, disposition, found_type, text),) = scenario.failed()
+    assert (offset, disposition, found_type) == (5, "fail", error_type)
+    assert said in text
+    assert scenario.failed("value") == [(bad,)]
+    assert scenario.counts() == {"loaded": 12, "failed": 1, "sink_rows": 12}
+    scenario.sql(f"ALTER TABLE {scenario.table} DROP payload")  # the check of the rest reads bytes
+    scenario.check()
+
+
+def test_bad_rows_of_several_partitions_and_kinds(scenario: Scenario) -> None:
+    """Slices without a bad row are committed at once; the others are tried again, each on its own."""
+    topic = scenario.topics.create(3)
+    scenario.topics.produce(topic, numbers(0, 20), partition=0)
+    scenario.topics.produce(topic, [*numbers(0, 3), b"a\0", *numbers(3, 9), b"\xff", b"long"], partition=1)
+    scenario.topics.produce(topic, [b"\0"], partition=2)
+    scenario.write(ARROW % TEXT, topics=topic).make_sink("payload varchar(3)")
+    scenario.run()
+    assert scenario.engine is not None
+    assert [len(batch) for batch in scenario.engine.batches] == [3, 2]
+    found = "partition, record_offset, error_type"
+    assert scenario.failed(found) == [
+        (1, 3, "CharacterNotInRepertoire"),
+        (1, 10, "CharacterNotInRepertoire"),
+        (1, 11, "StringDataRightTruncation"),
+        (2, 0, "CharacterNotInRepertoire"),
+    ]
+    assert scenario.counts() == {"loaded": 29, "failed": 4, "sink_rows": 29}
+    assert scenario.positions() == {(topic, 0): 20, (topic, 1): 12, (topic, 2): 1}
+
+
+def test_record_of_which_one_row_is_refused_has_none(scenario: Scenario) -> None:
+    """A record is loaded with all of its rows, or it has failed."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"a b c", b"d x e", b"f", b"x", b"g h"])
+    scenario.write(PIECES, topics=topic).make_sink("payload text CHECK (payload <> 'x')")
+    scenario.run()
+    assert scenario.rows("kafka_offset, kafka_seq, payload") == [
+        (0, 0, "a"), (0, 1, "b"), (0, 2, "c"), (2, 0, "f"), (4, 0, "g"), (4, 1, "h"),
+    ]  # fmt: skip
+    assert [row[0] for row in scenario.failed()] == [1, 3]
+    assert scenario.counts() == {"loaded": 3, "failed": 2, "sink_rows": 6}
+
+
+def test_transforms_own_failures_and_postgres_refusals_meet_in_one_place(scenario: Scenario) -> None:
+    """What the transform said stands beside what Postgres said."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"good", b"\xff", b"bad"])
+    scenario.write(PIECES, topics=topic).make_sink("payload text CHECK (payload <> 'bad')")
+    scenario.run()
+    assert [(row[0], row[1], row[2]) for row in scenario.failed()] == [(1, "retry", "UnicodeDecodeError"), (2, "fail", "CheckViolation")]
+
+
+def test_slice_that_is_bad_throughout_stops_without_a_storm(scenario: Scenario) -> None:
+    """A thousand refusals are no accident. One transaction was tried, and rolled back; the error says what to do."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 5000))
+    scenario.write(ARROW % TEXT, topics=topic).make_sink("payload text CHECK (payload = '')")
+    before = scenario.sql("SELECT pg_current_xact_id()::text::bigint")[0][0]
+    with pytest.raises(TooManyRejected, match=r"rows of more than 1000 records.*CheckViolation(.|\n)*batch\.max_failed_records"):
+        scenario.run()
+    used = scenario.sql("SELECT pg_current_xact_id()::text::bigint")[0][0] - before
+    assert used < 3000  # subtransactions count: two a bad record, and not one a row of the topic
+    assert scenario.positions() == {(topic, 0): 0}
+    assert scenario.rows() == scenario.failed() == []
+    assert scenario.attempt()["error"]["kind"] == "refused"
+
+
+@pytest.mark.parametrize(("limit", "stops"), [(0, True), (2, True), (3, False)])
+def test_the_spec_says_how_many_may_be_refused(scenario: Scenario, limit: int, stops: bool) -> None:
+    """The same limit as for records that the transform gives up."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"1", b"\0", b"2", b"\0", b"\0", b"3"])
+    scenario.write(ARROW % TEXT, topics=topic, batch={"max_failed_records": limit}).make_sink("payload text")
+    if stops:
+        with pytest.raises(TooManyRejected, match=f"more than {limit} records"):
+            scenario.run()
+    else:
+        scenario.run()
+    assert scenario.positions() == {(topic, 0): 0 if stops else 6}
+    assert len(scenario.failed()) == (0 if stops else 3)
+
+
+def test_an_error_of_the_table_is_nobodys_row(scenario: Scenario) -> None:
+    """What no row is to blame for is not looked for among the rows."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 3))
+    scenario.write(ARROW % TEXT, topics=topic).make_sink("payload text")
+    scenario.sql("CREATE FUNCTION lake.oops() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nothing_there(); RETURN NEW; END'")
+    scenario.sql(f"CREATE TRIGGER oops BEFORE INSERT ON {scenario.table} FOR EACH ROW EXECUTE FUNCTION lake.oops()")
+    with pytest.raises(SinkRejected, match="UndefinedFunction"):
+        scenario.run()
+    assert scenario.engine is not None
+    assert len(scenario.engine.batches) == 1
+    assert scenario.failed() == []
+
+
+# ---- halving, on its own
+
+
+PART = Slice(TopicPartition("t", 0), 1, 0, 60, Epoch(1))
+LAYOUT = Layout("pg_temp.poison", (Column("payload", "integer"),))
+
+
+@pytest.fixture(scope="module")
+def poison(stack: Any) -> Iterator[Any]:
+    import psycopg2
+
+    connection = psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])
+    with connection.cursor() as cur:
+        cur.execute(
+            "CREATE TEMP TABLE poison (payload integer CHECK (payload >= 0),"
+            " kafka_topic_id smallint, kafka_partition integer, kafka_offset bigint, kafka_seq integer)"
+        )
+        connection.commit()
+        yield cur
+    connection.close()
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    records=st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 240), max_size=6),
+    care=st.integers(1, 40),
+)
+def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: list[list[bool]], cuts: list[int], care: int) -> None:
+    """Whatever is bad and wherever the batches are cut: good records have all of their rows, bad ones none, and each is told once."""
+    poison.connection.rollback()
+    rows = [(offset, 1 if good else -1) for offset, record in enumerate(records) for good in record]
+    edges = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
+    tally = Tally(PART, LAYOUT)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start, end in itertools.pairwise(edges):
+            offsets, payloads = zip(*rows[start:end], strict=True)
+            columns = {
+                "payload": pa.array(payloads, pa.int32()),
+                "kafka_topic": pa.array(["t"] * len(offsets)),
+                "kafka_partition": pa.array([0] * len(offsets), pa.int32()),
+                "kafka_offset": pa.array(offsets, pa.int64()),
+            }
+            taken = tally.take(Judged(pa.RecordBatch.from_pydict(columns)))
+            assert taken is not None
+            yield taken
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tidemark.sink.load.CARE_ROWS", care)
+        load_carefully(poison, PART, LAYOUT, batches(), tally, Refusals(limit=1000))
+    poison.execute("SELECT kafka_offset, kafka_seq FROM poison ORDER BY 1, 2")
+    good = {offset for offset, record in enumerate(records) if all(record)}
+    assert poison.fetchall() == [(offset, seq) for offset in sorted(good) for seq in range(len(records[offset]))]
+    assert {offset: one.disposition for offset, one in tally.rejects.items()} == {
+        offset: Disposition.FAIL for offset in range(len(records)) if offset not in good
+    }
+    counts = tally.counts()
+    assert (counts.loaded, counts.failed, counts.unaccounted) == (len(good), len(records) - len(good), PART.span - len(records))

@@ -1,0 +1,417 @@
+"""Transforms that bring rows of several slices together: the batch is staged by its tasks, and committed as a whole by the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg2
+import pytest
+from tests.scenario import Scenario
+
+from tidemark.consume import launch, run
+from tidemark.db import session, transaction
+from tidemark.errors import DatabaseUnavailable
+from tidemark.offsets.store import OffsetFenced, TaskIdentity
+from tidemark.quality import Outcome, Run, Violation, check_conservation, validate
+from tidemark.sink.load import SinkRejected, TooManyRejected
+from tidemark.sink.staged import StagedRowsGone
+from tidemark.sink.tally import BadOutput
+from tidemark.spark.engine import SparkEngine
+from tidemark.spark.session import start_session
+from tidemark.spec.transform import load_permanent, load_transform
+
+LINEAGE = "'kafka_topic', 'kafka_partition', 'kafka_offset'"
+TRANSFORM = """
+    from pyspark.sql import DataFrame, Window
+    from pyspark.sql import functions as F
+
+
+    def transform(records: DataFrame) -> DataFrame:
+        order = records.select({lineage}, F.from_json(F.col("value").cast("string"), "city string, people bigint").alias("it"))
+        order = order.select({lineage}, "it.*")
+        return {result}
+"""
+COUNTS = "order.groupBy('city').agg(F.sum('people').alias('people'))"
+LATEST = (
+    "order.withColumn('rank', F.row_number().over(Window.partitionBy('city').orderBy(F.desc('people'))))"
+    ".withColumn('disposition', F.expr(\"CASE WHEN people < 0 THEN 'fail' WHEN rank > 1 THEN 'skip' ELSE 'load' END\"))"
+    ".withColumn('error', F.expr(\"CASE WHEN people < 0 THEN 'ValueError: less than nobody' END\")).drop('rank')"
+)
+SHUFFLED = "order.repartition(3)"
+TABLE = "city text, people bigint"
+
+
+class Lasting(SparkEngine):
+    """Leaves its session to the next test."""
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark() -> Iterator[None]:
+    """One session for all runs of the module: a session of its own for each would be most of their time."""
+    from tidemark.spark import engine
+
+    started: list[Any] = []
+
+    def start_once(*arguments: Any) -> Any:
+        started[:] = started or [start_session(*arguments)]
+        return started[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "start_session", start_once)
+        yield
+    for each in started:
+        each.stop()
+
+
+class Staged:
+    """A consumer of the Spark form whose plan shuffles."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.topic = scenario.topics.create(2)
+
+    def write(self, result: str, columns: str = TABLE, **keys: Any) -> Staged:
+        conf = {"spark.sql.shuffle.partitions": "3"}
+        source = TRANSFORM.format(lineage=LINEAGE, result=result)
+        self.scenario.write(source, topics=self.topic, spark={"conf": conf}, **keys).make_sink(columns)
+        return self
+
+    def produce(self, *rows: tuple[str, int], partition: int = 0) -> None:
+        values = [json.dumps({"city": city, "people": people}) for city, people in rows]
+        self.scenario.topics.produce(self.topic, values, partition=partition)
+
+    def run(self, **task: Any) -> launch.Progress:
+        """One run with Spark in this process; raises what made it fail."""
+        scenario, spec = self.scenario, self.scenario.spec
+        attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, TaskIdentity(**task))
+
+        def start() -> SparkEngine:
+            transform, permanent = load_transform(spec, scenario.folders), load_permanent(spec, scenario.folders)
+            return Lasting(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
+
+        run.consume(spec, scenario.connections, attempt, start)
+        return launch.progress(scenario.database_url, attempt)
+
+    def rows(self, columns: str = "city, people") -> list[tuple[Any, ...]]:
+        return self.scenario.sql(f"SELECT {columns} FROM {self.scenario.table} ORDER BY 1, 2")
+
+    def violations(self) -> list[Violation]:
+        """Where ledger and tables disagree. `Scenario.check` cannot be asked: it knows rows by their records."""
+        spec = self.scenario.spec
+        with session(self.scenario.database_url) as connection, transaction(connection) as cur:
+            return check_conservation(cur, spec.group, spec.sink.table, upsert=bool(spec.sink.key))
+
+    def staging(self) -> list[tuple[Any, ...]]:
+        return self.scenario.sql("SELECT relname FROM pg_class WHERE relname LIKE 'staged%'")
+
+
+@pytest.fixture
+def staged(scenario: Scenario) -> Staged:
+    return Staged(scenario)
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
+    """``at_step("COPY_ROWS", act)`` lets the driver do something once, just before that step."""
+    from tidemark.sink import commit
+    from tidemark.sink import staged as module
+
+    def arm(name: str, act: Callable[[], None]) -> None:
+        acted: list[bool] = []
+
+        def hook(step: Any, _part: Any) -> None:
+            if step.name == name and not acted:
+                acted.append(True)
+                act()
+
+        monkeypatch.setattr(module, "reached", hook)
+        monkeypatch.setattr(commit, "reached", hook)
+
+    return arm
+
+
+# ---- rows with the lineage of their records
+
+
+def test_shuffled_rows_keep_the_lineage_of_their_records(staged: Staged) -> None:
+    """Loaded, skipped and failed of each slice add up, as with a direct commit; several batches follow one another."""
+    staged.write(LATEST, batch={"max_records": 6})
+    staged.produce(("ulm", 1), ("bonn", 2), ("ulm", 3), ("rom", -1))
+    staged.produce(("bonn", 9), ("york", 4), partition=1)
+    result = staged.run()
+    assert result.state == "COMMITTED"
+    assert staged.rows("city, people, kafka_partition, kafka_offset, kafka_seq") == [
+        ("bonn", 9, 1, 0, 0), ("ulm", 3, 0, 2, 0), ("york", 4, 1, 1, 0),
+    ]  # fmt: skip
+    assert staged.scenario.failed() == [(3, "fail", "ValueError", "less than nobody")]
+    assert staged.scenario.counts() == {"loaded": 3, "skipped": 2, "failed": 1, "sink_rows": 3}
+    assert staged.scenario.positions() == {(staged.topic, 0): 4, (staged.topic, 1): 2}
+    staged.produce(("ulm", 7))
+    staged.run()
+    assert staged.rows()[-2:] == [("ulm", 7), ("york", 4)]
+    assert staged.staging() == []
+    staged.scenario.check()
+
+
+def test_two_topics_are_joined_in_one_batch(scenario: Scenario) -> None:
+    """Rows carry the lineage of one side; the other side's records are accounted for as filtered."""
+    orders, cities = scenario.topics.create(2), scenario.topics.create()
+    for partition in range(2):
+        scenario.topics.produce(orders, [json.dumps({"city": city, "n": partition}) for city in ("ulm", "bonn")], partition=partition)
+    scenario.topics.produce(cities, [json.dumps({"city": city, "country": "DE"}) for city in ("ulm", "bonn")])
+    source = """
+        from pyspark.sql import DataFrame
+        from pyspark.sql import functions as F
+
+
+        def transform(records: DataFrame) -> DataFrame:
+            text = F.col("value").cast("string")
+            order = records.where(f"topic = '{ORDERS}'").select("kafka_topic", "kafka_partition", "kafka_offset",
+                F.get_json_object(text, "$.city").alias("city"))
+            city = records.where(f"topic = '{CITIES}'").select(F.get_json_object(text, "$.city").alias("city"),
+                F.get_json_object(text, "$.country").alias("country"))
+            return order.join(city.hint("merge"), "city")
+    """.replace("{ORDERS}", orders).replace("{CITIES}", cities)
+    scenario.write(source, topics=[orders, cities]).make_sink("city text, country text")
+    Staged.run(_of(scenario))
+    assert len(scenario.rows("city, country")) == 4
+    assert set(scenario.rows("city, country")) == {("ulm", "DE"), ("bonn", "DE")}
+    assert scenario.counts() == {"loaded": 4, "unaccounted": 2, "sink_rows": 4}
+    scenario.check(filtered=2)
+
+
+def _of(scenario: Scenario) -> Staged:
+    staged = Staged.__new__(Staged)
+    staged.scenario = scenario
+    return staged
+
+
+def test_bad_rows_of_a_staged_batch_are_left_out(staged: Staged) -> None:
+    """What cannot be staged, and what the sink's constraints refuse: found by halving, told as failed records."""
+    staged.write(SHUFFLED, "city varchar(5) UNIQUE, people bigint CHECK (people > 0)")
+    staged.produce(("ulm", 1), ("a\0b", 2), ("bonn", -3), ("london", 4), *((f"c{number}", 5) for number in range(40)))
+    staged.produce(("york", 6), ("rom", 0), partition=1)
+    staged.run()
+    assert [row[0] for row in staged.rows() if not row[0].startswith("c")] == ["ulm", "york"]
+    assert [row[0] for row in staged.rows()].count("c7") == 1
+    assert staged.scenario.failed("partition, record_offset, error_type") == [
+        (0, 1, "CharacterNotInRepertoire"), (0, 2, "CheckViolation"), (0, 3, "StringDataRightTruncation"), (1, 1, "CheckViolation"),
+    ]  # fmt: skip
+    assert staged.scenario.counts() == {"loaded": 42, "failed": 4, "sink_rows": 42}
+    assert staged.staging() == []
+    staged.scenario.check()
+
+
+def test_staged_batch_that_is_bad_throughout_stops(staged: Staged) -> None:
+    """By the spec's limit, with nothing stored and nothing left behind."""
+    staged.write(SHUFFLED, "city text, people bigint CHECK (people > 100)", batch={"max_failed_records": 5})
+    staged.produce(*((f"c{number}", 5) for number in range(40)))
+    with pytest.raises(TooManyRejected, match="more than 5 records"):
+        staged.run()
+    assert staged.rows() == staged.scenario.failed() == staged.staging() == []
+    assert staged.scenario.positions() == {(staged.topic, 0): 0, (staged.topic, 1): 0}
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ("order.repartition(2).withColumn('kafka_offset', F.lit(99).cast('bigint'))", "kafka_offset 99 is outside"),
+        ("order.repartition(2).withColumn('kafka_topic', F.lit('other'))", "a row has no lineage"),
+        ("order.repartition(2).withColumn('kafka_partition', F.lit(7))", "a row's lineage is not of this batch"),
+        ("order.withColumn('disposition', F.lit('load')).union(order.withColumn('disposition', F.lit('skip')))", "different dispositions"),
+        ("order.repartition(2).withColumn('disposition', F.lit('drop'))", "disposition 'drop' is none of"),
+    ],
+)
+def test_rows_that_no_record_of_the_batch_explains_are_refused(staged: Staged, result: str, problem: str) -> None:
+    """The same rules as for a direct commit."""
+    staged.write(result)
+    staged.produce(("ulm", 1))
+    with pytest.raises(BadOutput, match=problem):
+        staged.run()
+    assert staged.rows() == staged.staging() == []
+
+
+def test_upsert_of_a_staged_batch(staged: Staged) -> None:
+    """The last record of a key wins; a key in two partitions of one batch has no last one."""
+    sink = {"table": staged.scenario.table, "mode": "upsert", "key": ["city"]}
+    staged.write(SHUFFLED, "city text PRIMARY KEY, people bigint", sink=sink)
+    staged.produce(("ulm", 1), ("ulm", 2), ("bonn", 3))
+    staged.produce(("york", 4), partition=1)
+    staged.run()
+    assert staged.rows() == [("bonn", 3), ("ulm", 2), ("york", 4)]
+    staged.produce(("ulm", 5))
+    staged.produce(("ulm", 6), partition=1)
+    with pytest.raises(SinkRejected, match=r"records of the key \(city=ulm\) came from several partitions"):
+        staged.run()
+    assert staged.rows() == [("bonn", 3), ("ulm", 2), ("york", 4)]
+
+
+# ---- rows that no single record explains
+
+
+def test_aggregates_have_their_batch_as_lineage(staged: Staged) -> None:
+    """Each batch adds its rows, under the start of its first slice; the ledger says which slices belong together."""
+    staged.write(COUNTS)
+    staged.produce(("ulm", 1), ("bonn", 2), ("ulm", 3))
+    staged.produce(("bonn", 9), partition=1)
+    staged.run()
+    staged.produce(("ulm", 5), partition=1)
+    staged.run()
+    lineage = "city, people, kafka_partition, kafka_offset"
+    assert staged.rows(lineage) == [("bonn", 11, 0, 0), ("ulm", 4, 0, 0), ("ulm", 5, 1, 1)]
+    ledger = "SELECT partition, start_offset, end_offset, anchor_id = min(batch_id) OVER (PARTITION BY anchor_id), sink_rows, unaccounted"
+    assert staged.scenario.sql(f"{ledger} FROM tidemark.batch ORDER BY batch_id") == [
+        (0, 0, 3, True, 2, 3), (1, 0, 1, True, 0, 1), (1, 1, 2, True, 1, 1),
+    ]  # fmt: skip
+    assert len(staged.scenario.sql("SELECT DISTINCT anchor_id FROM tidemark.batch")) == 2
+    assert staged.violations() == []
+
+
+def test_aggregates_can_be_upserted(staged: Staged) -> None:
+    """A later batch's row of a key replaces the earlier one's, from whichever partitions it comes."""
+    sink = {"table": staged.scenario.table, "mode": "upsert", "key": ["city"]}
+    staged.write(COUNTS, "city text PRIMARY KEY, people bigint", sink=sink)
+    staged.produce(("ulm", 1), ("bonn", 2))
+    staged.run()
+    staged.produce(("ulm", 4), ("ulm", 5), partition=1)
+    staged.run()
+    assert staged.rows() == [("bonn", 2), ("ulm", 9)]
+    assert staged.violations() == []
+
+
+def test_a_refused_aggregate_refuses_its_batch(staged: Staged) -> None:
+    """There is no record that could be left out."""
+    staged.write(COUNTS, "city text, people bigint CHECK (people > 0)")
+    staged.produce(("ulm", 1), ("bonn", -2))
+    with pytest.raises(SinkRejected, match="CheckViolation"):
+        staged.run()
+    assert staged.rows() == staged.staging() == []
+
+
+def test_validation_judges_aggregates_too(staged: Staged) -> None:
+    """Ranges and counts come from the ledger, whatever explains the rows."""
+    staged.write(COUNTS)
+    staged.produce(("ulm", 1), ("bonn", 2))
+    task = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "try_number": 1}
+    staged.run(**task)
+    scenario = staged.scenario
+    verdict = validate(scenario.database_url, Run("d", "r"), group=scenario.spec.group, table=scenario.table, suite=None)
+    assert verdict.verdict is Outcome.PASSED
+    assert verdict.counts.sink_rows == 2
+
+
+def test_rows_without_lineage_from_a_plan_that_does_not_shuffle_are_a_mistake(staged: Staged) -> None:
+    """Each row has its record: the transform forgot to say which."""
+    staged.write("order.select('city', 'people')")
+    staged.produce(("ulm", 1))
+    with pytest.raises(BadOutput, match="return kafka_topic, kafka_partition, kafka_offset as they were given"):
+        staged.run()
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize("step", ["BEGIN", "MOVE_OFFSET", "COPY_ROWS", "COPY_FAILED", "LEDGER"])
+def test_an_outage_at_any_step_stores_nothing_of_the_batch(staged: Staged, at_step: Callable[..., None], step: str) -> None:
+    """Offsets of all slices, rows and ledger: together or not at all; the next attempt reads the batch again."""
+    staged.write(SHUFFLED)
+    staged.produce(("ulm", 1), ("bonn", 2))
+    staged.produce(("york", 3), partition=1)
+    at_step(step, lambda: end_sessions(staged.scenario))
+    with pytest.raises(DatabaseUnavailable):
+        staged.run()
+    assert staged.rows() == staged.scenario.ledger() == staged.staging() == []
+    assert staged.scenario.positions() == {(staged.topic, 0): 0, (staged.topic, 1): 0}
+    staged.run()
+    assert staged.rows() == [("bonn", 2), ("ulm", 1), ("york", 3)]
+    staged.scenario.check()
+
+
+def test_a_lost_answer_to_commit_is_found_out_from_the_ledger(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had happened: nothing is done twice."""
+    from tidemark.sink import commit
+
+    staged.write(SHUFFLED)
+    staged.produce(("ulm", 1), ("bonn", 2))
+    really = commit.connect
+    monkeypatch.setattr(commit, "connect", lambda *args, **kwargs: LosesAnswer(really(*args, **kwargs)))
+    staged.run()
+    assert staged.rows() == [("bonn", 2), ("ulm", 1)]
+    staged.scenario.check()
+
+
+class LosesAnswer:
+    """A session whose COMMIT happens, and whose answer never comes."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def commit(self) -> None:
+        self._connection.commit()
+        raise psycopg2.OperationalError("the connection was lost")
+
+
+def test_a_newer_owner_of_one_partition_fences_the_whole_batch(staged: Staged, at_step: Callable[..., None]) -> None:
+    """One compare-and-set that fails takes all back."""
+    staged.write(SHUFFLED)
+    staged.produce(("ulm", 1))
+    staged.produce(("york", 3), partition=1)
+    raise_epoch = "UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1 WHERE partition = 1"
+    at_step("BEGIN", lambda: staged.scenario.sql(raise_epoch) and None)
+    with pytest.raises(OffsetFenced):
+        staged.run()
+    assert staged.rows() == staged.staging() == []
+    assert staged.scenario.positions() == {(staged.topic, 0): 0, (staged.topic, 1): 0}
+
+
+def test_rows_that_a_crash_of_postgres_took_from_the_staging_table_are_missed(staged: Staged, at_step: Callable[..., None]) -> None:
+    """An unlogged table is empty after a crash; offsets must not move past rows that are gone."""
+    staged.write(SHUFFLED)
+    staged.produce(("ulm", 1), ("bonn", 2))
+    at_step("BEGIN", lambda: staged.scenario.sql(f"TRUNCATE tidemark.{staged.staging()[0][0]}") and None)
+    with pytest.raises(StagedRowsGone, match="Of 2 rows that the tasks staged"):
+        staged.run()
+    assert staged.rows() == []
+    staged.run()
+    assert staged.rows() == [("bonn", 2), ("ulm", 1)]
+
+
+def test_rows_of_a_try_that_nobody_heard_of_are_not_promoted(staged: Staged, at_step: Callable[..., None]) -> None:
+    """A task whose worker died after it had staged is tried again: its rows are there twice."""
+    staged.write(SHUFFLED)
+    staged.produce(("ulm", 1), ("bonn", 2))
+
+    def stage_again() -> None:
+        ((table,),) = staged.staging()
+        staged.scenario.sql(f"CREATE TABLE lake.once AS SELECT * FROM tidemark.{table}; UPDATE lake.once SET try_id = 1")
+        staged.scenario.sql(f"INSERT INTO tidemark.{table} SELECT * FROM lake.once")
+
+    at_step("BEGIN", stage_again)
+    staged.run()
+    assert staged.rows() == [("bonn", 2), ("ulm", 1)]
+    staged.scenario.check()
+
+
+def test_what_a_killed_driver_left_behind_is_dropped_by_the_next_batch(staged: Staged) -> None:
+    """Only of attempts that have ended: another one that runs may still be staging."""
+    staged.write(SHUFFLED)
+    attempts = [run.open_attempt(staged.scenario.database_url, staged.scenario.spec.group, TaskIdentity()) for _ in range(2)]
+    for attempt in attempts:
+        staged.scenario.sql(f"CREATE UNLOGGED TABLE tidemark.staged_{attempt}_1 (n int)")
+    end = "UPDATE tidemark.attempt SET state = 'FAILED', error = '{}', ended_at = now() WHERE attempt_id = %s"
+    staged.scenario.sql(end, attempts[0])
+    staged.produce(("ulm", 1))
+    staged.run()
+    assert staged.staging() == [(f"staged_{attempts[1]}_1",)]
+
+
+def end_sessions(scenario: Scenario) -> None:
+    pattern = "application_name LIKE 'tidemark/%%' AND datname = current_database()"
+    scenario.sql(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {pattern}".replace("%%", "%"))

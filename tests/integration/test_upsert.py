@@ -1,0 +1,183 @@
+"""Upsert sinks: the last record of a key wins, within one Kafka partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.scenario import Scenario
+
+from tidemark.db import session, transaction
+from tidemark.errors import BadInput
+from tidemark.quality import check_conservation
+from tidemark.sink.table import SinkMismatch
+
+TRANSFORM = """
+    from collections.abc import Iterator
+    from typing import TypedDict
+
+    from tidemark.transform import Record
+
+
+    class Row(TypedDict):
+        city: str
+        people: int
+
+
+    def transform(record: Record) -> Iterator[Row]:
+        for pair in record.value.decode().split():
+            city, people = pair.split("=")
+            yield {"city": city, "people": int(people)}
+"""
+"""``ulm=1 bonn=2`` is a record of two rows."""
+
+
+@pytest.fixture
+def cities(scenario: Scenario) -> Scenario:
+    """A consumer whose sink has a row a city; its topic has two partitions."""
+    topic = scenario.topics.create(2)
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["city"]}
+    return scenario.write(TRANSFORM, topics=topic, sink=sink).make_sink()
+
+
+def produce(cities: Scenario, values: Sequence[str], partition: int = 0) -> None:
+    cities.topics.produce(cities.keys["topics"][0], values, partition=partition)
+
+
+def found(cities: Scenario) -> dict[str, int]:
+    return dict(cities.sql(f"SELECT city, people FROM {cities.table}"))
+
+
+def conserved(cities: Scenario) -> bool:
+    with session(cities.database_url) as connection, transaction(connection) as cur:
+        return check_conservation(cur, cities.spec.group, cities.table, upsert=True) == []
+
+
+def test_last_record_of_a_key_wins_within_a_batch_and_between_batches(cities: Scenario) -> None:
+    """Also the last row of a record with several, and across runs; the row's lineage is that of the record that won."""
+    produce(cities, ["ulm=1", "bonn=2", "ulm=3 ulm=4", "rom=5"])
+    produce(cities, ["york=6"], partition=1)
+    cities.run()
+    assert found(cities) == {"ulm": 4, "bonn": 2, "rom": 5, "york": 6}
+    produce(cities, ["bonn=7", "ulm=8"])
+    cities.run()
+    assert found(cities) == {"ulm": 8, "bonn": 7, "rom": 5, "york": 6}
+    lineage = f"SELECT city, kafka_partition, kafka_offset, kafka_seq FROM {cities.table} ORDER BY 1"
+    assert cities.sql(lineage) == [("bonn", 0, 4, 0), ("rom", 0, 3, 0), ("ulm", 0, 5, 0), ("york", 1, 0, 0)]
+    assert cities.counts() == {"loaded": 7, "sink_rows": 8}
+    assert conserved(cities)
+
+
+def test_key_that_comes_from_another_partition_is_a_failed_record(cities: Scenario) -> None:
+    """Between partitions nothing says which is the last. The record says where the key was loaded from; the others go on."""
+    produce(cities, ["ulm=1", "bonn=2"])
+    cities.run()
+    produce(cities, ["york=3", "ulm=9", "rom=4"], partition=1)
+    cities.run()
+    assert found(cities) == {"ulm": 1, "bonn": 2, "york": 3, "rom": 4}
+    ((offset, disposition, error_type, text),) = cities.failed()
+    assert (offset, disposition, error_type) == (1, "fail", "KeyOfOtherPartition")
+    assert f"the key (city=ulm) was loaded from {cities.keys['topics'][0]}/0" in text
+    assert conserved(cities)
+
+
+def test_key_in_two_partitions_of_one_batch_is_loaded_from_one_of_them(cities: Scenario) -> None:
+    """Whichever commits first; the other one's record has failed."""
+    produce(cities, ["ulm=1", "bonn=2"])
+    produce(cities, ["york=3", "ulm=9"], partition=1)
+    cities.run()
+    assert found(cities).keys() == {"ulm", "bonn", "york"}
+    assert found(cities)["ulm"] in (1, 9)
+    assert [row[2] for row in cities.failed()] == ["KeyOfOtherPartition"]
+    assert cities.counts() == {"loaded": 3, "failed": 1, "sink_rows": 3}
+    assert conserved(cities)
+
+
+def test_topic_that_was_re_created_goes_on_with_its_keys(cities: Scenario) -> None:
+    """A new life of the topic is a new topic in the ledger, but the keys' partitions are the same ones."""
+    (topic,) = cities.keys["topics"]
+    produce(cities, ["ulm=1", "bonn=2"])
+    cities.run()
+    cities.topics.recreate(topic, 2)
+    cities.set(offset_reset="earliest")
+    produce(cities, ["ulm=5"])
+    produce(cities, ["bonn=6"], partition=1)
+    cities.run()
+    assert found(cities) == {"ulm": 5, "bonn": 2}
+    assert [row[2] for row in cities.failed()] == ["KeyOfOtherPartition"]
+
+
+def test_rows_that_postgres_refuses_are_left_out_of_an_upsert(cities: Scenario) -> None:
+    """The last *good* record of a key wins."""
+    cities.sql(f"ALTER TABLE {cities.table} ADD CHECK (people > 0)")
+    produce(cities, ["ulm=1", "bonn=2", "ulm=-3", "bonn=4 rom=-1", "york=5", "a\0=6"])
+    cities.run()
+    assert found(cities) == {"ulm": 1, "bonn": 2, "york": 5}
+    assert [(row[0], row[2]) for row in cities.failed()] == [(2, "CheckViolation"), (3, "CheckViolation"), (5, "CharacterNotInRepertoire")]
+    assert conserved(cities)
+
+
+def test_columns_that_the_transform_does_not_return_keep_their_values(cities: Scenario) -> None:
+    """An upsert replaces what it brings, and nothing else."""
+    cities.sql(f"ALTER TABLE {cities.table} ADD note text DEFAULT 'new'")
+    produce(cities, ["ulm=1"])
+    cities.run()
+    cities.sql(f"UPDATE {cities.table} SET note = 'mine'")
+    produce(cities, ["ulm=2", "bonn=3"])
+    cities.run()
+    assert cities.sql(f"SELECT city, people, note FROM {cities.table} ORDER BY 1") == [("bonn", 3, "new"), ("ulm", 2, "mine")]
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(runs=st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 99)), min_size=1, max_size=30), min_size=1, max_size=3))
+def test_sink_is_what_a_dict_would_be(cities: Scenario, runs: list[list[tuple[str, int]]]) -> None:
+    """Any order of keys, any cut into runs and batches."""
+    cities.set(batch={"max_records": 7})
+    expected = found(cities)
+    for records in runs:
+        produce(cities, [f"{city}={people}" for city, people in records])
+        cities.run()
+        expected |= dict(records)
+        assert found(cities) == expected
+    assert conserved(cities)
+
+
+# ---- the table
+
+
+def test_table_must_find_a_row_by_its_key(cities: Scenario) -> None:
+    """Without the unique index, or with a key that may be null, a key would have several rows; the DDL that mends it is printed."""
+    cities.sql(f"ALTER TABLE {cities.table} DROP CONSTRAINT {cities.name}_city_key, ALTER city DROP NOT NULL")
+    produce(cities, ["ulm=1"])
+    with pytest.raises(SinkMismatch) as refused:
+        cities.run()
+    assert refused.value.problems == ["city is a column of the key and may be null", "the table has no unique index on the key city"]
+    cities.sql(refused.value.ddl)
+    cities.run()
+    assert found(cities) == {"ulm": 1}
+
+
+@pytest.mark.parametrize("index", ["(city) WHERE people > 0", "(city, people)", "(lower(city))"])
+def test_index_that_is_not_on_exactly_the_key_does_not_count(cities: Scenario, index: str) -> None:
+    """``ON CONFLICT`` could not use it."""
+    cities.sql(f"ALTER TABLE {cities.table} DROP CONSTRAINT {cities.name}_city_key")
+    cities.sql(f"CREATE UNIQUE INDEX ON {cities.table} {index}")
+    produce(cities, ["ulm=1"])
+    with pytest.raises(SinkMismatch, match="no unique index on the key city"):
+        cities.run()
+
+
+def test_key_must_be_among_the_columns_that_are_returned(cities: Scenario) -> None:
+    """Else no row could be found by it."""
+    cities.set(sink={"table": cities.table, "mode": "upsert", "key": ["city", "country"]})
+    produce(cities, ["ulm=1"])
+    with pytest.raises(SinkMismatch, match="the output lacks country, a column of the key"):
+        cities.run()
+
+
+def test_key_and_partitions_of_the_table_exclude_each_other(cities: Scenario) -> None:
+    """A unique index of a partitioned table holds within one partition only."""
+    with pytest.raises(BadInput, match=r"unique in the whole table\. Leave --partitions out"):
+        cities.make_sink(partitions=2)
