@@ -16,6 +16,7 @@ import psycopg2
 from benchmarks.site import TABLE, Job, Site
 from tidemark.connections import Connections
 from tidemark.consume import run
+from tidemark.errors import TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.commit import Receipt, Target
@@ -43,8 +44,8 @@ class _Warm:
     def layout(self, connection: Connection) -> Layout:
         return self._engine.layout(connection)
 
-    def run(self, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
-        return self._engine.run(target, slices)
+    def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
+        return self._engine.run(target, slices, isolate=isolate)
 
     def stop(self) -> None: ...
 

@@ -74,17 +74,16 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
                 messages = consumer.consume(MESSAGES_A_POLL, POLL_S)
             except KafkaException as error:
                 raise BrokerUnavailable(cause=str(error)) from error
-            records: list[Message] = []
-            done = False
-            for message in messages:
-                failure, offset = message.error(), message.offset() or 0
-                if failure is None:
-                    if offset >= end:
-                        done = True
-                        break
-                    records.append(message)
-                elif failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                    done = done or offset >= end
+            failures = [message for message in messages if message.error() is not None]
+            records = [message for message in messages if message.error() is None] if failures else messages
+            done = bool(records) and (records[-1].offset() or 0) + 1 >= end
+            if done:
+                records = [message for message in records if (message.offset() or 0) < end]
+            for message in failures if not done else ():
+                failure = message.error()
+                assert failure is not None
+                if failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    done = (message.offset() or 0) >= end
                 elif failure.code() in gone:
                     raise RangeGone(partition=partition, start=start, end=end, cause=failure.str())
                 else:
@@ -92,7 +91,6 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
             if records:
                 yield records  # the caller may take its time: only waiting counts as silence
                 heard = time.monotonic()
-                done = done or (records[-1].offset() or 0) + 1 >= end
             if done:
                 return
             if time.monotonic() - heard > SILENCE_S:

@@ -247,7 +247,7 @@ def _whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         offsets: Any = rows.column("kafka_offset").to_numpy()
         inner = int((offsets != offsets[-1]).sum())  # rows of one record stand together
         kept.append(rows.slice(0, inner))
-        if sum(each.num_rows for each in kept) >= CARE_ROWS:
+        if inner and sum(each.num_rows for each in kept) >= CARE_ROWS:
             yield _joined(kept)
             kept = []
         kept.append(rows.slice(inner))
