@@ -9,9 +9,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_ARGS ?=
+MINUTES ?= 30
+SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 
-.PHONY: help demo bench test unit lint format up down lock clean
+.PHONY: help demo bench soak test unit lint format up down lock clean
 
 help: ## show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -19,11 +21,14 @@ help: ## show this
 demo: $(READY) ## load a year of flights through Airflow, kill the driver on the way, reconcile
 	$(BIN)/python -m tidemark.local.demo
 
+soak: $(READY) ## random faults for MINUTES=30, and a checker that judges what is left
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK_ARGS)
+
 bench: $(READY) ## throughput and ratios against what one would take instead; build/bench.json
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 test: $(READY) ## all tests, on real servers
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(PYTEST_ARGS)
 
 unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)

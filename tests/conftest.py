@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -15,10 +17,32 @@ from tests.scenario import Scenario, tidy_imports
 from tidemark import schema
 from tidemark.local import LocalStack
 
+if not hasattr(sys.modules["__main__"], "__file__"):  # a worker of xdist; pyspark would take it for its own doctests, and exit
+    sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
+
+LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """With several workers (``-n``) the tests of a file stay together, because they share what is slow to start, and all that share the
+    one Airflow. What takes longest comes first, so that the workers end together."""
+    folders = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    for item, folder in folders.items():
+        item.add_marker(pytest.mark.xdist_group(folder if folder == "e2e" else item.path.stem))
+    yield
+    items.sort(key=lambda item: LONGEST_FIRST.index(folders[item]))
+
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
-    """Postgres and Kafka for the whole session. A test that stops one of them starts it again."""
+    """Postgres and Kafka for the whole session. A test that stops one of them starts it again.
+
+    ``TIDEMARK_TEST_STACK`` names the folder of a stack that runs already.
+    """
+    if running := os.environ.get("TIDEMARK_TEST_STACK"):
+        yield LocalStack(Path(running))
+        return
     with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as folder:
         Path(folder).chmod(0o755)  # where root runs the tests, Postgres is another user, whom pytest's own folders do not let pass
         with LocalStack(Path(folder)).running() as stack:
