@@ -11,6 +11,7 @@ from benchmarks.harness import Figure, Harness, said
 from benchmarks.site import Job, Topic
 from benchmarks.stage import Stage
 
+KEY = "event_id"
 FORMS = ("arrow_transform", "spark_transform")
 
 
@@ -54,6 +55,7 @@ class Case:
     form: str
     job: Job
     list_partitions: int = 0
+    key: str = ""
 
 
 def measure(stage: Stage, harness: Harness, extent: Extent, width: int, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -64,7 +66,7 @@ def measure(stage: Stage, harness: Harness, extent: Extent, width: int, rounds: 
         harness.once(BY_NAME[form], warm)
     for case in _cases(stage, extent, width):
         contestant = BY_NAME[case.form]
-        runs = tuple(harness.once(contestant, case.job, list_partitions=case.list_partitions) for _ in range(rounds))
+        runs = tuple(harness.once(contestant, case.job, list_partitions=case.list_partitions, key=case.key) for _ in range(rounds))
         figure = Figure(runs)
         for run in runs:
             report(f"{case.series:<10} {case.value:<22} {contestant.title:<40} {said(run)}")
@@ -85,6 +87,7 @@ def _cases(stage: Stage, extent: Extent, width: int) -> Iterator[Case]:
     for form in FORMS:
         yield Case("sink", "append", form, kinds)
         yield Case("sink", "append, LIST-partitioned", form, kinds, list_partitions=4)
+        yield Case("sink", "upsert", form, Job(large, extent.kind_records // 4, {"upsert": KEY}), key=KEY)
     for partitions in extent.partitions:
         topic = stage.topic(Topic(f"events-p{partitions}", partitions, extent.partition_records, width))
         for form in FORMS:

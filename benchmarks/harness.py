@@ -176,9 +176,9 @@ class Harness:
         for place in [place for place in self._seats if place not in places]:
             self._seats.pop(place).close()
 
-    def once(self, contestant: Contestant, job: Job, *, list_partitions: int = 0) -> Run:
+    def once(self, contestant: Contestant, job: Job, *, list_partitions: int = 0, key: str = "") -> Run:
         """One run, checked."""
-        self._stage.empty(list_partitions=list_partitions)  # ①
+        self._stage.empty(list_partitions=list_partitions, key=key)  # ①
         began = time.monotonic()
         try:
             seat = self._seat(contestant)

@@ -22,7 +22,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.commit import Receipt, Target
 from tidemark.sink.table import Layout
 from tidemark.spark.engine import SparkEngine
-from tidemark.spec import Batch, ConsumerSpec, load_consumer
+from tidemark.spec import Batch, ConsumerSpec, Sink, SinkMode, load_consumer
 from tidemark.spec.transform import load_transform
 
 if TYPE_CHECKING:
@@ -70,7 +70,10 @@ class _Product:
             for number in range(job.topic.partitions):
                 store.start_partition(cur, group_id, job.topic.topic_id, number, job.first)
         batch = Batch(max_records=int(job.parameters.get("max_records", MAX_RECORDS)))
-        self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch})
+        key = str(job.parameters.get("upsert", ""))
+        sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else Sink(table=TABLE)
+        self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sink": sink})
+        self._engine._engine._spec = self._this  # noqa: SLF001 - a driver's engine has one consumer for life
 
     def run(self, job: Job) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())

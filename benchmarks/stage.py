@@ -55,12 +55,13 @@ class Stage:
             self._report(f"topic {topic.name}: {topic.records:,} records in {topic.partitions} partitions ({seconds:.0f} s)")
         return replace(topic, topic_id=topic_id)
 
-    def empty(self, *, list_partitions: int = 0) -> None:
-        """Empty tables, LIST-partitioned by Kafka partition if asked, and a checkpoint behind us that no contestant will pay for."""
-        made = f"{list_partitions}"
+    def empty(self, *, list_partitions: int = 0, key: str = "") -> None:
+        """Empty tables, LIST-partitioned by Kafka partition or with a key if asked, and a checkpoint behind us that no contestant will
+        pay for."""
+        made = f"{list_partitions} {key}"
         if self._made != made:
             self._sql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}")
-            self._sql(ddl(list_partitions))
+            self._sql(ddl(list_partitions, key))
             self._made = made
         else:
             self._sql(f"TRUNCATE {TABLE}, {CONNECT_TABLE}")
@@ -81,11 +82,13 @@ class Stage:
             cur.execute(statement)
 
 
-def ddl(list_partitions: int = 0) -> str:
+def ddl(list_partitions: int = 0, key: str = "") -> str:
     """Everybody's table, and the one whose lineage columns Debezium names; both with a unique index on lineage."""
     columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
     lineage = "kafka_topic_id smallint NOT NULL, kafka_partition int NOT NULL, kafka_offset bigint NOT NULL, kafka_seq int NOT NULL"
     parts = [f"CREATE TABLE {TABLE} ({columns}, {lineage}, UNIQUE ({', '.join(LINEAGE)}))"]
+    if key:
+        parts.append(f"ALTER TABLE {TABLE} ADD PRIMARY KEY ({key})")
     if list_partitions:
         parts[0] += " PARTITION BY LIST (kafka_partition)"
         parts += [f"CREATE TABLE {TABLE}_{number} PARTITION OF {TABLE} FOR VALUES IN ({number})" for number in range(list_partitions)]
