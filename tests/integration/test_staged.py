@@ -412,6 +412,21 @@ def test_what_a_killed_driver_left_behind_is_dropped_by_the_next_batch(staged: S
     assert staged.staging() == [(f"staged_{attempts[1]}_1",)]
 
 
+def test_a_table_that_somebody_still_writes_is_left_for_later(staged: Staged) -> None:
+    """A stopped driver may hold it; nobody waits for that."""
+    staged.write(SHUFFLED)
+    attempt = run.open_attempt(staged.scenario.database_url, staged.scenario.spec.group, TaskIdentity())
+    staged.scenario.sql(f"CREATE UNLOGGED TABLE tidemark.staged_{attempt}_1 (n int)")
+    end = "UPDATE tidemark.attempt SET state = 'FAILED', error = '{}', ended_at = now() WHERE attempt_id = %s"
+    staged.scenario.sql(end, attempt)
+    staged.produce(("ulm", 1))
+    with session(staged.scenario.database_url) as connection, transaction(connection) as cur:
+        cur.execute(f"INSERT INTO tidemark.staged_{attempt}_1 VALUES (1)")
+        staged.run()
+    assert staged.rows() == [("ulm", 1)]
+    assert staged.staging() == [(f"staged_{attempt}_1",)]
+
+
 def end_sessions(scenario: Scenario) -> None:
     pattern = "application_name LIKE 'tidemark/%%' AND datname = current_database()"
     scenario.sql(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {pattern}".replace("%%", "%"))

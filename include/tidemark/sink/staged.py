@@ -9,6 +9,7 @@ because a crash of Postgres empties an unlogged table.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 
 from tidemark.db import rows, session, statements, transaction
-from tidemark.errors import Unavailable
+from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts, OffsetFenced
@@ -81,8 +82,11 @@ def make_staging(target: Target, number: int) -> str:
     with session(target.database_url, application=target.application) as connection:
         with transaction(connection) as cur:
             cur.execute(SQL["left_behind"])
-            for (left,) in cur.fetchall():
-                cur.execute(f"DROP TABLE IF EXISTS {quoted_table(left)}")
+            left_behind = [name for (name,) in cur.fetchall()]
+        for name in left_behind:
+            with contextlib.suppress(DatabaseUnavailable), transaction(connection) as cur:  # somebody may still be writing it
+                cur.execute("SET LOCAL lock_timeout = '1s'")
+                cur.execute(f"DROP TABLE IF EXISTS {quoted_table(name)}")
         with transaction(connection) as cur:
             cur.execute(f"DROP TABLE IF EXISTS {table}")
             cur.execute(SQL["make_staging"].format(table=table, columns=columns, sink=quoted_table(target.layout.table)))
