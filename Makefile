@@ -22,7 +22,7 @@ demo: $(READY) ## load a year of flights through Airflow, kill the driver on the
 	$(BIN)/python -m tidemark.local.demo
 
 soak: $(READY) ## random faults for MINUTES=30, and a checker that judges what is left
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK_ARGS)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(SOAK_ARGS)
 
 bench: $(READY) ## throughput and ratios against what one would take instead; build/bench.json
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -115,7 +115,10 @@ class SparkEngine:
         return self._direct(target, slices, result, isolate)
 
     def stop(self) -> None:
-        self._spark.stop()
+        from py4j.protocol import Py4JError
+
+        with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, and all that could be stopped with it
+            self._spark.stop()
 
     def _by_worker(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         work = Work(target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent)
@@ -294,7 +297,7 @@ class _translated:
         from py4j.protocol import Py4JError, Py4JJavaError
         from pyspark.errors import PySparkException
 
-        if not isinstance(error, PySparkException | Py4JError):
+        if not isinstance(error, PySparkException | Py4JError | ConnectionError):  # py4j lets the last one through: the JVM is gone
             return
         names, text = [], str(error).strip().splitlines()
         if isinstance(error, Py4JJavaError):

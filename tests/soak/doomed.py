@@ -1,0 +1,61 @@
+"""A program: a producer with one open transaction, to be killed. It says on stdout how far it is, a JSON document a line.
+
+``placed`` (the offsets of what it sent), then either ``open``, after which it does nothing, or ``committing``, after which it commits and
+says ``committed``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from confluent_kafka import Message, Producer
+
+from tidemark.consume.process import die_with_parent
+
+LIMIT_S = 20
+
+
+def main() -> None:
+    die_with_parent()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--transactional-id", required=True)
+    parser.add_argument("--timeout-ms", type=int, required=True)
+    parser.add_argument("--send", required=True, help="[[topic, partition, first value, count], ...]")
+    parser.add_argument("--commit", action="store_true")
+    options = parser.parse_args()
+
+    placed: list[tuple[str, int, int, int]] = []
+
+    def delivered(error: Any, message: Message) -> None:
+        if error is None:
+            placed.append((str(message.topic()), message.partition() or 0, message.offset() or 0, int(message.value() or b"")))
+
+    settings = {"transactional.id": options.transactional_id, "transaction.timeout.ms": options.timeout_ms}
+    producer = Producer({"bootstrap.servers": options.servers, "linger.ms": 5, "log_level": 0, **settings})
+    producer.init_transactions(LIMIT_S)
+    producer.begin_transaction()
+    for topic, partition, first, count in json.loads(options.send):
+        for value in range(first, first + count):
+            producer.produce(topic, value=str(value), partition=partition, on_delivery=delivered)
+    producer.flush(LIMIT_S)
+    say("placed", placed)
+    if options.commit:
+        say("committing")
+        producer.commit_transaction(LIMIT_S)
+        say("committed")
+    else:
+        say("open")
+    sys.stdin.read()  # until it is killed, or whoever started it has gone
+
+
+def say(what: str, more: object = None) -> None:
+    sys.stdout.write(json.dumps([what, more]) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

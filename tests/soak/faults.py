@@ -1,0 +1,310 @@
+"""Strikes the planned faults, each in a thread of its own, and counts those that happened."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import psycopg2
+
+from tests.soak.consumers import Attempt, Consumer
+from tests.soak.plan import PAUSE_LIMIT_S, Fault, Planned
+from tests.soak.producers import Doomed, Setting, end_transaction
+from tests.soak.watch import opened
+from tidemark.local import LocalStack
+from tidemark.sink.steps import Step
+
+POLL_S = 0.02
+AT_ONCE = 4
+"""Faults under way at the same time; more than that wait."""
+PROGRESS_BATCHES = 2
+STRIKE_LIMIT_S = 45.0
+"""How long a fault waits for a commit to come to its step. A server is struck without, after a shorter time."""
+SERVER_LIMIT_S = 5.0
+TAKEOVER_FACTOR = 5
+TAKEOVER_LIMIT_S = 90.0
+"""One stopped driver in two wakes up after so many times its pause, the other when the newer attempt has ended, or after the limit."""
+
+_TERMINATE = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An attempt at work. ``order`` is there while one of its processes stands at a step of a commit."""
+
+    attempt: Attempt
+    order: Path | None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that stands at the step."""
+        return None if self.order is None else int(self.order.suffix[1:])
+
+    def release(self) -> None:
+        if self.order is not None:
+            self.order.unlink(missing_ok=True)
+
+
+class Injector:
+    """``over`` ends it: what waits then is given up, what is stopped goes on, what is down is started.
+
+    Between two faults some batches must be committed, as ``batches`` counts them, but this is waited for ``patience_s`` only: on a slow
+    machine faults that come too fast would strike nothing but drivers that are starting.
+    """
+
+    def __init__(
+        self,
+        stack: LocalStack,
+        consumers: Mapping[str, Consumer],
+        setting: Setting,
+        pool: ThreadPoolExecutor,
+        over: threading.Event,
+        say: Callable[[str], None],
+        *,
+        batches: Callable[[], int],
+        patience_s: float,
+    ) -> None:
+        self.happened: Counter[Fault] = Counter()
+        self.missed: Counter[Fault] = Counter()
+        """Planned, and the soak was over, or what was to be struck had gone."""
+        self.at_step: Counter[str] = Counter()
+        self.begun: list[Future[bool]] = []
+        """Attempts that faults have started beside a consumer's own."""
+        self._stack = stack
+        self._consumers = consumers
+        self._setting = setting
+        self._pool = pool
+        self._over = over
+        self._say = say
+        self._batches = batches
+        self._patience_s = patience_s
+        self._servers = threading.Lock()
+        self._lock = threading.Lock()
+        self._suspended: list[psutil.Process] = []
+        self._doomed: list[tuple[float, str]] = []
+
+    def run(self, planned: Iterable[Planned]) -> None:
+        """Strikes one after the other at their times until ``over``; returns when all have ended. Raises what made one fail."""
+        under_way: list[Future[None]] = []
+        for one in planned:
+            if self._over.wait(one.after_s):
+                break
+            enough, deadline = self._batches() + PROGRESS_BATCHES, time.monotonic() + self._patience_s
+            while self._batches() < enough and time.monotonic() < deadline and not self._over.wait(POLL_S):
+                pass
+            while sum(not strike.done() for strike in under_way) >= AT_ONCE and not self._over.wait(POLL_S):
+                pass
+            under_way.append(self._pool.submit(self._strike, one))
+            for strike in [strike for strike in under_way if strike.done()]:
+                strike.result()
+                under_way.remove(strike)
+        for strike in under_way:
+            strike.result()
+
+    def resume_all(self) -> None:
+        """Nothing stays stopped."""
+        with self._lock:
+            for process in self._suspended:
+                with contextlib.suppress(psutil.Error):
+                    process.resume()
+            self._suspended.clear()
+
+    def end_transactions(self, younger_s: float) -> None:
+        """Ends what doomed producers have left open in the last seconds; the broker's time-out has ended the others."""
+        now = time.monotonic()
+        for since, transactional_id in self._doomed:
+            if now - since < younger_s:
+                end_transaction(self._setting, transactional_id)
+
+    def _strike(self, planned: Planned) -> None:
+        self._say(str(planned))
+        strike: Callable[[Planned], str | None] = {
+            Fault.KILL_DRIVER: self._kill_driver,
+            Fault.KILL_JVM: self._kill_jvm,
+            Fault.KILL_WORKER: self._kill_worker,
+            Fault.STOP_DRIVER: self._stop_driver,
+            Fault.TWIN_ATTEMPTS: self._twin,
+            Fault.TERMINATE_BACKEND: self._terminate,
+            Fault.CRASH_POSTGRES: self._crash_postgres,
+            Fault.KILL_BROKER: self._kill_broker,
+            Fault.HUNG_TRANSACTION: self._hang,
+            Fault.KILL_COMMITTING: self._kill_committing,
+        }[planned.fault]
+        done = strike(planned)
+        with self._lock:
+            (self.missed if done is None else self.happened)[planned.fault] += 1
+        self._say(f"fault {planned.number} {'came to nothing' if done is None else 'struck: ' + done}")
+
+    # ---- whom to strike
+
+    @contextlib.contextmanager
+    def _held(self, planned: Planned, limit_s: float = STRIKE_LIMIT_S) -> Iterator[Held | None]:
+        """An attempt of the consumer at work; with a step, while one of its commits stands there. None if there was none in time."""
+        held = self._catch(self._consumers[planned.consumer], planned.step, time.monotonic() + limit_s)
+        try:
+            yield held
+            if held is not None and held.order is not None and planned.step is not None:
+                with self._lock:
+                    self.at_step[planned.step.name] += 1
+        finally:
+            if held is not None:
+                held.release()
+
+    def _catch(self, consumer: Consumer, step: Step | None, deadline: float) -> Held | None:
+        while time.monotonic() < deadline and not self._over.wait(POLL_S):
+            attempt = next((attempt for attempt in consumer.live() if attempt.jvm() is not None), None)
+            if attempt is None:
+                continue
+            if step is None:
+                return Held(attempt, None)
+            order = attempt.order(step)
+            while time.monotonic() < deadline and not attempt.ended.is_set() and not self._over.wait(POLL_S):
+                if (taken := attempt.held(step)) is not None:
+                    return Held(attempt, taken)
+            order.unlink(missing_ok=True)
+            if (taken := attempt.held(step)) is not None:  # in the last moment
+                taken.unlink(missing_ok=True)
+        return None
+
+    # ---- processes
+
+    def _kill_driver(self, planned: Planned) -> str | None:
+        with self._held(planned) as held:
+            if held is None or not (tree := held.attempt.tree()):
+                return None
+            return self._kill(tree[0], planned, held)
+
+    def _kill_jvm(self, planned: Planned) -> str | None:
+        with self._held(planned) as held:
+            jvm = held.attempt.jvm() if held else None
+            return None if held is None or jvm is None else self._kill(jvm, planned, held)
+
+    def _kill_worker(self, planned: Planned) -> str | None:
+        with self._held(planned) as held:
+            if held is None or held.pid is None:
+                return None
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return self._kill(psutil.Process(held.pid), planned, held)
+            return None
+
+    def _kill(self, process: psutil.Process, planned: Planned, held: Held) -> str | None:
+        """With the coin, whoever stands at the step stays there for the pause, and then goes on, if it lives."""
+        try:
+            name = process.name()
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return None
+        if planned.coin:
+            self._over.wait(planned.pause_s)
+        return f"killed {name} pid={process.pid} attempt={held.attempt.attempt_id}"
+
+    def _stop_driver(self, planned: Planned) -> str | None:
+        consumer = self._consumers[planned.consumer]
+        with self._held(planned) as held:
+            tree = held.attempt.tree() if held else []
+            if held is None or not tree:
+                return None
+            stopped = tree if planned.coin else tree[:1]
+            with self._lock:
+                self._suspended += stopped
+            try:
+                for process in stopped:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.suspend()
+                held.release()
+                newer = self._begin(consumer, another_run=False)
+                short = planned.pause_s < PAUSE_LIMIT_S / 2
+                deadline = time.monotonic() + (planned.pause_s * TAKEOVER_FACTOR if short else TAKEOVER_LIMIT_S)
+                while not newer.done() and time.monotonic() < deadline and not self._over.wait(POLL_S):
+                    pass
+                ended = "had ended" if newer.done() else "was at work"
+            finally:
+                for process in stopped:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.resume()
+                with self._lock:
+                    self._suspended = [process for process in self._suspended if process not in stopped]
+        return f"stopped {len(stopped)} processes attempt={held.attempt.attempt_id}, which woke up when a newer one {ended}"
+
+    def _twin(self, planned: Planned) -> str | None:
+        consumer = self._consumers[planned.consumer]
+        with self._held(planned) as held:
+            if held is None:
+                return None
+            self._begin(consumer, another_run=planned.coin)
+            self._over.wait(planned.pause_s)
+        return f"began an attempt beside attempt={held.attempt.attempt_id}"
+
+    def _begin(self, consumer: Consumer, *, another_run: bool) -> Future[bool]:
+        future = self._pool.submit(consumer.attempt, another_run=another_run)
+        with self._lock:
+            self.begun.append(future)
+        return future
+
+    # ---- Postgres and Kafka
+
+    def _terminate(self, planned: Planned) -> str | None:
+        """With the coin the commit goes on first, so that it is a race."""
+        with self._held(planned) as held:
+            if held is None:
+                return None
+            with contextlib.suppress(psycopg2.OperationalError), opened(self._setting_url()) as connection, connection.cursor() as cursor:
+                if planned.coin:
+                    held.release()
+                cursor.execute(_TERMINATE, (f"tidemark/%/{held.attempt.attempt_id}",))
+                ((ended,),) = cursor.fetchall()
+                return f"terminated {ended} sessions attempt={held.attempt.attempt_id}" if ended else None
+            return None
+
+    def _setting_url(self) -> str:
+        return self._stack.postgres.url()
+
+    def _crash_postgres(self, planned: Planned) -> str | None:
+        with self._held(planned, SERVER_LIMIT_S) as held, self._servers:
+            if self._over.is_set():
+                return None
+            self._stack.stop_postgres(immediate=True)
+            if held is not None:
+                held.release()
+            try:
+                self._over.wait(planned.pause_s)
+            finally:
+                self._stack.start_postgres()
+        return f"Postgres was away for {planned.pause_s:.1f} s"
+
+    def _kill_broker(self, planned: Planned) -> str | None:
+        with self._held(planned, SERVER_LIMIT_S) as held, self._servers:
+            if self._over.is_set():
+                return None
+            self._stack.kill_kafka()
+            if held is not None:
+                held.release()
+            try:
+                self._over.wait(planned.pause_s)
+            finally:
+                self._stack.start_kafka()
+        return f"Kafka was away for {planned.pause_s:.1f} s and its start"
+
+    # ---- producers
+
+    def _hang(self, planned: Planned) -> str | None:
+        return self._doom(planned, commit=False)
+
+    def _kill_committing(self, planned: Planned) -> str | None:
+        return self._doom(planned, commit=True)
+
+    def _doom(self, planned: Planned, *, commit: bool) -> str | None:
+        producer = Doomed(self._setting, random.Random(f"{self._setting.seed}/doomed/{planned.number}"))
+        sent = producer.live_and_die(commit=commit, stop=self._over, pause_s=planned.pause_s)
+        with self._lock:
+            self._doomed.append((time.monotonic(), producer.transactional_id))
+        return None if sent is None else f"killed a producer that had sent {sent} records"

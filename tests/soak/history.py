@@ -1,0 +1,221 @@
+"""What is known of a soak: what producers did to each partition, what a snapshot saw, what the tables hold at the end. No service."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Int8s = npt.NDArray[np.int8]
+
+
+class Outcome(IntEnum):
+    """What became of a record as its producer knows it."""
+
+    COMMITTED = 1
+    """Acknowledged: outside a transaction, or in one whose commit was acknowledged."""
+    ABORTED = 2
+    """Its transaction was aborted, or its producer died before it asked for the commit."""
+    UNKNOWN = 3
+    """The producer died, or gave up, when it had asked and before it had the answer."""
+
+
+class Fate(IntEnum):
+    """What the consumers' transforms make of a record; its value alone decides it."""
+
+    LOAD = 1
+    """One row, with the value."""
+    SKIP = 2
+    RETRY = 3
+    FAIL = 4
+
+
+FATE_PERIOD = 50
+FATE_OF_REMAINDER: Mapping[int, Fate] = {7: Fate.SKIP, 11: Fate.RETRY, 13: Fate.FAIL}
+"""The fate of a value by its remainder modulo `FATE_PERIOD`; all others are loaded."""
+
+
+def fates(values: Int64s) -> Int8s:
+    """The `Fate` of each value."""
+    table = np.full(FATE_PERIOD, Fate.LOAD, dtype=np.int8)
+    table[list(FATE_OF_REMAINDER)] = list(FATE_OF_REMAINDER.values())
+    return table[values % FATE_PERIOD]
+
+
+class Source(NamedTuple):
+    """A Kafka partition."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+class Where(NamedTuple):
+    """A partition as a group reads it."""
+
+    group: str
+    source: Source
+
+    def __str__(self) -> str:
+        return f"{self.group} {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A partition's records as their producers know them. No value comes twice.
+
+    ``offsets, values, outcomes`` are in the order of offsets. The ``unplaced`` ones were sent, and nobody was told at which offset they
+    stand, if at all.
+    """
+
+    offsets: Int64s
+    values: Int64s
+    outcomes: Int8s
+    unplaced_values: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    unplaced_outcomes: Int8s = field(default_factory=lambda: np.empty(0, np.int8))
+
+
+class Recorder:
+    """Collects what producers know. Any thread may add; 17 bytes a record."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._placed: dict[Source, tuple[array[int], array[int], array[int]]] = defaultdict(lambda: (array("q"), array("q"), array("b")))
+        self._unplaced: dict[Source, tuple[array[int], array[int]]] = defaultdict(lambda: (array("q"), array("b")))
+        self.records: Counter[Outcome] = Counter()
+
+    def placed(self, source: Source, offsets: Iterable[int], values: Iterable[int], outcome: Outcome) -> None:
+        """Records whose offsets the broker has told."""
+        with self._lock:
+            before = len(self._placed[source][0])
+            to_offsets, to_values, to_outcomes = self._placed[source]
+            to_offsets.extend(offsets)
+            to_values.extend(values)
+            count = len(to_offsets) - before
+            to_outcomes.extend([outcome] * count)
+            self.records[outcome] += count
+
+    def unplaced(self, source: Source, values: Iterable[int], outcome: Outcome) -> None:
+        """Records that were sent without an answer."""
+        with self._lock:
+            to_values, to_outcomes = self._unplaced[source]
+            before = len(to_values)
+            to_values.extend(values)
+            to_outcomes.extend([outcome] * (len(to_values) - before))
+            self.records[outcome] += len(to_values) - before
+
+    def log(self, source: Source) -> Log:
+        with self._lock:
+            offsets, values, outcomes = (np.array(column) for column in self._placed[source])
+            unplaced_values, unplaced_outcomes = (np.array(column) for column in self._unplaced[source])
+        order = np.argsort(offsets, kind="stable")
+        return Log(
+            offsets[order].astype(np.int64),
+            values[order].astype(np.int64),
+            outcomes[order].astype(np.int8),
+            unplaced_values.astype(np.int64),
+            unplaced_outcomes.astype(np.int8),
+        )
+
+
+def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
+    """``log`` with every outcome decided by what a read_committed reader found in the partition, and where the two contradict.
+
+    A contradiction is no anomaly of a consumer: then Kafka, a producer or this harness is wrong, and the soak judges nothing.
+    """
+    sent = np.concatenate([log.values, log.unplaced_values])
+    told = np.concatenate([log.outcomes, log.unplaced_outcomes])
+    place = np.concatenate([log.offsets, np.full(len(log.unplaced_values), -1, np.int64)])
+    order = np.argsort(sent, kind="stable")
+    sent, told, place = sent[order], told[order], place[order]
+
+    at = np.searchsorted(sent, values)
+    known = (at < len(sent)) & (sent[np.minimum(at, len(sent) - 1)] == values) if len(sent) else np.zeros(len(values), bool)
+    found = np.full(len(sent), -1, np.int64)
+    found[at[known]] = offsets[known]
+    seen = found >= 0
+
+    problems = [
+        *_named("a producer sent a value twice", sent[:-1][np.diff(sent) == 0]),
+        *_named("the log holds a value that nobody sent", values[~known]),
+        *_named("the log holds a value twice", values[known][np.bincount(at[known], minlength=len(sent))[at[known]] > 1]),
+        *_named("acknowledged as committed, and not to be read", sent[(told == Outcome.COMMITTED) & ~seen]),
+        *_named("aborted, and to be read all the same", sent[(told == Outcome.ABORTED) & seen]),
+        *_named("to be read at another offset than the producer was told", sent[seen & (place >= 0) & (found != place)]),
+    ]
+    now = np.where(seen, Outcome.COMMITTED, Outcome.ABORTED).astype(np.int8)
+    place = np.where(seen, found, place)
+    placed = place >= 0
+    by_offset = np.argsort(place[placed], kind="stable")
+    return (
+        Log(place[placed][by_offset], sent[placed][by_offset], now[placed][by_offset], sent[~placed], now[~placed]),
+        problems,
+    )
+
+
+def _named(problem: str, values: Int64s) -> list[str]:
+    return [f"{problem}: {len(values)} values, the first {int(values[0])}"] if len(values) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A ledger row: ``[start, end)``, how many rows it put into the sink and how many records it handed to retry or failed."""
+
+    start: int
+    end: int
+    sink_rows: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """Rows in offsets ``[start, end)``, which an earlier snapshot had counted already."""
+
+    start: int
+    end: int
+    then: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One partition of one group as one snapshot shows it.
+
+    ``since`` is the position in the snapshot before, 0 in the first; topics are new, and every group starts at 0. ``batches`` are the
+    ledger rows that end behind ``since``, by start; ``ledger_rows`` counts, and ``ledger_end`` closes, the whole ledger (0 if it is empty).
+    ``rows``, ``last_row`` and ``rejected`` speak of the sink's rows and the failed records at or behind ``since``.
+    """
+
+    where: Where
+    since: int
+    position: int
+    epoch: int
+    batches: tuple[Batch, ...]
+    ledger_rows: int
+    ledger_end: int
+    rows: int
+    last_row: int | None
+    rejected: int
+    again: Recount | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One partition of one group when all is over. ``ledger`` has rows of ``start, end``. Everything is in any order."""
+
+    position: int
+    ledger: Int64s
+    row_offsets: Int64s
+    row_values: Int64s
+    reject_offsets: Int64s
+    reject_values: Int64s

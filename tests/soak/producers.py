@@ -1,0 +1,262 @@
+"""Producers: one that is only idempotent, others whose transactions commit or abort at random, and doomed ones. All values differ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from tests.soak import doomed
+from tests.soak.history import Outcome, Recorder, Source
+from tidemark.consume.process import child_env
+
+VALUES_A_PRODUCER = 10**9
+TICK_S = 0.05
+TRANSACTION_TIMEOUT_MS = 8_000
+DOOMED_TIMEOUT_MS = 3_000
+"""The broker looks for transactions that are over their time every 10 s."""
+CALL_S = 10.0
+DOOMED_LIMIT_S = 25.0
+END_LIMIT_S = 60.0
+COMMIT_SHARE = 0.7
+_TICKS = (1, 40)
+
+
+@dataclass
+class Sent:
+    """What was sent together, until it is known what became of it."""
+
+    placed: dict[Source, tuple[list[int], list[int]]] = field(default_factory=lambda: defaultdict(lambda: ([], [])))
+    waiting: dict[int, Source] = field(default_factory=dict)
+    """Values without an answer, and where they went."""
+
+    def send(self, producer: Producer, source: Source, value: int) -> bool:
+        """False if the producer's queue is full."""
+        try:
+            producer.produce(source.topic, value=str(value), partition=source.partition, on_delivery=self._delivered)
+        except BufferError:
+            return False
+        self.waiting[value] = source
+        return True
+
+    def _delivered(self, error: Any, message: Message) -> None:
+        if error is None:
+            value, offset = int(message.value() or b""), message.offset()
+            assert offset is not None
+            source = self.waiting.pop(value, None)
+            if source is not None:
+                offsets, values = self.placed[source]
+                offsets.append(offset)
+                values.append(value)
+
+    def record(self, recorder: Recorder, outcome: Outcome, *, unanswered: Outcome) -> None:
+        for source, (offsets, values) in self.placed.items():
+            recorder.placed(source, offsets, values, outcome)
+        by_source: dict[Source, list[int]] = defaultdict(list)
+        for value, source in self.waiting.items():
+            by_source[source].append(value)
+        for source, values in by_source.items():
+            recorder.unplaced(source, values, unanswered)
+        self.placed.clear()
+        self.waiting.clear()
+
+
+class Values:
+    """Numbers producers. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._producers = 0
+
+    def next_producer(self) -> int:
+        """The first value of a producer that nobody else is."""
+        with self._lock:
+            self._producers += 1
+            return self._producers * VALUES_A_PRODUCER
+
+
+@dataclass
+class Setting:
+    """What all producers share."""
+
+    servers: str
+    sources: Sequence[Source]
+    recorder: Recorder
+    values: Values
+    seed: int
+
+    def client(self, **settings: Any) -> Producer:
+        return Producer({"bootstrap.servers": self.servers, "linger.ms": 10, "log_level": 0, "reconnect.backoff.max.ms": 500, **settings})
+
+
+def idempotent(setting: Setting, rate: float, stop: threading.Event) -> None:
+    """Sends ``rate`` records a second, in no transaction, until ``stop``."""
+    random_ = random.Random(f"{setting.seed}/idempotent")
+    producer = setting.client(**{"enable.idempotence": True})
+    value, sent, owed = setting.values.next_producer(), Sent(), 0.0
+    while not stop.wait(TICK_S):
+        producer.poll(0)
+        if not sent.waiting:  # all answered: what is known so far leaves memory
+            sent.record(setting.recorder, Outcome.COMMITTED, unanswered=Outcome.UNKNOWN)
+        owed = min(owed + rate * TICK_S, rate)
+        source = random_.choice(setting.sources)
+        while owed >= 1 and sent.send(producer, source, value):
+            owed -= 1
+            value += 1
+    producer.flush(END_LIMIT_S)
+    sent.record(setting.recorder, Outcome.COMMITTED, unanswered=Outcome.UNKNOWN)
+
+
+class Transactional:
+    """Transactions of random size and length over random partitions, committed or aborted at random, one after the other."""
+
+    def __init__(self, setting: Setting, number: int, rate: float) -> None:
+        self._setting = setting
+        self._rate = rate
+        self._random = random.Random(f"{setting.seed}/transactional/{number}")
+        self._id = f"soak-{number}-{uuid.uuid4().hex[:8]}"
+        self._value = setting.values.next_producer()
+        self._deadline = float("inf")
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            producer = self._setting.client(**{"transactional.id": self._id, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS})
+            try:
+                producer.init_transactions(CALL_S)
+                while not stop.is_set():
+                    self._transaction(producer, stop)
+            except KafkaException:  # an outage, or fenced: a new producer with the same id ends what this one has left open
+                stop.wait(0.5)
+        self._end()
+
+    def _transaction(self, producer: Producer, stop: threading.Event) -> None:
+        """Raises `KafkaException` if the producer can go on no more; what became of the transaction is recorded all the same."""
+        sent, outcome = Sent(), Outcome.ABORTED  # nobody has asked for its commit
+        try:
+            producer.begin_transaction()
+            sources = self._random.sample(list(self._setting.sources), self._random.randint(1, min(3, len(self._setting.sources))))
+            ticks, commit, flush = self._random.randint(*_TICKS), self._random.random() < COMMIT_SHARE, self._random.random() < 0.8
+            for _ in range(ticks):
+                for _ in range(max(1, round(self._rate * TICK_S))):
+                    self._value += sent.send(producer, self._random.choice(sources), self._value)
+                producer.poll(0)
+                if stop.wait(TICK_S):
+                    break
+            if commit:
+                outcome = Outcome.UNKNOWN
+                _patiently(producer.commit_transaction)
+                outcome = Outcome.COMMITTED
+            else:
+                if flush:
+                    producer.flush(CALL_S)
+                _patiently(producer.abort_transaction)
+        except KafkaException as error:
+            if error.args[0].txn_requires_abort():
+                _patiently(producer.abort_transaction)
+            else:
+                raise
+        finally:
+            producer.poll(0)
+            sent.record(self._setting.recorder, outcome, unanswered=outcome)
+
+    def _end(self) -> None:
+        """Ends what may be open, as the next start of this producer would."""
+        end_transaction(self._setting, self._id)
+
+
+def _patiently(ask: Any) -> None:
+    """Asks again as long as librdkafka says that this is right."""
+    deadline = time.monotonic() + END_LIMIT_S
+    while True:
+        try:
+            ask(CALL_S)
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise
+        else:
+            return
+
+
+def end_transaction(setting: Setting, transactional_id: str) -> None:
+    """A producer of that id starts, which aborts what its predecessor has left open."""
+    producer = setting.client(**{"transactional.id": transactional_id})
+    _patiently(producer.init_transactions)
+
+
+@dataclass
+class Doomed:
+    """A producer in a process of its own, which is killed."""
+
+    setting: Setting
+    random: random.Random
+    transactional_id: str = field(default_factory=lambda: f"doomed-{uuid.uuid4().hex[:8]}")
+
+    def live_and_die(self, *, commit: bool, stop: threading.Event, pause_s: float) -> int | None:
+        """Returns how many records it had sent when it was killed; None if it did not get so far."""
+        first = self.setting.values.next_producer()
+        sources = self.random.sample(list(self.setting.sources), min(2, len(self.setting.sources)))
+        send = [(source, first + 1000 * number, self.random.randint(1, 80)) for number, source in enumerate(sources)]
+        sent = Sent(waiting={value: source for source, begin, count in send for value in range(begin, begin + count)})
+        words = ["--servers", self.setting.servers, "--transactional-id", self.transactional_id, "--timeout-ms", str(DOOMED_TIMEOUT_MS)]
+        words += ["--send", json.dumps([[*source, begin, count] for source, begin, count in send]), *(["--commit"] if commit else [])]
+        process = subprocess.Popen(
+            [sys.executable, str(Path(doomed.__file__)), *words],
+            env=child_env(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            reached, told = _listen(process, "committing" if commit else "open")
+            if reached:
+                stop.wait(pause_s / 200 if commit else pause_s)  # a commit takes milliseconds
+        finally:
+            process.kill()
+            rest, _ = process.communicate()
+        said = _lines(told + rest)
+        for topic, partition, offset, value in said.get("placed") or []:
+            offsets, values = sent.placed[sent.waiting.pop(value)]
+            assert (topic, partition) in self.setting.sources
+            offsets.append(offset)
+            values.append(value)
+        asked = Outcome.UNKNOWN if "committing" in said else Outcome.ABORTED
+        sent.record(self.setting.recorder, Outcome.COMMITTED if "committed" in said else asked, unanswered=asked)
+        return sum(count for _, _, count in send) if reached else None
+
+
+def _listen(process: subprocess.Popen[bytes], until: str) -> tuple[bool, bytes]:
+    """Whether it came so far, and all that it said."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + DOOMED_LIMIT_S
+    told = b""
+    while until not in _lines(told):
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        more = os.read(process.stdout.fileno(), 65536) if ready else b""
+        if not more:
+            return False, told
+        told += more
+    return True, told
+
+
+def _lines(told: bytes) -> dict[str, Any]:
+    found = {}
+    for line in told.splitlines():
+        with contextlib.suppress(ValueError):  # cut off by the kill, or not yet whole
+            what, more = json.loads(line)
+            found[what] = more
+    return found

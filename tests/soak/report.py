@@ -1,0 +1,126 @@
+"""What a soak found, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.soak.checker import Anomaly, counted
+from tests.soak.history import Outcome, Where
+from tests.soak.plan import Fault
+
+EXAMPLES = 20
+FOR_GOOD = ("AttemptRefused", "AttemptBroken", "AttemptFailed")
+"""Ends of an attempt after which nobody tries again before somebody has looked; no fault of a soak is a reason for one."""
+
+
+@dataclass
+class Result:
+    """``contradictions``: what Kafka holds against what producers were told; then the soak says nothing about consumers."""
+
+    seed: int
+    seconds: float
+    rate: float
+    took_s: float = 0.0
+    records: Mapping[Outcome, int] = field(default_factory=dict)
+    rows: int = 0
+    rejected: int = 0
+    batches: int = 0
+    snapshots: int = 0
+    faults: Mapping[Fault, int] = field(default_factory=dict)
+    missed: Mapping[Fault, int] = field(default_factory=dict)
+    at_step: Mapping[str, int] = field(default_factory=dict)
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
+    anomalies: Sequence[Anomaly] = ()
+    contradictions: Sequence[str] = ()
+    not_conserved: Sequence[str] = ()
+    left_over: Sequence[str] = ()
+
+    @property
+    def produced(self) -> int:
+        return sum(self.records.values())
+
+    @property
+    def ended_for_good(self) -> dict[str, int]:
+        """Attempts that ended in a way that nobody would try again."""
+        return {kind: count for kind, count in self.attempts.items() if kind.startswith(FOR_GOOD)}
+
+    def problems(self) -> list[str]:
+        """All that must not be; empty after a good soak."""
+        return [
+            *_first_of_each(self.anomalies),
+            *(f"producers and log contradict: {text}" for text in self.contradictions),
+            *(f"not conserved: {text}" for text in self.not_conserved),
+            *(f"{count} attempts ended as {kind}: {self.said.get(kind, '')}" for kind, count in self.ended_for_good.items()),
+            *(f"still running: {text}" for text in self.left_over),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "minutes": round(self.seconds / 60, 2),
+            "took_s": round(self.took_s, 1),
+            "rate": self.rate,
+            "records": {"produced": self.produced, **{outcome.name.lower(): self.records.get(outcome, 0) for outcome in Outcome}},
+            "rows": self.rows,
+            "retried_or_failed": self.rejected,
+            "batches": self.batches,
+            "snapshots": self.snapshots,
+            "faults": {fault.value: self.faults.get(fault, 0) for fault in Fault},
+            "came_to_nothing": {fault.value: count for fault, count in self.missed.items()},
+            "struck_at_step": dict(self.at_step),
+            "attempts": dict(sorted(self.attempts.items())),
+            "anomalies": {kind.value: count for kind, count in counted(self.anomalies).items()},
+            "problems": self.problems()[:EXAMPLES],
+        }
+
+
+def _first_of_each(anomalies: Sequence[Anomaly]) -> list[str]:
+    """Of each kind in each partition the first: what is wrong once is often seen in every snapshot that follows."""
+    found: dict[tuple[str, Where], list[Anomaly]] = defaultdict(list)
+    for anomaly in anomalies:
+        found[anomaly.kind, anomaly.where].append(anomaly)
+    return [f"{them[0]}{f' (and {len(them) - 1} more like it)' if len(them) > 1 else ''}" for them in found.values()]
+
+
+def write(result: Result, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result.as_json(), indent=2) + "\n")
+
+
+def show(result: Result, console: Console) -> None:
+    table = Table(title=f"Soak of {result.seconds / 60:g} minutes, seed {result.seed}", show_header=False, title_justify="left")
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for name, count in (
+        ("records produced", result.produced),
+        *((f"  {outcome.name.lower()}", result.records.get(outcome, 0)) for outcome in Outcome),
+        ("rows in the sinks", result.rows),
+        ("records handed to retry or failed", result.rejected),
+        ("batches committed", result.batches),
+        ("snapshots compared", result.snapshots),
+    ):
+        table.add_row(name, f"{count:,}")
+    table.add_section()
+    for fault in Fault:
+        missed = result.missed.get(fault, 0)
+        table.add_row(f"fault {fault}" + (f" (and {missed} came to nothing)" if missed else ""), f"{result.faults.get(fault, 0):,}")
+    table.add_section()
+    for kind, count in sorted(result.attempts.items()):
+        table.add_row(f"attempt {kind}", f"{count:,}")
+    table.add_section()
+    for name, count in counted(result.anomalies).items():
+        table.add_row(f"anomaly {name}", f"{count:,}")
+    console.print(table)
+    for problem in result.problems()[:EXAMPLES]:
+        console.print(problem, markup=False)
+    struck = ", ".join(f"{step} {count}" for step, count in result.at_step.items())
+    console.print(f"struck at a step: {struck or 'never'}; the whole took {result.took_s:.0f} s", markup=False)
