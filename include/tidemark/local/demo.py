@@ -126,7 +126,13 @@ def produce(servers: str) -> Expected:
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, config=settings)])[TOPIC].result()
     source = flights()
     producer = Producer(
-        {"bootstrap.servers": servers, "linger.ms": 50, "enable.idempotence": True, "queue.buffering.max.messages": 500_000}
+        {
+            "bootstrap.servers": servers,
+            "linger.ms": 50,
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 500_000,
+            "log_level": 3,  # a broker that has just started is told to wait, in a warning or two
+        }
     )
     times = (source.time_hour.map(_millis)).tolist()
     for number, (row, when) in enumerate(zip(_records(source), times, strict=True)):
