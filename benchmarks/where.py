@@ -65,7 +65,7 @@ def _round(site: Site, layout: Layout, part: Slice) -> dict[str, float]:
     before = time.process_time()
     batches = read({"bootstrap.servers": site.servers}, part.partition, part.start, part.end)
     while (messages := timed(READ, lambda: next(batches, None))) is not None:
-        given = timed(RECORDS, partial(records, part, messages))
+        given, _ = timed(RECORDS, partial(records, part, messages))
         answer = timed(TRANSFORM, partial(transform, given))
         rows = timed(TALLY, lambda answer=answer: tally.take(judge(answer, part)))
         chunks.append(timed(ENCODE, lambda rows=rows: list(iter(CopyStream(columns, iter([rows])).read, b""))))

@@ -1,268 +1,217 @@
-"""Whole runs through the driver and real Spark: what only they can show."""
+"""Whole runs of the Spark form: what Spark reads, what a transform may return, and what is refused."""
 
 from __future__ import annotations
 
-import functools
-import json
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
-from tests.kafka_topics import Topics
-from tests.scenario import ARROW, PLAIN, SPARK, Scenario, eventually
+from tests.raw_records import RawRecord, produce_raw
+from tests.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
+from tests.scenario import SPARK, Scenario
+from tests.spark_here import run_here, spark_session
+from tests.transforms import ECHO_COLUMNS, ECHOES, JUDGES, MANY_ROWS, arrow, echoed, spark, told, with_column
 
-from tidemark import project
-from tidemark.connections import Connections
-from tidemark.consume.describe import layout_of
 from tidemark.consume.work import TransformFailed
-from tidemark.db import session
-from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.db import session, transaction
+from tidemark.errors import TidemarkError
+from tidemark.quality import check_conservation
 from tidemark.sink.table import SinkMismatch
-from tidemark.spark.plan import PlanNotDirect, require_direct
-from tidemark.spec.transform import Form, Transform
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-# ---- plans: one Spark session, nothing is read
+from tidemark.sink.tally import BadOutput
+from tidemark.spark.engine import DataLoss, SparkFailed
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    from tidemark.local.jars import spark_jars
-    from tidemark.spark.session import SETTINGS, _session
-
-    started = _session("plans", "local[1]", {**SETTINGS, "spark.jars": ",".join(str(jar) for jar in spark_jars())})
-    yield started
-    started.stop()
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of all consumers of this module."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "consumers").mkdir()
+    (home / "transforms").mkdir()
+    return home
 
 
 @pytest.fixture
-def records(spark: SparkSession, topics: Topics) -> DataFrame:
-    """A batch of two slices, as a transform gets it."""
-    from tidemark.spark.engine import kafka_records
-
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.produce(topic, [b"1 2", b"3"], partition=partition)
-    slices = [Slice(TopicPartition(topic, partition), 1, 0, 2, Epoch(1)) for partition in range(2)]
-    return kafka_records(spark, Connections("postgresql:///", {"bootstrap.servers": topics.servers}), slices)
+def project_dir(home: Path) -> Path:
+    return home
 
 
-def small(records: DataFrame) -> DataFrame:
-    """A table to join with."""
-    return records.sparkSession.createDataFrame([("1 2", "one")], "word string, name string")
+@pytest.fixture(scope="module")
+def session_here(home: Path) -> Iterator[None]:
+    """The session on which `run_here` runs."""
+    with spark_session(home / "transforms"):
+        yield
 
 
-def text(records: DataFrame) -> DataFrame:
-    return records.selectExpr("*", "CAST(value AS STRING) AS word")
+pytestmark = pytest.mark.usefixtures("session_here")
 
 
-def udf(records: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return records.withColumn("length", F.udf(len, "int")("value"))
+# ---- what a log may hold
 
 
-def pandas_udf(records: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return text(records).withColumn("upper", F.pandas_udf(lambda words: words.str.upper(), "string")("word"))
-
-
-def chained(records: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    named = text(records).join(F.broadcast(small(records)), "word", "left").where("name IS NOT NULL OR value IS NOT NULL")
-    return udf(named.withColumn("part", F.explode(F.split("word", " ")))).drop("word")
-
-
-def broadcast(records: DataFrame, how: str = "inner") -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return text(records).join(F.broadcast(small(records)), "word", how)
+def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenario: Scenario) -> None:
+    """Key, value, timestamp of any year and in any order, headers in their order, with repetitions, nulls and any bytes."""
+    topic = scenario.topics.create(message_timestamp_after_max_ms=str(2**63 - 1))
+    repeated = [("trace", b"1"), ("trace", b"2"), ("null", None), ("empty", b""), ("", b"no name"), ("trace", b"\xff\xfe\0\x80")]
+    for key in (None, b"", b"\0\xffkey"):
+        scenario.topics.produce(topic, [None, b"", b"\0\xff"], key=key, headers=repeated if key else None, timestamp=1_600_000_000_123)
+    times = [4_102_444_800_000, 0, 1_600_000_000_000, 1, -86_400_000]
+    produce_raw(scenario.topics.servers, topic, [RawRecord(b"x", millis) for millis in times])
+    scenario.write(ECHOES["spark"], topics=topic).make_sink(ECHO_COLUMNS)
+    run_here(scenario)
+    assert echoed(scenario) == told(scenario, topic)
+    assert scenario.rows("count(*) OVER ()", where="names IS NULL")[0] == 11
+    scenario.check()
 
 
-def in_arrow(records: DataFrame) -> DataFrame:
-    return records.select("kafka_offset").mapInArrow(lambda batches: batches, "kafka_offset long")
+def test_what_only_java_makes_of_a_record(scenario: Scenario) -> None:
+    """Where the other forms say null or fail a record: a name of a header that is no UTF-8 has replacement characters, and Kafka's -1 for
+    no timestamp is the last millisecond before 1970. A failed record is kept as the other forms keep it."""
+    topic = scenario.topics.create()
+    records = [RawRecord(b"a", -1, [(b"good", b"1"), (b"\xff\xfe", b"2")]), RawRecord(b"fail", -1)]
+    produce_raw(scenario.topics.servers, topic, records)
+    scenario.write(ECHOES["spark"], topics=topic).make_sink(ECHO_COLUMNS)
+    run_here(scenario)
+    just_before = datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+    assert scenario.rows("at, names") == [(just_before, ["good", "\ufffd\ufffd"]), (just_before, None)]
+    scenario.transform(JUDGES["spark"])
+    scenario.set(group=f"{scenario.name}-failed")
+    scenario.sql(f"TRUNCATE {scenario.table}")
+    run_here(scenario)
+    assert scenario.failed("record_offset, record_timestamp") == [(1, None)]
 
 
-DIRECT: dict[str, Callable[[DataFrame], DataFrame]] = {
-    "as it came": lambda records: records,
-    "select and where": lambda records: records.where("value IS NOT NULL").select("kafka_offset"),
-    "from_json": lambda records: text(records).selectExpr("from_json(word, 'a INT') AS parsed").select("parsed.*"),
-    "explode": lambda records: text(records).selectExpr("kafka_offset", "explode(split(word, ' ')) AS part"),
-    "a UDF": udf,
-    "a pandas UDF": pandas_udf,
-    "mapInArrow": in_arrow,
-    "mapInPandas": lambda records: records.select("kafka_offset").mapInPandas(lambda frames: frames, "kafka_offset long"),
-    "a broadcast join": broadcast,
-    "a left broadcast join": functools.partial(broadcast, how="left"),
-    "a left anti broadcast join": functools.partial(broadcast, how="left_anti"),
-    "a broadcast join without equality": lambda records: text(records).crossJoin(small(records).limit(1)),
-    "all of these": chained,
-    "sampling": lambda records: records.sample(0.5, seed=1),
-}
+def test_timestamp_that_is_no_moment_of_any_calendar_cannot_be_read_by_sparks_connector(scenario: Scenario) -> None:
+    """Nanoseconds written as milliseconds overflow in it, whatever the transform asks for: the batch fails, and no offset moves."""
+    topic = scenario.topics.create(message_timestamp_after_max_ms=str(2**63 - 1))
+    produce_raw(scenario.topics.servers, topic, [RawRecord(b"x", 1_600_000_000_000_000_000)])
+    scenario.write(SPARK, topics=topic)
+    refused(scenario, SparkFailed, "could not finish the batch: long overflow")
 
 
-@pytest.mark.parametrize("transform", DIRECT.values(), ids=DIRECT.keys())
-def test_plan_that_keeps_partitions_in_their_tasks_is_taken(records: DataFrame, transform: Callable[[DataFrame], DataFrame]) -> None:
-    """What works on rows one by one, and joins with something small, may be committed by its tasks; each task holds one partition."""
-    result = transform(records)
-    require_direct(result)
-    assert result.rdd.getNumPartitions() == 2
+def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
+    """Compaction, aborted transactions and markers leave offsets without a record; a slice may hold nothing else. An open transaction
+    ends the run before it."""
+    gone, aborted, opened, empty = compacted(scenario), scenario.topics.create(), scenario.topics.create(), scenario.topics.create()
+    scenario.topics.transaction(aborted, [b"x", b"y"], commit=False)
+    scenario.topics.produce(opened, [b"a"])
+    scenario.topics.transaction(opened, [b"b"])
+    scenario.topics.transaction(opened, [b"z"], commit=False)
+    with open_transaction(scenario.topics, opened, b"c") as producer:
+        scenario.topics.produce(opened, [b"d"])
+        scenario.write(SPARK, topics=[gone, aborted, opened, empty], batch={"max_records": 10}).make_sink("payload bytea")
+        run_here(scenario)
+        assert sorted(scenario.rows()) == [b"a", b"b", b"other", b"record 19"]
+        assert scenario.positions() == {(gone, 0): 21, (aborted, 0): 3, (opened, 0): 5, (empty, 0): 0}
+        assert scenario.counts() == {"loaded": 4, "sink_rows": 4, "unaccounted": 25}
+        producer.commit_transaction(30)
+    run_here(scenario)
+    assert sorted(scenario.rows()) == [b"a", b"b", b"c", b"d", b"other", b"record 19"]
+    scenario.check()
 
 
-def big_join(records: DataFrame) -> DataFrame:
-    return text(records).join(small(records).hint("merge"), "word")
+def test_hundred_partitions_of_which_some_are_empty(scenario: Scenario) -> None:
+    """A task for each that has something to read, in batches that do not exceed their limit."""
+    topic = scenario.topics.create(100)
+    for partition in range(0, 100, 2):
+        scenario.topics.produce(topic, numbers(0, 3), partition=partition)
+    scenario.write(SPARK, topics=topic, batch={"max_records": 90}).make_sink("payload bytea")
+    assert run_here(scenario).records == 150
+    found = scenario.rows("kafka_partition, kafka_offset, payload")
+    assert found == [(partition, number, b"record %d" % number) for partition in range(0, 100, 2) for number in range(3)]
+    assert scenario.positions() == {(topic, partition): 0 if partition % 2 else 3 for partition in range(100)}
+    check_conserved(scenario)
 
 
-def window(records: DataFrame) -> DataFrame:
-    return records.selectExpr("*", "row_number() OVER (PARTITION BY key ORDER BY offset) AS number")
+def test_records_of_1_mb_are_loaded_and_failed_ones_kept_whole(scenario: Scenario) -> None:
+    """As large as a broker takes them by default, 300 in one slice, through the JVM of a driver with default memory."""
+    topic = scenario.topics.create()
+    sums = produce_large(scenario.topics, topic, 300)
+    said = "IF(offset % 30 = 7, 'fail', 'load') AS disposition"
+    scenario.write(spark(f'records.selectExpr(*L, "md5(value) AS payload", "{said}")'), topics=topic).make_sink("payload text")
+    run_here(scenario)
+    assert scenario.rows("kafka_offset, payload") == [(offset, sums[offset]) for offset in range(300) if offset % 30 != 7]
+    assert scenario.failed("record_offset, md5(value)") == [(offset, sums[offset]) for offset in range(7, 300, 30)]
+    check_conserved(scenario)
 
 
-REFUSED: dict[str, Callable[[DataFrame], DataFrame]] = {
-    "groupBy": lambda records: records.groupBy("key").count(),
-    "an aggregate of all": lambda records: records.selectExpr("count(*)"),
-    "distinct": lambda records: records.select("value").distinct(),
-    "dropDuplicates": lambda records: records.dropDuplicates(["kafka_topic", "kafka_partition", "kafka_offset"]),
-    "a window": window,
-    "a join that shuffles": big_join,
-    "a self-join": lambda records: records.alias("a").join(records.alias("b").hint("merge"), "kafka_offset"),
-    "repartition": lambda records: records.repartition(4),
-    "repartition by a column": lambda records: records.repartition(2, "kafka_partition"),
-    "coalesce": lambda records: records.coalesce(1),
-    "orderBy": lambda records: records.orderBy("kafka_offset"),
-    "limit": lambda records: records.limit(1),
-    "offset": lambda records: records.offset(1),
-    "union with itself": lambda records: records.union(records),
-    "union with others": lambda records: records.select("topic").union(small(records).select("name")),
-    "other rows": small,
-    "the records only broadcast": lambda records: small(records).join(text(records).hint("broadcast"), "word"),
-    "a right join": functools.partial(broadcast, how="full"),
-    "cached": lambda records: records.cache(),
-    "shuffled and cached": lambda records: records.repartition(4).cache(),
-    "made into an RDD and back": lambda records: records.select("kafka_topic").rdd.repartition(4).toDF(),
-    "other rows that look alike": lambda records: small(records).selectExpr("word AS kafka_topic"),
-}
+def test_records_may_be_compressed_in_any_way(scenario: Scenario) -> None:
+    """Each of Kafka's codecs, in one partition."""
+    topic = scenario.topics.create()
+    for codec in CODECS:
+        produce_compressed(scenario.topics, topic, numbers(0, 50), codec)
+    scenario.write(SPARK, topics=topic).make_sink("payload bytea")
+    run_here(scenario)
+    assert scenario.rows() == numbers(0, 50) * len(CODECS)
 
 
-@pytest.mark.parametrize("transform", REFUSED.values(), ids=REFUSED.keys())
-def test_plan_that_moves_rows_between_tasks_is_refused_with_the_reason(
-    records: DataFrame, transform: Callable[[DataFrame], DataFrame]
-) -> None:
-    """The operator is named, and what to do instead."""
-    with pytest.raises(PlanNotDirect, match=r"plan has \w+Exec \((.|\n)*not supported yet\. Make the other side"):
-        require_direct(transform(records))
+def test_retention_that_passes_a_range_while_it_is_read_refuses_the_batch(scenario: Scenario) -> None:
+    """Spark's connector is told to fail instead of skipping; the next run stores what was lost."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 10))
+    scenario.write(SPARK, topics=topic, offset_reset="earliest").make_sink("payload bytea")
+    with pytest.raises(DataLoss, match=rf"not in the log any more: .*out of range for partition {topic}-0 The next run says what is lost"):
+        run_here(scenario, before=lambda: scenario.topics.trim(topic, {0: 5}))
+    assert scenario.attempt()["error"]["kind"] == "refused"
+    assert scenario.rows() == []
+    run_here(scenario)
+    assert scenario.rows() == numbers(5, 10)
+    assert scenario.lost() == [(0, 0, 5, "retention")]
+    scenario.check()
 
 
-def test_records_of_a_batch_are_the_slices_and_nothing_else(spark: SparkSession, topics: Topics) -> None:
-    """Spark's connector reads ``[start, end)`` of each slice, with headers and lineage."""
-    from tidemark.spark.engine import kafka_records
+# ---- what a transform may return
 
-    topic = topics.create(3)
-    for partition in range(3):
-        topics.produce(topic, [str(number) for number in range(10)], partition=partition, headers=[("h", b"\xff")])
-    slices = [Slice(TopicPartition(topic, 0), 1, 2, 5, Epoch(1)), Slice(TopicPartition(topic, 2), 1, 9, 10, Epoch(1))]
-    found = kafka_records(spark, Connections("postgresql:///", {"bootstrap.servers": topics.servers}), slices).collect()
-    assert sorted((row.kafka_partition, row.kafka_offset, bytes(row.value)) for row in found) == [
-        (0, 2, b"2"),
-        (0, 3, b"3"),
-        (0, 4, b"4"),
-        (2, 9, b"9"),
+
+def test_each_record_is_loaded_skipped_retried_or_failed(scenario: Scenario) -> None:
+    """By its column ``disposition``; a record that is not loaded is kept as it was."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"one", b"skip", b"fail", b"retry", None, b"two"], key=b"\xff", headers=[("h", None), ("h", b"\xfe")])
+    scenario.write(JUDGES["spark"], topics=topic).make_sink("payload bytea")
+    run_here(scenario)
+    assert scenario.rows("payload, kafka_offset") == [(b"one", 0), (b"two", 5)]
+    assert scenario.counts() == {"loaded": 2, "skipped": 1, "retried": 1, "failed": 2, "sink_rows": 2}
+    assert scenario.failed() == [
+        (2, "fail", "Fail", "no carrier"),
+        (3, "retry", "Retry", "try later"),
+        (4, "fail", "Fail", "no carrier"),
     ]
-    assert found[0].headers[0].key == "h"
-    assert bytes(found[0].headers[0].value) == b"\xff"
-
-
-def test_transform_whose_dataframe_cannot_be_built_is_refused(spark: SparkSession) -> None:
-    """Spark's own complaint about a column is passed on."""
-    from tidemark.spark.engine import output_schema
-
-    with pytest.raises(TransformFailed, match="carier"):
-        output_schema(spark, lambda records: records.select("carier"))
-    with pytest.raises(TransformFailed, match="it returned NoneType; it must return a DataFrame"):
-        output_schema(spark, lambda records: None)
-
-
-def test_integer_for_a_double_is_refused_with_both_schemas(spark: SparkSession, scenario: Scenario) -> None:
-    """Binary COPY would store garbage without a word."""
-    from tidemark.spark.engine import output_schema
-
-    scenario.make_sink("payload double precision")
-    columns = ["kafka_topic", "kafka_partition", "kafka_offset", "CAST(length(value) AS BIGINT) AS payload"]
-    transform = Transform(Form.SPARK, lambda records: records.selectExpr(*columns), "m", "f")
-    with session(scenario.database_url) as connection, pytest.raises(SinkMismatch) as refused:
-        layout_of(transform, scenario.table, connection, functools.partial(output_schema, spark))
-    said = str(refused.value).splitlines()
-    assert "  - column payload: the output is int64, the table is double precision; cast it to double, or change the column" in said
-    assert "the transform returns: kafka_topic string, kafka_partition int32, kafka_offset int64, payload int64" in said
-    assert any(line.startswith("the table has:         payload double precision, kafka_topic_id smallint") for line in said)
-
-
-def test_error_in_a_users_function_is_told_with_its_place(records: DataFrame) -> None:
-    """Of a traceback through Spark's worker remain the error and the last line that it passed through."""
-    from pyspark.sql import functions as F
-
-    from tidemark.spark.engine import _translated
-
-    place = r"\(File \".*\", line \d+, in .*\)\."
-    with pytest.raises(TransformFailed, match=rf"executors: ZeroDivisionError: float division by zero {place}"), _translated():
-        records.select(F.udf(lambda value: 1.0 / 0, "double")("value")).collect()
-
-
-# ---- whole runs, a driver process each
-
-
-def result(done: subprocess.CompletedProcess[str]) -> Any:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def mixed(scenario: Scenario, transform: str) -> Scenario:
-    """A consumer of two topics with nulls, empty values, transactions of both ends, and an empty partition."""
-    topic, second = scenario.topics.create(3), scenario.topics.create()
-    scenario.topics.produce(topic, [None, b"", b"\xff\0"] * 7)
-    scenario.topics.transaction(topic, [b"gone"], partition=1, commit=False)
-    scenario.topics.transaction(topic, [b"kept"], partition=1)
-    scenario.topics.produce(second, [b"other"])
-    return scenario.write(transform, topics=[topic, second], batch={"max_records": 15}).make_sink("payload bytea")
-
-
-MIXED = {"loaded": 23, "unaccounted": 3, "sink_rows": 23}
-"""What any form stores of it."""
-
-
-def test_spark_form_loads_what_is_in_the_topics(scenario: Scenario) -> None:
-    """Spark's connector reads the ranges, the same commit stores them; the result for programs is one document on stdout."""
-    done = result(mixed(scenario, SPARK).command("consume", scenario.name, "--output", "json"))
-    assert {name: done[name] for name in ("state", "records", "loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")} == {
-        "state": "COMMITTED", "records": 26, "skipped": 0, "retried": 0, "failed": 0, **MIXED,
-    }  # fmt: skip
-    assert len(scenario.rows(where="payload = 'kept'")) == 1
     scenario.check()
 
 
-@pytest.mark.parametrize("submitted", [False, True], ids=["function form", "arrow form by spark-submit"])
-def test_other_forms_load_the_same(scenario: Scenario, submitted: bool) -> None:
-    """In client mode the driver writes its attempt's row itself, and takes the master that spark-submit was told."""
-    mixed(scenario, ARROW if submitted else PLAIN)
-    env, starter = scenario.env(), [sys.executable]
-    if submitted:
-        env |= {"PYSPARK_PYTHON": sys.executable, "TIDEMARK_SPARK_MASTER": "spark://127.0.0.1:9", "SPARK_LOCAL_IP": "127.0.0.1"}
-        starter = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]"]
-    command = [*starter, str(project.consume_job()), scenario.name]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr
-    assert scenario.counts() == MIXED
-    assert scenario.attempt(1) == {"state": "COMMITTED", "error": None}
+def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario) -> None:
+    """More rows than a batch has records; each has its number among its record's."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, ["1", "100000", "2"])
+    scenario.write(MANY_ROWS["spark"], topics=topic).make_sink("number bigint")
+    run_here(scenario)
+    assert scenario.counts() == {"loaded": 3, "sink_rows": 100_003}
+    found = "kafka_offset, count(*), max(kafka_seq) + 1, bool_and(number = kafka_seq)"
+    assert scenario.sql(f"SELECT {found} FROM {scenario.table} GROUP BY 1 ORDER BY 1") == [
+        (0, 1, 1, True), (1, 100_000, 100_000, True), (2, 2, 2, True),
+    ]  # fmt: skip
     scenario.check()
+
+
+NOTHING = {
+    "no record passes": 'records.where("value = \'nobody\'").selectExpr(*L, "value AS payload")',
+    "nothing is asked for": 'records.where("false").selectExpr(*L, "value AS payload")',
+    "a limit of nothing": 'records.limit(0).selectExpr(*L, "value AS payload")',
+    "no element": 'records.selectExpr(*L, "value AS payload", "explode(array_repeat(1, 0)) AS one").drop("one")',
+}
+
+
+@pytest.mark.parametrize("expression", NOTHING.values(), ids=NOTHING.keys())
+def test_run_whose_rows_are_all_filtered_away_moves_the_positions(scenario: Scenario, expression: str) -> None:
+    """No row at all is an answer, too, also where Spark sees it before it has read anything."""
+    topic = scenario.topics.create(2)
+    scenario.topics.produce(topic, numbers(0, 3))
+    scenario.topics.produce(topic, numbers(0, 2), partition=1)
+    scenario.write(spark(expression), topics=topic).make_sink("payload bytea")
+    run_here(scenario)
+    assert scenario.positions() == {(topic, 0): 3, (topic, 1): 2}
+    assert scenario.counts() == {"unaccounted": 5}
+    scenario.check(filtered=5)
 
 
 WORDS = """
@@ -288,19 +237,16 @@ WORDS = """
 """
 
 
-def test_spark_transform_with_join_explode_and_udf_says_what_becomes_of_each_record(scenario: Scenario) -> None:
+def test_transform_with_join_explode_and_udf_says_what_becomes_of_each_record(scenario: Scenario) -> None:
     """Anything that keeps a partition in its task: a module of the user's beside the transform, UDFs, a broadcast join, dispositions."""
     (scenario.folder / "transforms" / f"helper_{scenario.name}.py").write_text(
         "def shout(word):\n    return None if word is None else word.upper()\n"
     )
     topic = scenario.topics.create(2)
-    headers = [("h", None), ("h", b"\xfe")]
-    lines = [b"a b a", None, b"bad", b"filtered"]
-    scenario.topics.produce(topic, lines, key=b"\xff", headers=headers, timestamp=1_600_000_000_123)
+    scenario.topics.produce(topic, [b"a b a", None, b"bad", b"filtered"], key=b"\xff", timestamp=1_600_000_000_123)
     scenario.topics.produce(topic, [b"late", b"c"], partition=1)
     scenario.write(WORDS.replace("{name}", scenario.name), topics=topic).make_sink("word text, name text")
-    done = result(scenario.command("consume", scenario.name, "--output", "json"))
-    assert done["loaded"] == 2
+    run_here(scenario)
     assert sorted(scenario.rows("kafka_partition, kafka_offset, kafka_seq, word, name", where="kafka_partition = 0")) == [
         (0, 0, 0, "A", "Alpha"),
         (0, 0, 1, "B", "Beta"),
@@ -314,64 +260,203 @@ def test_spark_transform_with_join_explode_and_udf_says_what_becomes_of_each_rec
     scenario.check(filtered=1)
 
 
-SHUFFLED = """
-    from pyspark.sql import DataFrame
-
-    def transform(records: DataFrame) -> DataFrame:
-        columns = ["kafka_topic", "kafka_partition", "kafka_offset", "value AS payload"]
-        return records.selectExpr(*columns).dropDuplicates(["payload"])
-"""
+# ---- what is refused
 
 
-def test_run_of_a_transform_that_cannot_be_used_fails_and_stores_nothing(scenario: Scenario) -> None:
-    """Exit status 1, the reason on stderr and on the attempt's row, nothing on stdout, no row and no move of a position."""
+PAYLOAD = 'records.selectExpr(*L, "value AS payload")'
+UNFIT: dict[str, tuple[str, type[TidemarkError], str]] = {
+    "another type": (
+        'records.selectExpr(*L, "offset AS payload")',
+        SinkMismatch,
+        "column payload: the output is int64, the table is bytea",
+    ),
+    "another name": ('records.selectExpr(*L, "value AS other")', SinkMismatch, "the table has no column other"),
+    "one more column": ('records.selectExpr(*L, "value AS payload", "1 AS other")', SinkMismatch, "the table has no column other"),
+    "a column twice": ('records.selectExpr(*L, "value AS payload", "value AS payload")', SinkMismatch, "the column payload 2 times"),
+    "a number as disposition": (
+        'records.selectExpr(*L, "value AS payload", "1 AS disposition")',
+        SinkMismatch,
+        "disposition must be text, it is int32",
+    ),
+    "a number as error": ('records.selectExpr(*L, "value AS payload", "1 AS error")', SinkMismatch, "error must be text, it is int32"),
+    "part of the lineage": (
+        'records.selectExpr("kafka_topic", "kafka_offset", "value AS payload")',
+        SinkMismatch,
+        "lacks the lineage column kafka_partition: return it as the transform was given it",
+    ),
+    "the offset as text": (
+        'records.selectExpr(*L[:2], "CAST(value AS string) AS kafka_offset", "value AS payload")',
+        SinkMismatch,
+        "the lineage column kafka_offset is string",
+    ),
+    "a column that is not there": ('records.select("carier")', TransformFailed, "`carier` cannot be resolved"),
+    "nothing": ("None", TransformFailed, "it returned NoneType; it must return a DataFrame"),
+    "an exception": ("1 / 0", TransformFailed, "building its DataFrame: ZeroDivisionError: division by zero"),
+}
+
+
+def test_transform_that_does_not_fit_is_refused_before_a_record_is_read(scenario: Scenario, subtests: pytest.Subtests) -> None:
+    """Spark knows the columns without a record; they are compared with the table, and nothing is read."""
     topic = scenario.topics.create()
-    scenario.topics.produce(topic, [b"a", b"a"])
-    scenario.write(SHUFFLED, topics=topic).make_sink("payload bytea")
-    done = scenario.command("consume", scenario.name, "--output", "json")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Aggregations, windows, sorts, unions, limits, repartition and joins that shuffle are not supported yet." in done.stderr
-    error = scenario.attempt(1)["error"]
-    assert (error["kind"], error["type"]) == ("refused", "PlanNotDirect")
-    assert error["text"] in done.stderr
-    assert scenario.positions() == {(topic, 0): 0}
+    scenario.topics.produce(topic, [b"a"])
+    for what, (expression, error, said) in UNFIT.items():
+        with subtests.test(what):
+            scenario.write(spark(expression), topics=topic)
+            refused(scenario, error, said)
     scenario.check()
 
 
-HOOK = """
-    import os, pathlib, time
-
-    def block(step, part):
-        if step.name == "LEDGER" and part.start > 0:
-            pathlib.Path(os.environ["BLOCKED"]).touch()
-            while True:
-                time.sleep(0.1)
-"""
-
-
-def test_driver_that_is_killed_in_the_middle_is_gone_on_from_exactly(scenario: Scenario) -> None:
-    """SIGKILL inside the second batch: the first stays, nothing of the second does, no process survives, the next run reads the rest."""
+def test_integer_for_a_double_is_refused_with_both_schemas(scenario: Scenario) -> None:
+    """Binary COPY would store garbage without a word."""
     topic = scenario.topics.create()
-    scenario.topics.produce(topic, [str(number) for number in range(100)])
-    scenario.write(PLAIN, topics=topic, batch={"max_records": 40}).make_sink()
-    transforms, blocked = scenario.folder / "transforms", scenario.folder / "blocked"
-    (transforms / f"hook_{scenario.name}.py").write_text(textwrap.dedent(HOOK))
-    env = scenario.env() | {"TIDEMARK_STEP_HOOK": f"hook_{scenario.name}:block", "PYTHONPATH": str(transforms), "BLOCKED": str(blocked)}
-    command = [sys.executable, str(project.consume_job()), scenario.name]
-    driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
-    family: list[psutil.Process] = []
-    try:
-        eventually(blocked.exists, within_s=60)
-        family = psutil.Process(driver.pid).children(recursive=True)
-        assert family
-    finally:
-        driver.kill()
-        driver.wait(30)
-    eventually(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
-    assert len(scenario.rows()) == 40
+    scenario.topics.produce(topic, [b"a"])
+    scenario.write(spark('records.selectExpr(*L, "CAST(length(value) AS bigint) AS payload")'), topics=topic)
+    scenario.make_sink("payload double precision")
+    with pytest.raises(SinkMismatch) as mismatch:
+        run_here(scenario)
+    said = str(mismatch.value).splitlines()
+    assert "  - column payload: the output is int64, the table is double precision; cast it to double, or change the column" in said
+    assert "the transform returns: kafka_topic string, kafka_partition int32, kafka_offset int64, payload int64" in said
+    assert any(line.startswith("the table has:         payload double precision, kafka_topic_id smallint") for line in said)
+
+
+UDF = "records.select(*L, F.udf(lambda value: bytes(value) if 1 / int(value) else value, 'binary')('value').alias('payload'))"
+WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
+    "an exception of a UDF": (
+        UDF,
+        TransformFailed,
+        r"executors: ZeroDivisionError: division by zero \(File \".*\", line \d+, in <lambda>\)",
+    ),
+    "an exception of a UDF's own sort": (
+        "records.select(*L, F.udf(lambda value: __import__('sys').exit(3), 'binary')('value').alias('payload'))",
+        TransformFailed,
+        r"executors: SystemExit: 3 \(File",
+    ),
+    "an exception of SQL": (
+        "records.selectExpr(*L, \"IF(value = '0', CAST(raise_error('no zero') AS binary), value) AS payload\")",
+        TransformFailed,
+        r"executors: \[USER_RAISED_EXCEPTION\] no zero",
+    ),
+    "a cast that cannot be made": (
+        "records.selectExpr(*L, \"encode(CAST(CAST(CAST(value AS string) || 'x' AS int) AS string), 'utf8') AS payload\")",
+        TransformFailed,
+        r"executors: \[CAST_INVALID_INPUT\] The value '1x'",
+    ),
+    "a worker that dies": (
+        "records.select(*L, F.udf(lambda value: __import__('os')._exit(3), 'binary')('value').alias('payload'))",
+        SparkFailed,
+        r"Spark could not finish the batch: Python worker exited unexpectedly \(crashed\)",
+    ),
+    "another type in the next batch": (
+        f'{PAYLOAD} if calls == 1 else records.selectExpr(*L, "offset AS payload")',
+        BadOutput,
+        "payload came as int64; the table is bytea",
+    ),
+    "a column less in the next batch": (
+        f"{PAYLOAD} if calls == 1 else records.selectExpr(*L)",
+        BadOutput,
+        "lacks column payload, which it had before",
+    ),
+    "one more column in the next batch": (
+        f'{PAYLOAD} if calls == 1 else records.selectExpr(*L, "value AS payload", "1 AS extra")',
+        BadOutput,
+        "a column that the table lacks: extra",
+    ),
+    "no lineage in the next batch": (f'{PAYLOAD} if calls == 1 else records.selectExpr("value AS payload")', BadOutput, "lineage"),
+    "offsets of others": (
+        'records.selectExpr(*L[:2], "offset + 100 AS kafka_offset", "value AS payload")',
+        BadOutput,
+        "kafka_offset 100 is outside the range",
+    ),
+    "another topic": (
+        'records.selectExpr("\'x\' AS kafka_topic", *L[1:], "value AS payload")',
+        BadOutput,
+        "a row belongs to another partition",
+    ),
+    "lineage that is null": (
+        'records.selectExpr(*L[:2], "CAST(NULL AS bigint) AS kafka_offset", "value AS payload")',
+        BadOutput,
+        "a row has no lineage",
+    ),
+    "a topic that is null": (
+        'records.selectExpr("CAST(NULL AS string) AS kafka_topic", *L[1:], "value AS payload")',
+        BadOutput,
+        "a row has no lineage",
+    ),
+    "lineage that is null once": (
+        'records.selectExpr("kafka_topic", "IF(offset = 1, NULL, partition) AS kafka_partition", "kafka_offset", "value AS payload")',
+        BadOutput,
+        "a row has no lineage",
+    ),
+    "no disposition": (
+        'records.selectExpr(*L, "value AS payload", "\'drop\' AS disposition")',
+        BadOutput,
+        "'drop' is none of load, skip, retry, fail",
+    ),
+    "two dispositions": (
+        "records.selectExpr(*L, \"value AS payload\", \"explode(array('fail', 'skip')) AS disposition\")",
+        BadOutput,
+        "record 0 has rows with the dispositions fail and skip: give all one",
+    ),
+}
+
+
+def test_transform_that_goes_wrong_on_records_refuses_the_slice(scenario: Scenario, subtests: pytest.Subtests) -> None:
+    """One record is enough: an exception ends the job. Rows are held to what the empty DataFrame promised, and to what was read."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"1", b"0"])
+    for what, (expression, error, said) in WRONG.items():
+        with subtests.test(what):
+            scenario.write(spark(expression), topics=topic)
+            refused(scenario, error, said)
     scenario.check()
-    assert scenario.attempt(1)["state"] == "RUNNING"
-    done = result(scenario.command("consume", scenario.name, "--output", "json"))
-    assert done["records"] == 60
-    assert scenario.rows() == [str(number).encode() for number in range(100)]
+
+
+DEATHS = {
+    "function": "import os\nfrom tidemark.transform import Record\n\ndef transform(record: Record) -> dict:\n    os._exit(3)\n",
+    "arrow": arrow(f"if len(batch):\n    __import__('os')._exit(3)\n{with_column('payload', 'batch[5]')}\nreturn given"),
+}
+
+
+@pytest.mark.parametrize("form", DEATHS)
+def test_worker_that_dies_in_another_form_refuses_the_slice_as_well(scenario: Scenario, form: str) -> None:
+    """Killed for its memory, for instance: Spark's message says that the worker is gone, and another try may be luckier."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"a"])
+    scenario.write(DEATHS[form], topics=topic)
+    refused(scenario, SparkFailed, r"Spark could not finish the batch: Python worker exited unexpectedly \(crashed\)")
+
+
+def test_rows_that_claim_another_partition_of_the_batch_are_refused(scenario: Scenario) -> None:
+    """A task knows which partition it reads, whatever its rows say: else it would move an offset whose records another task has."""
+    topic = scenario.topics.create(2)
+    scenario.topics.produce(topic, [b"a", b"b"])
+    scenario.topics.produce(topic, [b"c"], partition=1)
+    swapped = 'records.selectExpr("kafka_topic", "1 - kafka_partition AS kafka_partition", "kafka_offset", "value AS payload")'
+    scenario.write(spark(swapped), topics=topic)
+    refused(scenario, BadOutput, "a row belongs to another partition: the transform must not move rows between them")
+    scenario.transform(SPARK)
+    run_here(scenario)
+    assert scenario.rows("kafka_partition, payload") == [(0, b"a"), (0, b"b"), (1, b"c")]
     scenario.check()
+
+
+# ---- helpers
+
+
+def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
+    """The run fails with this error, which is on its attempt's row; nothing is stored. An error of the user's code may be an outage."""
+    if not scenario.sql("SELECT to_regclass(%s)", scenario.table)[0][0]:
+        scenario.make_sink("payload bytea")
+    with pytest.raises(error, match=said) as raised:
+        run_here(scenario)
+    kind = "unavailable" if error.retriable else "refused"
+    assert scenario.attempt() == {"state": "FAILED", "error": {"kind": kind, "type": error.__name__, "text": str(raised.value)}}
+    assert scenario.rows() == scenario.ledger() == scenario.failed() == []
+    assert set(scenario.positions().values()) == {0}
+
+
+def check_conserved(scenario: Scenario) -> None:
+    """The part of `Scenario.check` that does not read the topic again."""
+    with session(scenario.database_url) as connection, transaction(connection) as cur:
+        assert check_conservation(cur, scenario.spec.group, scenario.table) == []

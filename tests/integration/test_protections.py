@@ -77,7 +77,7 @@ PROTECTIONS: dict[str, Without] = {
     "read_committed in the worker": Without(
         "kafka/reader.py",
         {'"isolation.level": "read_committed"': '"isolation.level": "read_uncommitted"'},
-        "test_consume_runs.py -k aborted",
+        "test_consume_inputs.py -k aborted",
     ),
     "the failed record for a refused one": Without(
         "sink/load.py",

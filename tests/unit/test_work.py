@@ -81,7 +81,7 @@ def stored(postgres: str, value: Any) -> Any:
 
 def test_messages_become_a_batch_with_kafkas_columns_and_lineage() -> None:
     """The schema is the same in the Arrow and the Spark form; a record without timestamp, key, value or headers has nulls there."""
-    batch = records(PART, [Sent(100, head=[("a", b"1"), ("a", None)]), Sent(103, None, None, None)])  # type: ignore[list-item]
+    batch, _ = records(PART, [Sent(100, head=[("a", b"1"), ("a", None)]), Sent(103, None, None, None)])  # type: ignore[list-item]
     assert batch.schema.equals(input_schema())
     first, second = batch.to_pylist()
     assert first["timestamp"] == NOON
@@ -329,7 +329,7 @@ def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
     """Whole columns at once, so it is the batch that fails; another try may help where the user's code met an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
-        work._called(function, records(PART, [Sent(100), Sent(101)]), PART)  # type: ignore[list-item]
+        work._called(function, records(PART, [Sent(100), Sent(101)])[0], PART)  # type: ignore[list-item]
     assert raised.value.retriable
 
 

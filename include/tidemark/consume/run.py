@@ -21,10 +21,10 @@ from tidemark.consume.claims import Claimant, on_partitions_assigned, on_partiti
 from tidemark.consume.work import payloads
 from tidemark.db import session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
-from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.cluster import Cluster, Topic
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Claim, Slice, TopicPartition, plan_batch
-from tidemark.offsets.reset import Log
+from tidemark.offsets.reset import Log, TopicRecreated
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
@@ -127,7 +127,7 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
         me = Claimant(spec.group, group_id, attempt_id, store.next_generation(cur), spec.offset_reset)
     claims = on_partitions_assigned(connection, me, topics, logs)
     try:
-        _read(connection, spec, connections, me, claims, ends, start)
+        _read(connection, spec, connections, me, claims, ends, start, lambda claims: _require_same(cluster, topics, claims))
     finally:
         with contextlib.suppress(TidemarkError):  # ⑥
             on_partitions_revoked(connection, me, claims)
@@ -141,6 +141,7 @@ def _read(
     claims: list[Claim],
     ends: dict[TopicPartition, int],
     start: Callable[[], Engine],
+    require_same: Callable[[Sequence[Claim]], None],
 ) -> None:
     planned = [  # ③
         {
@@ -165,6 +166,7 @@ def _read(
         target = target if limit is None else replace(target, max_rejected=limit)
         rejected = 0
         while slices := plan_batch(claims, ends, spec.batch.max_records):  # ⑤
+            require_same(claims)
             receipts = _batch(engine, target, connections, slices)
             claims = _advanced(claims, receipts)
             rejected += sum(receipt.counts.retried + receipt.counts.failed for receipt in receipts)
@@ -173,6 +175,15 @@ def _read(
                 raise TooManyFailed(failed=rejected, limit=limit)
     finally:
         engine.stop()
+
+
+def _require_same(cluster: Cluster, topics: Sequence[Topic], claims: Sequence[Claim]) -> None:
+    """Raises `TopicRecreated` or `TopicsMissing` if a topic is not the one any more that the run began with: offsets would mean others."""
+    now = {topic.name: topic.kafka_uuid for topic in cluster.topics(topic.name for topic in topics)}
+    for topic in topics:
+        if now[topic.name] != topic.kafka_uuid:
+            positions = {claim.partition.partition: claim.position for claim in claims if claim.partition.topic == topic.name}
+            raise TopicRecreated(topic=topic.name, positions=positions)
 
 
 def _batch(engine: Engine, target: Target, connections: Connections, slices: Sequence[Slice]) -> list[Receipt]:

@@ -7,8 +7,9 @@ import functools
 import gc
 import json
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 FLOAT32_MAX = (2 - 2**-24) * 2.0**127
 """What is greater becomes infinite as a ``real``."""
 NO_TIMESTAMP = 0  # confluent_kafka.TIMESTAMP_NOT_AVAILABLE
+NO_MOMENT = -1
+"""Kafka's own word for a record without a timestamp, also where the type says that there is one."""
+FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
+"""From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. What lies outside is no moment either."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -64,10 +69,8 @@ def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
     """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it; see `commit_slice`."""
     _collect_less_garbage()
     batches = read(work.kafka, part.partition, part.start, part.end)
-    if work.form is Form.ARROW:
-        judged = (judge(_called(work.function, records(part, batch), part), part) for batch in batches)
-    else:
-        judged = (_by_record(work, part, batch) for batch in batches)
+    answer = _by_batch if work.form is Form.ARROW else _by_record
+    judged = (answer(work, part, batch) for batch in batches)
     return commit_slice(work.target, part, judged, lambda part, offsets: payloads(work.kafka, part, offsets), isolate=isolate)
 
 
@@ -99,29 +102,37 @@ def input_schema() -> pa.Schema:
     )
 
 
-def records(part: Slice, messages: list[Message]) -> pa.RecordBatch:
-    """Messages of one partition as a batch of `input_schema`."""
+def records(part: Slice, messages: list[Message]) -> tuple[pa.RecordBatch, list[Reject]]:
+    """Messages of one partition as a batch of `input_schema`; those that cannot be read have failed, and are not in it."""
     import pyarrow as pa
 
+    rejects: list[Reject] = []
+    readable: list[Message] = []
+    headers: list[Any] = []
+    for message in messages:
+        try:
+            headers.append(_headers(message))
+            readable.append(message)
+        except Fail as error:
+            rejects.append(_rejected(message.offset() or 0, error, ()))
     schema = input_schema()
-    count = len(messages)
+    count = len(readable)
     topic = pa.repeat(pa.scalar(part.partition.topic), count)
     partition = pa.repeat(pa.scalar(part.partition.partition, pa.int32()), count)
-    offset = pa.array([message.offset() for message in messages], pa.int64())
-    headers = [message.headers() for message in messages]
+    offset = pa.array([message.offset() for message in readable], pa.int64())
     arrays = [
         topic,
         partition,
         offset,
-        _timestamps(messages),
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
-        pa.array([each or None for each in headers] if any(headers) else pa.nulls(count), schema.field("headers").type),
+        _timestamps(readable),
+        pa.array([message.key() for message in readable], pa.binary()),
+        pa.array([message.value() for message in readable], pa.binary()),
+        pa.array(headers, schema.field("headers").type) if any(headers) else pa.nulls(count, schema.field("headers").type),
         topic,
         partition,
         offset,
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema), rejects
 
 
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
@@ -140,6 +151,12 @@ def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Itera
                 pa.array([_headers_json(message) for message in chosen], pa.string()),
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=["record_offset", "record_timestamp", "key", "value", "headers"])
+
+
+def _by_batch(work: Work, part: Slice, messages: list[Message]) -> Judged:
+    batch, rejects = records(part, messages)
+    judged = judge(_called(work.function, batch, part), part) if batch.num_rows else Judged(None)
+    return replace(judged, rejects=[*judged.rejects, *rejects]) if rejects else judged
 
 
 def _by_record(work: Work, part: Slice, messages: list[Message]) -> Judged:
@@ -294,11 +311,15 @@ def _called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) ->
 
 def _record(part: Slice, message: Message) -> Record:
     kind, millis = message.timestamp()
+    try:
+        timestamp = EPOCH if kind == NO_TIMESTAMP or millis == NO_MOMENT else EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        raise Fail(f"its timestamp, {millis} ms since 1970, is in no year from 1 to 9999") from None
     return Record(
         part.partition.topic,
         part.partition.partition,
         message.offset() or 0,
-        EPOCH + timedelta(milliseconds=0 if kind == NO_TIMESTAMP else millis),
+        timestamp,
         message.key(),
         message.value(),
         _headers(message) or [],
@@ -310,14 +331,28 @@ def _timestamps(messages: list[Message]) -> pa.Array:
     import numpy as np
     import pyarrow as pa
 
-    kinds_and_millis = np.array([message.timestamp() for message in messages], dtype=np.int64).reshape(-1, 2)
-    return pa.array(kinds_and_millis[:, 1] * 1000, mask=kinds_and_millis[:, 0] == NO_TIMESTAMP).cast(pa.timestamp("us", "UTC"))
+    kinds, millis = np.array([message.timestamp() for message in messages], dtype=np.int64).reshape(-1, 2).T
+    none = (kinds == NO_TIMESTAMP) | (millis == NO_MOMENT) | (millis < FIRST_MS) | (millis > LAST_MS)
+    return pa.array(np.where(none, 0, millis) * 1000, mask=none).cast(pa.timestamp("us", "UTC"))
+
+
+_given_headers = operator.methodcaller("headers")
+"""A name that is no UTF-8 makes confluent-kafka 2.16 leave an exception *and* a list with a hole, whose reader crashes. A direct call
+lets that pass once Python 3.11 has specialised it; this way the exception is always raised. Not to be asked twice of such a message."""
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
-    headers: Any = message.headers()  # confluent-kafka types what a producer may pass; what arrives is text and bytes
+    """Raises `Fail` if they cannot be read."""
+    try:
+        headers: Any = _given_headers(message)  # confluent-kafka types what a producer may pass; what arrives is text and bytes
+    except (SystemError, UnicodeDecodeError):
+        raise Fail("the name of a header is no UTF-8: its headers cannot be read, and are not kept") from None
     return list(headers) if headers else None
 
 
 def _headers_json(message: Message) -> str:
-    return json.dumps([[name, None if value is None else base64.b64encode(value).decode()] for name, value in _headers(message) or []])
+    try:
+        headers = _headers(message) or []
+    except Fail:
+        headers = []
+    return json.dumps([[name, None if value is None else base64.b64encode(value).decode()] for name, value in headers])

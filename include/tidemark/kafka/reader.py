@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 MESSAGES_A_POLL = 10_000
+FIRST_POLL = 500
+"""The first poll is for fewer: how large the records are is not known yet."""
+BYTES_A_POLL = 16 * 1024 * 1024
+"""About as many bytes of values are handed on at a time: a worker holds several copies of them on their way into the COPY."""
 POLL_S = 0.2
 """`consume` waits this long for the last message it was asked for: short, because near the end it never comes."""
 SILENCE_S = 60
@@ -55,7 +59,7 @@ class RangeGone(Refused):
 
 
 def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -> Iterator[list[Message]]:
-    """The committed records of ``[start, end)`` in order, in lists of up to `MESSAGES_A_POLL`; nothing beyond ``end``.
+    """The committed records of ``[start, end)`` in order, nothing beyond ``end``, in lists of up to `MESSAGES_A_POLL`, `BYTES_A_POLL`.
 
     ``end`` must not lie beyond the last stable offset. Closes its consumer when exhausted, closed or collected.
     Raises `RangeGone` if the log no longer holds the range, `BrokerUnavailable` after `SILENCE_S` without progress.
@@ -69,9 +73,10 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
         consumer.assign([Wire(partition.topic, partition.partition, start)])
         heard = time.monotonic()
         trouble = "it was silent"
+        position, wanted = start, FIRST_POLL
         while True:
             try:
-                messages = consumer.consume(MESSAGES_A_POLL, POLL_S)
+                messages = consumer.consume(min(wanted, end - position), POLL_S)  # no more than are left: it waits for the last one
             except KafkaException as error:
                 raise BrokerUnavailable(cause=str(error)) from error
             failures = [message for message in messages if message.error() is not None]
@@ -89,8 +94,11 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
                 else:
                     trouble = failure.str()
             if records:
-                yield records  # the caller may take its time: only waiting counts as silence
-                heard = time.monotonic()
+                position = min((records[-1].offset() or 0) + 1, end - 1)
+                size = sum(map(len, records)) // len(records) + 1
+                wanted = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // size))
+                yield from (records[at : at + wanted] for at in range(0, len(records), wanted))
+                heard = time.monotonic()  # the caller may take its time: only waiting counts as silence
             if done:
                 return
             if time.monotonic() - heard > SILENCE_S:

@@ -29,7 +29,7 @@ from tidemark.sink.load import SinkRejected
 from tidemark.sink.staged import drop_staging, make_staging, promote, stage
 from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import BadOutput, judge
-from tidemark.spark.plan import why_staged
+from tidemark.spark.plan import partitions_of_tasks, why_staged
 from tidemark.spark.session import start_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform
@@ -127,7 +127,8 @@ class SparkEngine:
             return _answers(parts.mapPartitions(partial(_worker_task, work, isolate)).collect())
 
     def _direct(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
-        parts = {part.partition: part for part in slices}
+        by_partition = {part.partition: part for part in slices}
+        parts = [by_partition[TopicPartition(*partition)] for partition in partitions_of_tasks(result)]
         return self._in_arrow(result, partial(_direct_task, target, dict(self._connections.kafka), parts, isolate))
 
     def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
@@ -233,10 +234,16 @@ def _worker_task(work: Work, isolate: bool, parts: Iterator[Slice]) -> Iterator[
 
 
 def _direct_task(
-    target: Target, kafka: dict[str, str], parts: dict[TopicPartition, Slice], isolate: bool, batches: Iterator[pa.RecordBatch]
+    target: Target, kafka: dict[str, str], parts: Sequence[Slice], isolate: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    def commit(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
-        part = _part_of(first, parts)
+    """``parts`` are the tasks' slices in their order: what the rows say of themselves is compared with it, and not believed."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    part = parts[context.partitionId()]
+
+    def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
         judged = (judge(batch, part) for batch in rest)
         return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
 
@@ -261,18 +268,6 @@ def _in_task(
     if first is not None:
         answer = _answer(lambda: act(first, itertools.chain([first], filled)))
         yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary())], names=["answer"])
-
-
-def _part_of(batch: pa.RecordBatch, parts: dict[TopicPartition, Slice]) -> Slice:
-    names = ("kafka_topic", "kafka_partition")
-    if any(name not in batch.schema.names or batch.column(name)[0].as_py() is None for name in names):
-        raise BadOutput(part=next(iter(parts.values())), problem="a row has no lineage: kafka_topic or kafka_partition is missing or null.")
-    partition = TopicPartition(batch.column("kafka_topic")[0].as_py(), batch.column("kafka_partition")[0].as_py())
-    if partition not in parts:
-        raise BadOutput(
-            part=next(iter(parts.values())), problem=f"a row says that it comes from {partition}, which this batch does not read."
-        )
-    return parts[partition]
 
 
 def _answer(act: Callable[[], object]) -> bytes:
@@ -304,7 +299,7 @@ class _translated:
             cause = error.java_exception
             while cause is not None:
                 names.append(str(cause.getClass().getName()))
-                text = [str(cause.getMessage())]
+                text = [str(cause.getMessage())] if cause.getMessage() else text
                 cause = cause.getCause()
         message = " ".join(text)[:2000]
         if any(name.startswith("org.apache.kafka.common.errors.") for name in names):

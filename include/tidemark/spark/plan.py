@@ -63,6 +63,19 @@ def why_staged(result: DataFrame) -> str | None:
             return " ".join(str(node.simpleString(25)).split())[:200]
 
 
+def partitions_of_tasks(result: DataFrame) -> list[tuple[str, int]]:
+    """The Kafka partition that each task of ``result`` reads, in the order of the tasks; `why_staged` must have said `None`."""
+    node = result._jdf.queryExecution().executedPlan()  # noqa: SLF001 - the plan is not in PySpark's public interface
+    while children := _children(node):
+        streamed = [child for child in children if not _is_broadcast(child)]
+        node = node.inputPlan() if str(node.getClass().getSimpleName()) == "AdaptiveSparkPlanExec" else streamed[0]
+    rdd = node.rdd()
+    while str(rdd.getClass().getSimpleName()) != "KafkaSourceRDD":
+        rdd = rdd.dependencies().head().rdd()
+    read = [part.offsetRange().topicPartition() for part in rdd.partitions()]
+    return [(str(each.topic()), int(each.partition())) for each in read]
+
+
 def _is_kafka_scan(node: Any, name: str) -> bool:
     """Told by classes: in a node's text "kafka" may be a column's name, and a cached plan may have shuffled."""
     scanned = {"RowDataSourceScanExec": "relation", "BatchScanExec": "scan"}.get(name)

@@ -1,0 +1,113 @@
+"""Runs as they are started for real: the driver is a process of its own, and starts Spark itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.scenario import ARROW, PLAIN, SPARK, Scenario, eventually
+
+from tidemark import project
+
+
+def mixed(scenario: Scenario, transform: str) -> Scenario:
+    """A consumer of two topics with nulls, empty values, transactions of both ends, and an empty partition."""
+    topic, second = scenario.topics.create(3), scenario.topics.create()
+    scenario.topics.produce(topic, [None, b"", b"\xff\0"] * 7)
+    scenario.topics.transaction(topic, [b"gone"], partition=1, commit=False)
+    scenario.topics.transaction(topic, [b"kept"], partition=1)
+    scenario.topics.produce(second, [b"other"])
+    return scenario.write(transform, topics=[topic, second], batch={"max_records": 15}).make_sink("payload bytea")
+
+
+MIXED = {"loaded": 23, "unaccounted": 3, "sink_rows": 23}
+"""What any form stores of it."""
+
+
+def test_spark_form_loads_what_is_in_the_topics(scenario: Scenario) -> None:
+    """Spark's connector reads the ranges, the same commit stores them; the result for programs is one document on stdout."""
+    done = result(mixed(scenario, SPARK).command("consume", scenario.name, "--output", "json"))
+    assert {name: done[name] for name in ("state", "records", "loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")} == {
+        "state": "COMMITTED", "records": 26, "skipped": 0, "retried": 0, "failed": 0, **MIXED,
+    }  # fmt: skip
+    assert len(scenario.rows(where="payload = 'kept'")) == 1
+    scenario.check()
+
+
+def test_arrow_form_by_spark_submit_loads_the_same(scenario: Scenario) -> None:
+    """In client mode the driver writes its attempt's row itself, and takes the master that spark-submit was told."""
+    env = {"PYSPARK_PYTHON": sys.executable, "TIDEMARK_SPARK_MASTER": "spark://127.0.0.1:9", "SPARK_LOCAL_IP": "127.0.0.1"}
+    starter = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]"]
+    command = [*starter, str(project.consume_job()), mixed(scenario, ARROW).name]
+    done = subprocess.run(command, env=scenario.env() | env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert scenario.counts() == MIXED
+    assert scenario.attempt(1) == {"state": "COMMITTED", "error": None}
+    scenario.check()
+
+
+def test_run_that_is_refused_says_so_to_people_and_programs(scenario: Scenario) -> None:
+    """Exit status 1, the reason on stderr and on the attempt's row, nothing on stdout, no row and no move of a position."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"a"])
+    scenario.write(PLAIN, topics=[topic, "no-such-topic"]).make_sink()
+    done = scenario.command("consume", scenario.name, "--output", "json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No such topic on" in done.stderr
+    error = scenario.attempt(1)["error"]
+    assert (error["kind"], error["type"]) == ("refused", "TopicsMissing")
+    assert error["text"] in done.stderr
+    assert scenario.positions() == {}
+
+
+HOOK = """
+    import os, pathlib, time
+
+    def block(step, part):
+        if step.name == "LEDGER" and part.start > 0:
+            pathlib.Path(os.environ["BLOCKED"]).touch()
+            while True:
+                time.sleep(0.1)
+"""
+
+
+def test_driver_that_is_killed_in_the_middle_is_gone_on_from_exactly(scenario: Scenario) -> None:
+    """SIGKILL inside the second batch: the first stays, nothing of the second does, no process survives, the next run reads the rest.
+    The function form, once by a driver that is started by hand and once by the command line."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [str(number) for number in range(100)])
+    scenario.write(PLAIN, topics=topic, batch={"max_records": 40}).make_sink()
+    transforms, blocked = scenario.folder / "transforms", scenario.folder / "blocked"
+    (transforms / f"hook_{scenario.name}.py").write_text(textwrap.dedent(HOOK))
+    env = scenario.env() | {"TIDEMARK_STEP_HOOK": f"hook_{scenario.name}:block", "PYTHONPATH": str(transforms), "BLOCKED": str(blocked)}
+    command = [sys.executable, str(project.consume_job()), scenario.name]
+    driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
+    family: list[psutil.Process] = []
+    try:
+        eventually(blocked.exists, within_s=120)
+        family = psutil.Process(driver.pid).children(recursive=True)
+        assert family
+    finally:
+        driver.kill()
+        driver.wait(30)
+    eventually(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
+    assert len(scenario.rows()) == 40
+    scenario.check()
+    assert scenario.attempt(1)["state"] == "RUNNING"
+    done = result(scenario.command("consume", scenario.name, "--output", "json"))
+    assert done["records"] == 60
+    assert scenario.rows() == [str(number).encode() for number in range(100)]
+    scenario.check()
+
+
+# ---- helpers
+
+
+def result(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

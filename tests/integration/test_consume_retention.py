@@ -1,0 +1,311 @@
+"""Where reading starts, and what happens when the log no longer has the position: retention, topics made again, partitions added."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.records import numbers
+from tests.scenario import PLAIN, Scenario, eventually
+
+from tidemark.kafka.reader import RangeGone
+from tidemark.offsets.reset import NoPosition, OffsetOutOfRange, TopicRecreated
+
+# ---- where to start, and positions that the log does not have
+
+
+@pytest.mark.parametrize(("reset", "loaded"), [(None, 3), ("earliest", 3), ("latest", 0)])
+def test_first_position_is_what_offset_reset_says(scenario: Scenario, reset: str | None, loaded: int) -> None:
+    """Left out is earliest. What ``latest`` skips at the first run was never the group's: it is no lost range."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 3))
+    scenario.write(topics=topic, offset_reset=reset).make_sink()
+    scenario.run()
+    assert len(scenario.rows()) == loaded
+    scenario.topics.produce(topic, numbers(3, 5))
+    scenario.run()
+    assert scenario.rows()[-2:] == numbers(3, 5)
+    assert len(scenario.rows()) == loaded + 2
+    assert scenario.lost() == []
+    scenario.check()
+
+
+def test_offset_reset_none_refuses_to_choose_a_first_position(scenario: Scenario) -> None:
+    """No position appears; what to write instead is in the message."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 3))
+    scenario.write(topics=topic, offset_reset="none").make_sink()
+    with pytest.raises(NoPosition, match="offset_reset: earliest"):
+        scenario.run()
+    assert scenario.positions() == {}
+    scenario.set(offset_reset="earliest")
+    scenario.run()
+    scenario.set(offset_reset="none")
+    scenario.topics.produce(topic, numbers(3, 5))
+    scenario.run()
+    assert scenario.rows() == numbers(0, 5)
+    scenario.check()
+
+
+def test_topic_whose_start_was_trimmed_before_the_first_run_starts_at_what_is_there(scenario: Scenario) -> None:
+    """A group that never had a position lost nothing."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 5))
+    scenario.topics.trim(topic, {0: 3})
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    assert scenario.ledger() == [(topic, 0, 3, 5)]
+    assert scenario.lost() == []
+    scenario.check()
+
+
+@pytest.mark.parametrize("reset", [None, "none"])
+def test_retention_ahead_of_the_position_is_refused(scenario: Scenario, reset: str | None) -> None:
+    """Records that are gone before they were read stop the run; nothing is clamped, not even for the partitions that are well."""
+    topic = trimmed_below_the_position(scenario)
+    scenario.set(offset_reset=reset)
+    with pytest.raises(OffsetOutOfRange) as refused:
+        scenario.run()
+    assert (refused.value.position, refused.value.start, refused.value.end) == (10, 15, 20)
+    assert "records 10 to 14 are gone" in scenario.attempt()["error"]["text"]
+    assert scenario.positions()[topic, 0] == 10
+    assert scenario.lost() == []
+
+
+def test_retention_ahead_of_the_position_is_a_lost_range_where_the_user_allowed_it(scenario: Scenario) -> None:
+    """``earliest`` goes on with what is left, ``lost_range`` says what is not, and the closing word of the run says it, too."""
+    trimmed_below_the_position(scenario)
+    scenario.set(offset_reset="earliest")
+    done = scenario.run()
+    assert [(lost.start, lost.end, lost.reason) for lost in done.lost] == [(10, 15, "retention")]
+    assert scenario.lost() == [(0, 10, 15, "retention")]
+    assert scenario.rows(where="kafka_partition = 0") == numbers(0, 10) + numbers(15, 20)
+    scenario.check()
+
+
+def test_reset_to_latest_gives_up_what_is_still_there_as_well(scenario: Scenario) -> None:
+    """``latest`` means: go on behind the last record. All of what is skipped is the lost range."""
+    topic = trimmed_below_the_position(scenario)
+    scenario.set(offset_reset="latest")
+    scenario.run()
+    assert scenario.lost() == [(0, 10, 20, "reset to latest")]
+    scenario.topics.produce(topic, numbers(20, 22))
+    scenario.run()
+    assert scenario.rows(where="kafka_partition = 0") == numbers(0, 10) + numbers(20, 22)
+    scenario.check()
+
+
+def test_retention_up_to_the_end_leaves_a_lost_range_and_nothing_to_read(scenario: Scenario) -> None:
+    """The whole rest is lost; the next record is read."""
+    topic = trimmed_below_the_position(scenario, before=20)
+    scenario.set(offset_reset="earliest")
+    scenario.run()
+    assert scenario.lost() == [(0, 10, 20, "retention")]
+    scenario.topics.produce(topic, [b"next"])
+    scenario.run()
+    assert scenario.rows(where="kafka_partition = 0")[-1] == b"next"
+    scenario.check()
+
+
+def test_retention_that_passes_a_range_while_it_is_read_refuses_the_slice(scenario: Scenario) -> None:
+    """The run fails with the reason, and the next one stores what was lost."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 10))
+    scenario.write(topics=topic, offset_reset="earliest").make_sink()
+    with pytest.raises(RangeGone):
+        scenario.run(before=lambda part: scenario.topics.trim(topic, {0: 5}))
+    assert scenario.rows() == []
+    scenario.run()
+    assert scenario.rows() == numbers(5, 10)
+    assert scenario.lost() == [(0, 0, 5, "retention")]
+    scenario.check()
+
+
+def test_retention_that_passes_a_partition_between_two_batches_keeps_what_was_committed(scenario: Scenario) -> None:
+    """The batches before it stay; the one that it concerns is refused, and the next run stores the rest as lost."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 10))
+    scenario.write(topics=topic, offset_reset="earliest", batch={"max_records": 4}).make_sink()
+    with pytest.raises(RangeGone, match=rf"{topic}/0: offsets from 4 to 8 are not all in the log any more") as refused:
+        scenario.run(before=lambda part: scenario.topics.trim(topic, {0: 7}) if part.start == 4 else None)
+    assert scenario.attempt() == {"state": "FAILED", "error": {"kind": "refused", "type": "RangeGone", "text": str(refused.value)}}
+    assert scenario.rows() == numbers(0, 4)
+    assert scenario.positions() == {(topic, 0): 4}
+    scenario.check()
+    scenario.run()
+    assert scenario.rows() == numbers(0, 4) + numbers(7, 10)
+    assert scenario.lost() == [(0, 4, 7, "retention")]
+    scenario.check()
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest", None])
+def test_position_beyond_the_end_is_refused_whatever_the_spec_allows(scenario: Scenario, reset: str | None) -> None:
+    """The log was truncated: what it holds now is not what was loaded, and no reset can know that."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 5))
+    scenario.write(topics=topic, offset_reset=reset).make_sink()
+    scenario.run()
+    scenario.sql("UPDATE tidemark.partition_offset SET next_offset = 9")
+    with pytest.raises(OffsetOutOfRange, match="beyond the end of the log, 5"):
+        scenario.run()
+    assert scenario.positions() == {(topic, 0): 9}
+
+
+# ---- topics that change
+
+
+@pytest.mark.parametrize("records", [2, 5, 9], ids=["fewer", "as many", "more"])
+@pytest.mark.parametrize("reset", [None, "none"])
+def test_recreated_topic_is_refused(scenario: Scenario, records: int, reset: str | None) -> None:
+    """A topic is known by its UUID, not by its name: a new one's offsets are other records, however many there are."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 5))
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    scenario.set(offset_reset=reset)
+    scenario.topics.recreate(topic)
+    scenario.topics.produce(topic, numbers(100, 100 + records))
+    with pytest.raises(TopicRecreated) as refused:
+        scenario.run()
+    assert refused.value.positions == {0: 5}
+    assert scenario.rows() == numbers(0, 5)
+    assert scenario.lost() == []
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("records", [2, 9], ids=["fewer", "more"])
+def test_recreated_topic_is_read_from_its_start_where_the_user_allowed_it(scenario: Scenario, reset: str, records: int) -> None:
+    """The new topic has an id of its own in the lineage; the rest of the old one is a lost range whose end nobody knows."""
+    topic = scenario.topics.create(2)
+    scenario.topics.produce(topic, numbers(0, 5))
+    scenario.write(topics=topic, offset_reset="earliest").make_sink()
+    scenario.run()
+    scenario.set(offset_reset=reset)
+    scenario.topics.recreate(topic)
+    scenario.topics.produce(topic, numbers(100, 100 + records))
+    done = scenario.run()
+    assert [(lost.partition, lost.start, lost.end, lost.reason) for lost in done.lost] == [
+        (0, 5, None, "topic re-created"),
+        (1, 0, None, "topic re-created"),
+    ]
+    assert scenario.rows() == numbers(0, 5) + numbers(100, 100 + records)
+    assert scenario.run().partitions == ()
+    assert len(scenario.lost()) == 2
+    scenario.check()
+
+
+def test_topic_that_is_recreated_twice_is_noticed_twice(scenario: Scenario) -> None:
+    """Each incarnation's rest is lost once, also of those that were never read."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 3))
+    scenario.write(topics=topic, offset_reset="earliest").make_sink()
+    scenario.run()
+    for round_ in (1, 2):
+        scenario.topics.recreate(topic)
+        scenario.topics.produce(topic, numbers(round_ * 10, round_ * 10 + 2))
+        scenario.run()
+    assert scenario.rows() == numbers(0, 3) + numbers(10, 12) + numbers(20, 22)
+    assert [(start, end) for _, start, end, _ in scenario.lost()] == [(3, None), (2, None)]
+    scenario.check()
+
+
+def test_recreation_that_was_refused_is_still_refused_by_the_next_run(scenario: Scenario) -> None:
+    """Having looked at the new topic once does not make it the known one."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 3))
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    scenario.topics.recreate(topic)
+    for _ in range(2):
+        with pytest.raises(TopicRecreated):
+            scenario.run()
+    scenario.set(offset_reset="earliest")
+    scenario.run()
+    assert scenario.lost() == [(0, 3, None, "topic re-created")]
+    scenario.check()
+
+
+AT_LAST = """
+    import threading
+    from tidemark.transform import Record
+
+    entered, gate = threading.Event(), threading.Event()
+
+    def transform(record: Record) -> dict:
+        if record.offset == 4:
+            entered.set()
+            assert gate.wait(60)
+        return {"payload": record.value}
+"""
+"""Waits at the last record of the first batch."""
+
+
+@pytest.mark.parametrize("records", [0, 20], ids=["empty", "more"])
+def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batch(scenario: Scenario, records: int) -> None:
+    """Its offsets would be other records under the old topic's name. What was read before stays; the old one's rest is a lost range."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 10))
+    scenario.write(AT_LAST, topics=topic, batch={"max_records": 5}).make_sink("payload bytea")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(scenario.run)
+        module = eventually(lambda: sys.modules.get(scenario.name))
+        assert module.entered.wait(60)
+        scenario.topics.recreate(topic)
+        scenario.topics.produce(topic, numbers(100, 100 + records))
+        module.gate.set()
+        with pytest.raises(TopicRecreated) as refused:
+            run.result(60)
+    assert refused.value.positions == {0: 5}
+    assert scenario.rows() == numbers(0, 5)
+    scenario.set(offset_reset="earliest")
+    scenario.transform(PLAIN)
+    scenario.run()
+    assert scenario.rows() == numbers(0, 5) + numbers(100, 100 + records)
+    assert scenario.lost() == [(0, 5, None, "topic re-created")]
+    scenario.check()
+
+
+@pytest.mark.parametrize("reset", [None, "earliest", "latest"])
+def test_added_partition_is_read_from_its_first_record(scenario: Scenario, reset: str | None) -> None:
+    """Also under ``latest``: what was produced to it before anyone noticed it is not skipped."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 2))
+    scenario.write(topics=topic, offset_reset=reset).make_sink()
+    scenario.run()
+    scenario.topics.grow(topic, 3)
+    eventually(lambda: scenario.records(topic, 2) == {})
+    scenario.topics.produce(topic, numbers(10, 12), partition=2)
+    scenario.run()
+    assert scenario.rows(where="kafka_partition = 2") == numbers(10, 12)
+    assert set(scenario.positions()) == {(topic, 0), (topic, 1), (topic, 2)}
+    scenario.check()
+
+
+def test_added_partition_is_refused_under_offset_reset_none(scenario: Scenario) -> None:
+    """``none`` chooses no position, not even an obvious one; the partitions that have one stay where they are."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 2))
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    scenario.set(offset_reset="none")
+    scenario.topics.grow(topic, 2)
+    eventually(lambda: scenario.records(topic, 1) == {})
+    with pytest.raises(NoPosition, match=rf"{topic}/1"):
+        scenario.run()
+    assert scenario.positions() == {(topic, 0): 2}
+
+
+# ---- helpers
+
+
+def trimmed_below_the_position(scenario: Scenario, before: int = 15) -> str:
+    """A topic of which 10 records were read, and whose first partition has since grown to 20 and lost those below ``before``."""
+    topic = scenario.topics.create(2)
+    scenario.topics.produce(topic, numbers(0, 10))
+    scenario.topics.produce(topic, numbers(0, 2), partition=1)
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    scenario.topics.produce(topic, numbers(10, 20))
+    scenario.topics.trim(topic, {0: before})
+    return topic

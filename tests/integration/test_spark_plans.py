@@ -1,0 +1,189 @@
+"""Which plans keep each Kafka partition in a task of its own, and what a transform of the Spark form is asked before it is run."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.kafka_topics import Topics
+from tests.spark_here import spark_session
+
+from tidemark.connections import Connections
+from tidemark.consume.work import TransformFailed
+from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.spark.plan import why_staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(tmp_path_factory.mktemp("transforms")) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def topic(kafka_servers: str) -> Iterator[str]:
+    """Two partitions with two records each."""
+    topics = Topics(kafka_servers)
+    topic = topics.create(2)
+    for partition in range(2):
+        topics.produce(topic, [b"1 2", b"3"], partition=partition)
+    yield topic
+    topics.delete_all()
+
+
+@pytest.fixture
+def records(spark: SparkSession, topic: str, kafka_servers: str) -> DataFrame:
+    """A batch of two slices, as a transform gets it."""
+    from tidemark.spark.engine import kafka_records
+
+    slices = [Slice(TopicPartition(topic, partition), 1, 0, 2, Epoch(1)) for partition in range(2)]
+    return kafka_records(spark, Connections("postgresql:///", {"bootstrap.servers": kafka_servers}), slices)
+
+
+def small(records: DataFrame) -> DataFrame:
+    """A table to join with."""
+    return records.sparkSession.createDataFrame([("1 2", "one")], "word string, name string")
+
+
+def text(records: DataFrame) -> DataFrame:
+    return records.selectExpr("*", "CAST(value AS STRING) AS word")
+
+
+def udf(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return records.withColumn("length", F.udf(len, "int")("value"))
+
+
+def pandas_udf(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return text(records).withColumn("upper", F.pandas_udf(lambda words: words.str.upper(), "string")("word"))
+
+
+def chained(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    named = text(records).join(F.broadcast(small(records)), "word", "left").where("name IS NOT NULL OR value IS NOT NULL")
+    return udf(named.withColumn("part", F.explode(F.split("word", " ")))).drop("word")
+
+
+def broadcast(records: DataFrame, how: str = "inner") -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return text(records).join(F.broadcast(small(records)), "word", how)
+
+
+def in_arrow(records: DataFrame) -> DataFrame:
+    return records.select("kafka_offset").mapInArrow(lambda batches: batches, "kafka_offset long")
+
+
+DIRECT: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "as it came": lambda records: records,
+    "select and where": lambda records: records.where("value IS NOT NULL").select("kafka_offset"),
+    "from_json": lambda records: text(records).selectExpr("from_json(word, 'a INT') AS parsed").select("parsed.*"),
+    "explode": lambda records: text(records).selectExpr("kafka_offset", "explode(split(word, ' ')) AS part"),
+    "a UDF": udf,
+    "a pandas UDF": pandas_udf,
+    "mapInArrow": in_arrow,
+    "mapInPandas": lambda records: records.select("kafka_offset").mapInPandas(lambda frames: frames, "kafka_offset long"),
+    "a broadcast join": broadcast,
+    "a left broadcast join": functools.partial(broadcast, how="left"),
+    "a left anti broadcast join": functools.partial(broadcast, how="left_anti"),
+    "a broadcast join without equality": lambda records: text(records).crossJoin(small(records).limit(1)),
+    "all of these": chained,
+    "sampling": lambda records: records.sample(0.5, seed=1),
+}
+
+
+@pytest.mark.parametrize("transform", DIRECT.values(), ids=DIRECT.keys())
+def test_plan_that_keeps_partitions_in_their_tasks_is_taken(records: DataFrame, transform: Callable[[DataFrame], DataFrame]) -> None:
+    """What works on rows one by one, and joins with something small, may be committed by its tasks; each task holds one partition."""
+    result = transform(records)
+    assert why_staged(result) is None
+    assert result.rdd.getNumPartitions() == 2
+
+
+def big_join(records: DataFrame) -> DataFrame:
+    return text(records).join(small(records).hint("merge"), "word")
+
+
+def window(records: DataFrame) -> DataFrame:
+    return records.selectExpr("*", "row_number() OVER (PARTITION BY key ORDER BY offset) AS number")
+
+
+STAGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "groupBy": (lambda records: records.groupBy("key").count(), "HashAggregate"),
+    "an aggregate of all": (lambda records: records.selectExpr("count(*)"), "HashAggregate"),
+    "distinct": (lambda records: records.select("value").distinct(), "HashAggregate"),
+    "dropDuplicates": (lambda records: records.dropDuplicates(["kafka_topic", "kafka_partition", "kafka_offset"]), "SortAggregate"),
+    "a window": (window, "Window"),
+    "a join that shuffles": (big_join, "SortMergeJoin"),
+    "a self-join": (lambda records: records.alias("a").join(records.alias("b").hint("merge"), "kafka_offset"), "SortMergeJoin"),
+    "repartition": (lambda records: records.repartition(4), "Exchange"),
+    "repartition by a column": (lambda records: records.repartition(2, "kafka_partition"), "Exchange"),
+    "coalesce": (lambda records: records.coalesce(1), "Coalesce"),
+    "orderBy": (lambda records: records.orderBy("kafka_offset"), "Sort"),
+    "limit": (lambda records: records.limit(1), "CollectLimit"),
+    "offset": (lambda records: records.offset(1), "CollectLimit"),
+    "union with itself": (lambda records: records.union(records), "Union"),
+    "union with others": (lambda records: records.select("topic").union(small(records).select("name")), "Union"),
+    "other rows": (small, "RDDScanExec: rows that are not read"),
+    "the records only broadcast": (
+        lambda records: small(records).join(text(records).hint("broadcast"), "word"),
+        "RDDScanExec: rows that are not read",
+    ),
+    "a right join": (functools.partial(broadcast, how="full"), "SortMergeJoin"),
+    "cached": (lambda records: records.cache(), "InMemoryTableScanExec: rows that are not read"),
+    "shuffled and cached": (lambda records: records.repartition(4).cache(), "InMemoryTableScanExec: rows that are not read"),
+    "made into an RDD and back": (
+        lambda records: records.select("kafka_topic").rdd.repartition(4).toDF(),
+        "RDDScanExec: rows that are not read",
+    ),
+    "other rows that look alike": (lambda records: small(records).selectExpr("word AS kafka_topic"), "RDDScanExec: rows that are not read"),
+}
+
+
+@pytest.mark.parametrize(("transform", "operator"), STAGED.values(), ids=STAGED.keys())
+def test_plan_that_moves_rows_between_tasks_is_staged_and_the_operator_is_named(
+    records: DataFrame, transform: Callable[[DataFrame], DataFrame], operator: str
+) -> None:
+    """What no task can commit by itself the driver commits; the log says because of what."""
+    why = why_staged(transform(records))
+    assert why is not None
+    assert re.match(rf"{operator}\b", why)
+
+
+def test_records_of_a_batch_are_the_slices_and_nothing_else(spark: SparkSession, topics: Topics) -> None:
+    """Spark's connector reads ``[start, end)`` of each slice, with headers and lineage."""
+    from tidemark.spark.engine import kafka_records
+
+    topic = topics.create(3)
+    for partition in range(3):
+        topics.produce(topic, [str(number) for number in range(10)], partition=partition, headers=[("h", b"\xff")])
+    slices = [Slice(TopicPartition(topic, 0), 1, 2, 5, Epoch(1)), Slice(TopicPartition(topic, 2), 1, 9, 10, Epoch(1))]
+    found = kafka_records(spark, Connections("postgresql:///", {"bootstrap.servers": topics.servers}), slices).collect()
+    assert sorted((row.kafka_partition, row.kafka_offset, bytes(row.value)) for row in found) == [
+        (0, 2, b"2"),
+        (0, 3, b"3"),
+        (0, 4, b"4"),
+        (2, 9, b"9"),
+    ]
+    assert found[0].headers[0].key == "h"
+    assert bytes(found[0].headers[0].value) == b"\xff"
+
+
+def test_transform_whose_dataframe_cannot_be_built_is_refused(spark: SparkSession) -> None:
+    """Spark's own complaint about a column is passed on."""
+    from tidemark.spark.engine import output_schema
+
+    with pytest.raises(TransformFailed, match="carier"):
+        output_schema(spark, lambda records: records.select("carier"))
+    with pytest.raises(TransformFailed, match="it returned NoneType; it must return a DataFrame"):
+        output_schema(spark, lambda records: None)

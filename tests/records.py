@@ -1,0 +1,90 @@
+"""What topics may hold that is not easily made: numbered and large records, compacted ones, transactions that stay open."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario, eventually
+
+LARGEST = 1_048_500
+"""Of a value that a broker takes by default: its ``message.max.bytes`` is 1,048,588, and the batch around the record counts."""
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+COMPACTED = {"cleanup_policy": "compact", "segment_ms": "1", "min_cleanable_dirty_ratio": "0.01", "min_compaction_lag_ms": "0"}
+
+
+def numbers(start: int, end: int) -> list[bytes]:
+    """Values that tell which record they are."""
+    return [f"record {number}".encode() for number in range(start, end)]
+
+
+def large(number: int, size: int = LARGEST) -> bytes:
+    """A large value, the same for the same number, that does not compress."""
+    return random.Random(number).randbytes(size)
+
+
+def produce_large(topics: Topics, topic: str, count: int, size: int = LARGEST) -> list[str]:
+    """Appends large values to partition 0; their MD5 sums, as Postgres' ``md5`` writes them."""
+    producer = Producer({"bootstrap.servers": topics.servers, "message.max.bytes": size + 1000, "log_level": 0})
+    sums = []
+    for number in range(count):
+        value = large(number, size)
+        sums.append(hashlib.md5(value).hexdigest())
+        producer.produce(topic, value=value, partition=0)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    return sums
+
+
+def produce_compressed(topics: Topics, topic: str, values: Iterable[bytes], codec: str) -> None:
+    """Appends values to partition 0 in batches that the producer compresses."""
+    producer = Producer({"bootstrap.servers": topics.servers, "compression.type": codec, "linger.ms": 5, "log_level": 0})
+    for value in values:
+        producer.produce(topic, value=value, partition=0)
+    assert producer.flush(30) == 0
+
+
+def compacted(scenario: Scenario) -> str:
+    """A topic of 21 records over which compaction has been: those at 19 and 20 are left."""
+    topic = scenario.topics.create(**COMPACTED)
+    for value in numbers(0, 20):
+        scenario.topics.produce(topic, [value], key=b"same")
+    scenario.topics.produce(topic, [b"other"], key=b"other")
+    with _cleaner_awake(scenario.topics.servers):
+        eventually(lambda: set(scenario.records(topic)) == {19, 20}, within_s=60)
+    return topic
+
+
+@contextlib.contextmanager
+def open_transaction(topics: Topics, topic: str, value: bytes) -> Iterator[Any]:
+    """A transaction that has produced a record and not ended."""
+    producer = Producer({"bootstrap.servers": topics.servers, "transactional.id": f"open-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, value=value, partition=0)
+    producer.flush(30)
+    yield producer
+
+
+@contextlib.contextmanager
+def _cleaner_awake(servers: str) -> Iterator[None]:
+    """Compaction without its rests: the broker's cleaner looks for work every 15 s by default."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+
+    def alter(value: str | None, operation: AlterConfigOpType) -> None:
+        entry = ConfigEntry("log.cleaner.backoff.ms", value, incremental_operation=operation)
+        (done,) = admin.incremental_alter_configs([ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])]).values()
+        done.result()
+
+    alter("100", AlterConfigOpType.SET)
+    try:
+        yield
+    finally:
+        alter(None, AlterConfigOpType.DELETE)

@@ -1,0 +1,65 @@
+"""Spark inside the tests' process: one session for a module's runs, where a driver of its own for each would be most of their time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.scenario import Scenario
+from tidemark.consume import launch, run
+from tidemark.local.jars import spark_jars
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import TaskIdentity
+from tidemark.spark import engine
+from tidemark.spark.engine import SparkEngine
+from tidemark.spark.session import SETTINGS, _session
+from tidemark.spec.transform import load_permanent, load_transform
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Lasting(SparkEngine):
+    """Leaves its session to the next run."""
+
+    before: Callable[[], None]
+    """Called before each batch is read."""
+
+    def run(self, target: Any, slices: Sequence[Slice], **options: Any) -> Any:
+        self.before()
+        return super().run(target, slices, **options)
+
+    def stop(self) -> None: ...
+
+
+@contextlib.contextmanager
+def spark_session(transforms: Path) -> Iterator[SparkSession]:
+    """A session with two cores, which is every engine's as long as the block runs. Its Python workers import from ``transforms``, to which
+    modules may be added at any time."""
+    jars = ",".join(str(jar) for jar in spark_jars())
+    session = _session("tests", "local[2]", {**SETTINGS, "spark.jars": jars, "spark.executorEnv.PYTHONPATH": str(transforms)})
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "start_session", lambda *_args, **_settings: session)
+            yield session
+    finally:
+        session.stop()
+
+
+def run_here(scenario: Scenario, before: Callable[[], None] = lambda: None) -> launch.Progress:
+    """One run on the session that is there; raises what made it fail. As `Scenario.run`, for the Spark form."""
+    spec = scenario.spec
+    attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, TaskIdentity())
+
+    def start() -> Lasting:
+        transform, permanent = load_transform(spec, scenario.folders), load_permanent(spec, scenario.folders)
+        lasting = Lasting(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
+        lasting.before = before
+        return lasting
+
+    run.consume(spec, scenario.connections, attempt, start)
+    return launch.progress(scenario.database_url, attempt)

@@ -1,0 +1,159 @@
+"""Transforms for tests, as their users write them: the same thing in each form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.scenario import ARROW, PLAIN, Scenario
+
+FORMS = pytest.mark.parametrize("transform", [PLAIN, ARROW], ids=["function", "arrow"])
+"""The forms that need no JVM, each record one row."""
+
+JUDGES = {
+    "function": """
+        from tidemark.transform import Fail, Record, Retry, Skip
+
+        def transform(record: Record) -> dict:
+            word = (record.value or b"fail").decode()
+            if word == "skip":
+                raise Skip("not wanted")
+            if word == "fail":
+                raise Fail("no carrier")
+            if word == "retry":
+                raise Retry("try later")
+            return {"payload": record.value}
+    """,
+    "arrow": """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            word = pc.fill_null(batch["value"], b"fail").cast(pa.string())
+            said = pc.if_else(pc.is_in(word, pa.array(["skip", "fail", "retry"])), word, None)
+            names = {"fail": "Fail: no carrier", "retry": "Retry: try later"}
+            error = pa.array([names.get(each) for each in word.to_pylist()], pa.string())
+            lineage = [batch[name] for name in ("kafka_topic", "kafka_partition", "kafka_offset")]
+            columns = ["kafka_topic", "kafka_partition", "kafka_offset", "payload", "disposition", "error"]
+            return pa.RecordBatch.from_arrays([*lineage, batch["value"], said, error], names=columns)
+    """,
+    "spark": """
+        from pyspark.sql import DataFrame
+
+        def transform(records: DataFrame) -> DataFrame:
+            word = "coalesce(CAST(value AS string), 'fail')"
+            errors = "CASE word WHEN 'fail' THEN 'Fail: no carrier' WHEN 'retry' THEN 'Retry: try later' END AS error"
+            said = "CASE WHEN word IN ('skip', 'fail', 'retry') THEN word END AS disposition"
+            lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
+            return records.selectExpr("*", f"{word} AS word").selectExpr(*lineage, "value AS payload", said, errors)
+    """,
+}
+"""What a record's value says becomes of it; a null is ``fail``. The sink's column is ``payload bytea``."""
+
+ECHOES = {
+    "function": """
+        from tidemark.transform import Record
+
+        def transform(record: Record) -> dict:
+            names, contents = [name for name, _ in record.headers], [content for _, content in record.headers]
+            return {"at": record.timestamp, "key": record.key, "payload": record.value, "names": names, "contents": contents}
+    """,
+    "arrow": """
+        import pyarrow as pa
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            headers, each = batch["headers"], batch["headers"].values
+            lists = [pa.ListArray.from_arrays(headers.offsets, each.field(name), mask=headers.is_null()) for name in ("key", "value")]
+            columns = ["kafka_topic", "kafka_partition", "kafka_offset", "timestamp", "key", "value"]
+            names = ["kafka_topic", "kafka_partition", "kafka_offset", "at", "key", "payload", "names", "contents"]
+            return pa.RecordBatch.from_arrays([*(batch[name] for name in columns), *lists], names=names)
+    """,
+    "spark": """
+        from pyspark.sql import DataFrame
+
+        def transform(records: DataFrame) -> DataFrame:
+            lists = ["transform(headers, each -> each.key) AS names", "transform(headers, each -> each.value) AS contents"]
+            return records.selectExpr(
+                "kafka_topic", "kafka_partition", "kafka_offset", "timestamp AS at", "key", "value AS payload", *lists
+            )
+    """,
+}
+"""All that a transform is told of a record."""
+ECHO_COLUMNS = "at timestamptz, key bytea, payload bytea, names text[], contents bytea[]"
+
+
+def echoed(scenario: Scenario) -> list[tuple[Any, ...]]:
+    """What `ECHOES` stored of each record."""
+    return scenario.rows("kafka_offset, at, key, payload, coalesce(names, '{}'), coalesce(contents::text[], '{}')")
+
+
+def told(scenario: Scenario, topic: str) -> list[tuple[Any, ...]]:
+    """What it should be, by the records of the topic's first partition."""
+    rows = []
+    for offset, record in sorted(scenario.records(topic).items()):
+        contents = [None if content is None else f"\\x{content.hex()}" for _, content in record.headers]
+        rows.append((offset, record.timestamp, record.key, record.value, [name for name, _ in record.headers], contents))
+    return rows
+
+
+MANY_ROWS = {
+    "function": """
+        from tidemark.transform import Record
+
+        def transform(record: Record):
+            for number in range(int(record.value)):
+                yield {"number": number}
+    """,
+    "arrow": """
+        import numpy as np
+        import pyarrow as pa
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            counts = [int(value) for value in batch["value"].to_pylist()]
+            rows = batch.select(["kafka_topic", "kafka_partition", "kafka_offset"]).take(pa.array(np.repeat(np.arange(len(batch)), counts)))
+            numbers = [number for count in counts for number in range(count)]
+            return rows.append_column("number", pa.array(numbers, pa.int64()))
+    """,
+    "spark": """
+        from pyspark.sql import DataFrame
+
+        def transform(records: DataFrame) -> DataFrame:
+            rows = "explode(sequence(0L, CAST(CAST(value AS string) AS bigint) - 1)) AS number"
+            return records.selectExpr("kafka_topic", "kafka_partition", "kafka_offset", rows)
+    """,
+}
+"""A record makes as many rows as its value says."""
+
+
+def arrow(body: str) -> str:
+    """A transform of the Arrow form with this body; ``batch`` is what it is given, ``given`` its lineage columns."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    head = "import pyarrow as pa\nimport pyarrow.compute as pc\n\nLINEAGE = ['kafka_topic', 'kafka_partition', 'kafka_offset']\n\n"
+    return f"{head}\ndef transform(batch: pa.RecordBatch) -> pa.RecordBatch:\n    given = batch.select(LINEAGE)\n{lines}"
+
+
+def with_column(name: str, values: str) -> str:
+    """A statement that adds a column to ``given``."""
+    return f"given = given.append_column('{name}', {values})"
+
+
+def set_column(name: str, values: str) -> str:
+    """A statement that replaces a lineage column of ``given``."""
+    return f"given = given.set_column(LINEAGE.index('{name}'), '{name}', {values})"
+
+
+def spark(expression: str) -> str:
+    """A transform of the Spark form that returns this expression of ``records``. ``L`` are the lineage columns, ``calls`` counts calls."""
+    return f"""
+        from pyspark.sql import DataFrame
+        from pyspark.sql import functions as F
+
+        L = ["kafka_topic", "kafka_partition", "kafka_offset"]
+        calls = 0
+
+        def transform(records: DataFrame) -> DataFrame:
+            global calls
+            calls += 1
+            return {expression}
+    """
