@@ -8,6 +8,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import pytest
@@ -25,13 +26,21 @@ LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """With several workers (``-n``) the tests of a file stay together, because they share what is slow to start, and all that share the
-    one Airflow. What takes longest comes first, so that the workers end together."""
-    folders = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
-    for item, folder in folders.items():
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "e2e" else item.path.stem))
+    """What takes longest comes first, so that two workers (``-n 2``) end together."""
     yield
-    items.sort(key=lambda item: LONGEST_FIRST.index(folders[item]))
+    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker gets whole files, because their tests share what is slow to start, and one worker all that share the one Airflow."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/e2e" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
