@@ -14,6 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import memory
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -100,7 +101,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where"}):
+    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory"}):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("\n".join(lines))
@@ -119,6 +120,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made.append(_growth(found["growth"]))
     if "cold" in only:
         made += [_cold(one) for one in found.get("cold", ())]
+    if "memory" in only and "memory" in found:
+        made.append(memory.table(found["memory"]))
     if "where" in only and "where" in found:
         rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
         made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))
