@@ -50,10 +50,10 @@ def spark_session(transforms: Path) -> Iterator[SparkSession]:
         session.stop()
 
 
-def run_here(scenario: Scenario, before: Callable[[], None] = lambda: None) -> launch.Progress:
+def run_here(scenario: Scenario, before: Callable[[], None] = lambda: None, task: TaskIdentity | None = None) -> launch.Progress:
     """One run on the session that is there; raises what made it fail. As `Scenario.run`, for the Spark form."""
     spec = scenario.spec
-    attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, TaskIdentity())
+    attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, task or TaskIdentity())
 
     def start() -> Lasting:
         transform, permanent = load_transform(spec, scenario.folders), load_permanent(spec, scenario.folders)

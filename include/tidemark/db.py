@@ -60,7 +60,7 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
     try:
         with connection, connection.cursor() as cursor:
             yield cursor
-    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+    except (psycopg2.OperationalError, psycopg2.InterfaceError, psycopg2.InternalError) as error:
         if is_outage(error):
             raise DatabaseUnavailable(cause=str(error).strip()) from error
         raise
@@ -70,9 +70,10 @@ def is_outage(error: psycopg2.Error) -> bool:
     """Did the session or the server go away, or is a resource short, so that the same statement may succeed later?
 
     Classes of SQLSTATE: 08 connection, 40 rolled back for another's sake, 53 out of a resource, 55 lock not had in time,
-    57 ended by an operator, 58 system error; no SQLSTATE at all: the session was lost.
+    57 ended by an operator, 58 system error, and XX000 an error of the server's own (a file that may not grow is one); no SQLSTATE at
+    all: the session was lost.
     """
-    return error.pgcode is None or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
+    return error.pgcode in {None, "XX000"} or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the end-to-end tests of a consumer's DAG share: an Airflow, consumers, a brake inside commits, and the checks at the end."""
+"""What the end-to-end tests of a consumer's DAG share: an Airflow, consumers, points inside commits, and the checks at the end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import psutil
 from tests.kafka_topics import Topics
+from tests.points import Point, Points
 
 from tidemark import project, schema
 from tidemark.consume.check import sink_ddl
@@ -23,6 +24,7 @@ from tidemark.local.airflow import LocalAirflow
 from tidemark.local.airflow_client import AirflowClient
 from tidemark.local.airflow_settings import MARK, connections_env
 from tidemark.quality import check_conservation
+from tidemark.sink.steps import Step
 from tidemark.spec import find_consumer
 from tidemark.spec.transform import load_transform
 
@@ -49,22 +51,6 @@ def transform(record: Record) -> Row | None:
     return {"number": int(record.value or b"0")}
 '''
 
-BRAKE = '''
-"""Stops commits of a topic from an offset on, while a file says so."""
-import os
-import time
-from pathlib import Path
-
-FLAGS = Path(os.environ["E2E_FLAGS"])
-
-
-def hook(step, part):
-    flag = FLAGS / part.partition.topic
-    while step.name == "COMMIT" and flag.exists() and part.start >= int(flag.read_text() or 0):
-        (FLAGS / f"{part.partition.topic}.stopped").touch()
-        time.sleep(0.02)
-'''
-
 SUITE = """
 {"name": "numbers", "expectations": [
   {"type": "expect_column_values_to_be_between", "kwargs": {"column": "number", "max_value": 1000000}, "severity": "critical"},
@@ -88,6 +74,9 @@ CONSUMERS: dict[str, str] = {
     "warning": "validation: {suite: numbers}",
     "nowhere": "connections: {postgres: no_such_connection}",
     "away": "",
+    "steps-1-2": "",
+    "steps-3-4": "",
+    "steps-5-7": "airflow: {retries: 3, retry_delay: 0s}",
 }
 """Name and what is special about it. Airflow knows all of them from the start; each is used by one test."""
 
@@ -152,6 +141,7 @@ class Consumer:
     name: str
     produced: int = 0
     runs: list[Run] = field(default_factory=list)
+    brakes: list[Point] = field(default_factory=list)
 
     @property
     def dag(self) -> str:
@@ -174,22 +164,19 @@ class Consumer:
     # The brake
 
     def brake(self, from_offset: int = BATCH) -> None:
-        """Commits whose slice starts at ``from_offset`` or behind it stop just before COMMIT, until `release`."""
-        (self.lab.flags / self.name).write_text(str(from_offset))
+        """The first commit of a slice that starts at ``from_offset`` or behind it stops just before COMMIT, until `release`."""
+        self.brakes.append(self.lab.points.at(Step.COMMIT, topic=self.name, start=from_offset))
 
     def release(self) -> None:
-        (self.lab.flags / self.name).unlink(missing_ok=True)
-        (self.lab.flags / f"{self.name}.stopped").unlink(missing_ok=True)
+        for point in self.brakes:
+            point.release()
 
     def trigger_and_stop_in_the_middle(self) -> tuple[Run, psutil.Process]:
         """A run that has committed its first batch and stands before the COMMIT of its second, and its driver."""
         self.brake()
         run = self.trigger()
-        self.await_stop()
+        self.brakes[-1].reached()
         return run, self.driver()
-
-    def await_stop(self) -> None:
-        eventually((self.lab.flags / f"{self.name}.stopped").exists, what=f"{self.name} in its second batch")
 
     # Processes
 
@@ -236,17 +223,17 @@ class Lab:
     def __init__(self, folder: Path, stack: LocalStack) -> None:
         self.folder = folder
         self.stack = stack
-        self.flags = folder / "flags"
+        self.points = Points(folder / "points")
         self.topics = Topics(stack.kafka.bootstrap_servers())
         self.url = ""
         self._used: dict[str, Consumer] = {}
 
     def up(self) -> None:
         """Return when Airflow is healthy and knows every DAG."""
-        for name in ("consumers", "transforms", "expectations", "flags"):
+        for name in ("consumers", "transforms", "expectations", "points"):
             (self.folder / name).mkdir()
         (self.folder / "transforms" / "e2e_numbers.py").write_text(TRANSFORM)
-        (self.folder / "transforms" / "e2e_brake.py").write_text(BRAKE)
+        self.points.install(self.folder / "transforms")
         (self.folder / "expectations" / "numbers.json").write_text(SUITE)
         for name, special in CONSUMERS.items():
             special = special if "airflow:" in special else f"{special}\n{AIRFLOW}"
@@ -270,8 +257,7 @@ class Lab:
                 "TIDEMARK_CONSUMERS": str(self.folder / "consumers"),
                 "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
                 "TIDEMARK_EXPECTATIONS": str(self.folder / "expectations"),
-                "TIDEMARK_STEP_HOOK": "e2e_brake:hook",
-                "E2E_FLAGS": str(self.flags),
+                **self.points.env,
                 # A supervisor that was killed is noticed after 10 s, a scheduler too.
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",

@@ -204,11 +204,12 @@ class LocalAirflow:
         Whatever has left the group (a driver in a session of its own) is left to the guards under test.
         """
         group = self._group(_known(process))
-        if group is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        gone = processes.wait_gone([member for member in self._family(process) if processes.group_of(member) == group], KILL_PATIENCE_S)
-        if not gone:
+        if group is None:
+            return
+        members = [member for member in self._family(process) if processes.group_of(member) == group]  # one that is dying shows no mark
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        if not processes.wait_gone(members, KILL_PATIENCE_S):
             raise AirflowUnavailable(process=process, cause=f"its process group {group} survived SIGKILL for {KILL_PATIENCE_S} s")
 
     def start(self, process: str) -> None:

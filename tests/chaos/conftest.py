@@ -1,0 +1,82 @@
+"""Servers that chaos tests may stop, kill and starve: not those of the other tests."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.postgres_server import PostgresServer
+from tests.chaos.trial import Trial
+from tests.points import Points
+from tests.scenario import Scenario
+
+from tidemark import schema
+from tidemark.local import LocalStack
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[LocalStack]:
+    """Postgres and Kafka of the chaos tests. A test that strikes at one of them leaves it running."""
+    with tempfile.TemporaryDirectory(prefix="tidemark-chaos-") as folder:
+        Path(folder).chmod(0o755)  # where root runs the tests, Postgres is another user
+        with LocalStack(Path(folder)).running() as stack:
+            yield stack
+
+
+@pytest.fixture(scope="session")
+def template(stack: LocalStack) -> str:
+    schema.migrate(stack.create_database("template_tidemark"))
+    return "template_tidemark"
+
+
+@pytest.fixture
+def database_url(stack: LocalStack, template: str) -> Iterator[str]:
+    """A database of the test's own. No session waits for the end of the test: it would not survive."""
+    name = f"chaos_{uuid.uuid4().hex[:12]}"
+    server = PostgresServer(stack, stack.postgres.url())
+    server.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield stack.postgres.url(name)
+    server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def server(stack: LocalStack, database_url: str) -> PostgresServer:
+    return PostgresServer(stack, database_url)
+
+
+@pytest.fixture(scope="session")
+def kafka_servers(stack: LocalStack) -> str:
+    return stack.kafka.bootstrap_servers()
+
+
+@pytest.fixture
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
+    """Points in every process that commits for this test. In the end each of them was reached."""
+    folder = tmp_path / "points"
+    folder.mkdir()
+    points = Points(folder)
+    for name, value in points.env.items():
+        monkeypatch.setenv(name, value)
+    yield points
+    points.check_all_reached()
+
+
+@pytest.fixture
+def trial(scenario: Scenario, points: Points) -> Iterator[Callable[..., Trial]]:
+    """Makes the consumer of the test: ``trial(partitions, ...)``, see `Trial`. When the test ends, what was fed is stored exactly once."""
+    made: list[Trial] = []
+
+    def make(partitions: int, *words: Any, **keys: Any) -> Trial:
+        made.append(Trial(scenario, points, partitions, *words, **keys))
+        return made[-1]
+
+    yield make
+    for each in made:
+        try:
+            each.check_done()
+        finally:
+            each.close()

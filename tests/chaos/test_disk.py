@@ -1,0 +1,118 @@
+"""A disk or a quota of Postgres that is used up when a slice stands at each step in turn: an outage, and room is all that it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from tests.chaos.postgres_server import COMMIT_SESSIONS, PostgresServer
+from tests.chaos.trial import committed_before
+
+from tidemark.errors import DatabaseUnavailable
+from tidemark.local import LocalStack
+from tidemark.local.account import server_account
+from tidemark.sink.steps import Step
+
+ROUNDS, VALUE_BYTES = 8, 1500
+"""Of such records the rows, and the failed records, of one slice fill more pages than a table may have left."""
+CAP_SYS_ADMIN = 21
+
+NO_PAGE, NO_LOG = "could not extend file", "server closed the connection unexpectedly"
+
+
+def test_quota_that_is_used_up_at_any_step_fails_the_run_as_unavailable(trial, server: PostgresServer):
+    """From this step on no file can be written. A table cannot be extended, which is an error at ③ or ④. Where that is over, the log
+    cannot be written at ⑥: Postgres stops and recovers. With room again the next try loads what is missing."""
+    chaos = trial(2, value_bytes=VALUE_BYTES)
+    for step in Step:
+        with chaos.held_here(step, rounds=ROUNDS) as held:
+            for pid in server.backends(COMMIT_SESSIONS):  # none before ⑦
+                server.limit_files(pid, 0)
+            held.point.release()
+            error = held.run.exception(60)
+            server.up()
+        if committed_before(step):
+            assert error is None
+        else:
+            assert isinstance(error, DatabaseUnavailable), step
+            assert (NO_PAGE if step <= Step.COPY_FAILED else NO_LOG) in error.cause, step
+        chaos.check_stored(held.mark, committed=committed_before(step))
+        assert chaos.run_here().records == (0 if committed_before(step) else held.mark.end - held.mark.start)
+
+
+Full = Callable[[int], AbstractContextManager[None]]
+"""Within the block there is no room in the tablespace ``small`` for this backend."""
+
+
+@pytest.fixture
+def full(stack: LocalStack) -> Iterator[Full]:
+    """A tablespace ``small`` on a disk of its own; where this process may not mount one, a quota of the backend's stands for it."""
+    folder = stack.folder / "small"
+    folder.mkdir()
+    server = PostgresServer(stack, stack.postgres.url())
+    with _disk(folder) if _may_mount() else contextlib.nullcontext():
+        if (account := server_account()) is not None:
+            account.own(folder)
+        server.sql(f"CREATE TABLESPACE small LOCATION '{folder}'")
+        yield _filled(folder) if _may_mount() else _limited(server)
+        server.sql("DROP TABLESPACE small")
+
+
+def test_full_disk_of_any_table_fails_the_run_as_unavailable(full: Full, trial, server: PostgresServer):
+    """The ledger's, the sink's or that of the failed records: the slice is rolled back whole."""
+    chaos = trial(1, value_bytes=VALUE_BYTES)
+    tables = {Step.LEDGER: "tidemark.batch", Step.COPY_ROWS: chaos.scenario.table, Step.COPY_FAILED: "tidemark.failed_record"}
+    for step, table in tables.items():  # the ledger first: it has no page yet
+        server.sql(f"ALTER TABLE {table} SET TABLESPACE small")
+        with chaos.held_here(step, rounds=ROUNDS) as held, full(server.backend(COMMIT_SESSIONS)):
+            held.point.release()
+            error = held.run.exception(60)
+            assert isinstance(error, DatabaseUnavailable), step
+            assert NO_PAGE in error.cause
+            chaos.check_stored(held.mark, committed=False)
+        assert chaos.run_here().records == held.mark.end - held.mark.start
+
+
+def _may_mount() -> bool:
+    status = Path("/proc/self/status").read_text()
+    effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> CAP_SYS_ADMIN & 1)
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tidemark-small", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def _filled(folder: Path) -> Full:
+    @contextlib.contextmanager
+    def full(_: int) -> Iterator[None]:
+        ballast = folder / "ballast"
+        try:
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            assert shutil.disk_usage(folder).free == 0
+            yield
+        finally:
+            ballast.unlink()
+
+    return full
+
+
+def _limited(server: PostgresServer) -> Full:
+    @contextlib.contextmanager
+    def full(pid: int) -> Iterator[None]:
+        server.limit_files(pid, 0)
+        yield
+
+    return full

@@ -1,0 +1,100 @@
+"""Two tasks of one attempt on one slice: Spark starts a copy of a task that stands at each step in turn. One of them loads it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.attempts import FAST_JVM
+from tests.chaos.postgres_server import COMMIT_SESSIONS, PostgresServer
+from tests.chaos.trial import BEFORE_THE_ROW, HOLDING_THE_ROW, Trial
+from tests.points import Point, until
+from tests.spark_cluster import START_LIMIT_S, SparkCluster
+
+from tidemark.consume.launch import Progress
+from tidemark.local import ports
+from tidemark.sink.steps import Step
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+"""Of the two workers. Spark starts no copy of a task on the host on which it is running already, whose name is its address."""
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.task.duration.threshold": "300ms",  # counts for a stage of a single task
+    "spark.speculation.minTaskRuntime": "100ms",
+}
+TWO_EXECUTORS = {
+    "spark.cores.max": "2",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": FAST_JVM["spark.driver.extraJavaOptions"],
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[SparkCluster]:
+    """A master and two workers on two addresses of this machine."""
+    with tempfile.TemporaryDirectory(prefix="tidemark-spark-") as folder:
+        port = ports.find_free()
+        cluster = SparkCluster(Path(folder), port, ports.find_free(besides={port}))
+        try:
+            web = ("--webui-port", str(cluster.web_port))
+            cluster.start("org.apache.spark.deploy.master.Master", "--host", ports.HOST, "--port", str(port), *web, log="master.log")
+            for host, work in zip(HOSTS, cluster.work_folders, strict=True):
+                words = ("--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
+                cluster.start("org.apache.spark.deploy.worker.Worker", *words, cluster.master, log=f"{work.name}.log")
+            until(lambda: _alive_workers(cluster) == len(HOSTS), "two workers", START_LIMIT_S)
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def test_slice_that_two_tasks_of_an_attempt_commit_at_once_is_stored_once(trial, server: PostgresServer, cluster: SparkCluster):
+    """Before ② the copy overtakes. Once the first task holds the row, the copy waits for it; what the first has committed is the copy's
+    receipt too."""
+    chaos = trial(len(Step))
+    chaos.feed.add()
+    chaos.scenario.set(batch={"max_records": chaos.feed.ends[0]})  # a slice a batch, from one partition after the other
+    conf = FAST_JVM | SPECULATION | TWO_EXECUTORS | {f"spark.executorEnv.{name}": value for name, value in chaos.points.env.items()}
+    chaos.scenario.connections = replace(chaos.scenario.connections, spark_master=cluster.master, spark_conf=conf)
+    points = chaos.hold(list(Step))
+    copies = [the_copy(chaos, step) for step in Step]
+    attempt = chaos.begin()
+    for step, point, copied in zip(Step, points, copies, strict=True):
+        first, copy = point.reached(), copied.reached()
+        assert (copy.epoch, copy.start, copy.end) == (first.epoch, first.start, first.end)
+        assert copy.pid != first.pid
+        if step in HOLDING_THE_ROW:
+            until(lambda: any(server.waits(pid, "Lock") for pid in server.backends(COMMIT_SESSIONS)), f"{step.name}: the copy waits")
+            chaos.check_stored(first, committed=False)
+        elif step in BEFORE_THE_ROW:
+            chaos.wait_for(first)
+        chaos.check_stored(first, committed=step not in HOLDING_THE_ROW)
+        if step is not Step.RECEIPT:
+            point.release()
+    done = attempt.wait()  # the last receipt is the copy's: the first task stands before ⑦ to the end
+    assert isinstance(done, Progress), attempt.log
+    assert (done.state, done.records) == ("COMMITTED", sum(chaos.feed.ends))
+    said = f"slice committed group={chaos.scenario.name} attempt={attempt.attempt_id} slice={chaos.feed.topic}/{first.partition} "
+    assert [line.endswith("twin=True") for line in attempt.lines if said in line] == [True]
+
+
+def the_copy(chaos: Trial, step: Step) -> Point:
+    """Where the copy of the task leaves its mark: it is the second to come to ②, or the first if the other stands before it."""
+    partition = step - 1
+    if step not in BEFORE_THE_ROW:
+        chaos.points.at(Step.MOVE_OFFSET, partition=partition, hold=False)
+    return chaos.points.at(Step.MOVE_OFFSET, partition=partition, hold=False)
+
+
+def _alive_workers(cluster: SparkCluster) -> int:
+    assert all(process.poll() is None for process in cluster.processes), cluster.logs()
+    with contextlib.suppress(OSError, ValueError):  # it does not answer yet, or with a page for people
+        return sum(worker["state"] == "ALIVE" for worker in cluster.state()["workers"])
+    return 0

@@ -1,0 +1,160 @@
+"""One consumer under fire: its topic, its attempts one after another, the points where they are struck, and the reader who watches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tests.attempts import FAST_JVM, Attempt
+from tests.chaos.feed import TRANSFORM, Feed
+from tests.chaos.reader import Reader, Snapshot
+from tests.points import Mark, Point, Points, until
+from tests.scenario import Scenario
+
+from tidemark.connections import Connections
+from tidemark.consume.launch import Progress
+from tidemark.errors import TidemarkError
+from tidemark.offsets.store import TaskIdentity
+from tidemark.sink.steps import Step
+
+SLOTS = len(Step) + 1
+"""Tasks at once: a slice may stand at each step, and others go on beside them."""
+STRUCK = 0
+"""The partition whose slice is struck, where it is one."""
+BEFORE_THE_ROW = (Step.BEGIN, Step.MOVE_OFFSET)
+"""Nothing is locked yet: who comes later overtakes."""
+HOLDING_THE_ROW = (Step.COPY_ROWS, Step.COPY_FAILED, Step.LEDGER, Step.COMMIT)
+"""From ② on, until it is committed, the slice's session holds the partition's row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A slice that stands at a point, and the run that it belongs to."""
+
+    point: Point
+    mark: Mark
+    run: Future[Progress]
+
+
+class Trial:
+    """A scenario with a topic of ``partitions``, of which each run reads all that is new in one batch, a slice a partition.
+    Attempts are tries of one Airflow task until `next_run`."""
+
+    def __init__(self, scenario: Scenario, points: Points, partitions: int, transform: str = TRANSFORM, *, value_bytes: int = 0) -> None:
+        self.scenario = scenario
+        self.points = points
+        self.feed = Feed(scenario.topics.servers, scenario.topics.create(partitions), partitions, value_bytes)
+        scenario.write(transform, topics=self.feed.topic).make_sink("payload bytea")
+        scenario.connections = Connections(scenario.database_url, scenario.connections.kafka, f"local[{SLOTS}]", FAST_JVM)
+        points.install(scenario.folder / "transforms")
+        self.reader = Reader(scenario.database_url, scenario.table, self.feed.topic, self.feed)
+        self.run: Callable[[TaskIdentity], Progress] = lambda task: scenario.run(task=task)
+        """A run in this process. Without Spark unless the test brings another."""
+        self.together = False
+        """Whether a batch is committed as a whole, and not slice by slice."""
+        self._attempts: list[Attempt] = []
+        self._runs = 1
+        self._tries = 0
+
+    # ---- attempts
+
+    def next_run(self) -> None:
+        """What follows are tries of another run."""
+        self._runs += 1
+        self._tries = 0
+
+    def begin(self) -> Attempt:
+        """The next try, with a driver and Spark of its own."""
+        self._attempts.append(Attempt(self.scenario.spec, self.scenario.connections, self.scenario.folder, self._task()))
+        return self._attempts[-1]
+
+    @contextlib.contextmanager
+    def running_here(self) -> Iterator[Future[Progress]]:
+        """The next try in a thread of this process: the same run and the same commits, and no driver to start."""
+        task = self._task()
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                yield pool.submit(self.run, task)
+            finally:
+                self.points.release_all()
+
+    def run_here(self) -> Progress:
+        with self.running_here() as run:
+            return run.result(60)
+
+    @contextlib.contextmanager
+    def held_here(self, step: Step, *, rounds: int = 1) -> Iterator[Held]:
+        """Another run in this process, over new records, whose slice of partition 0 stands at ``step``; those of the other partitions are
+        committed."""
+        self.next_run()
+        self.feed.add(rounds)
+        point = self.points.at(step, partition=STRUCK)
+        with self.running_here() as run:
+            mark = point.reached()
+            self.wait_for_others(than=[mark])
+            self.reader.look()
+            yield Held(point, mark, run)
+
+    def hold(self, steps: Sequence[Step]) -> list[Point]:
+        """Points for the slices of the first partitions, one a step; all of them stand at once."""
+        return [self.points.at(step, partition=partition) for partition, step in enumerate(steps)]
+
+    def wait_for_others(self, *, than: Sequence[Mark]) -> None:
+        """Until all partitions but those of these marks have reached their ends, where each is committed for itself."""
+        if self.together:
+            return
+        held = {mark.partition for mark in than}
+        others = {(self.feed.topic, partition): end for partition, end in enumerate(self.feed.ends) if partition not in held}
+        until(lambda: others.items() <= self.scenario.positions().items(), "the other slices are committed")
+
+    def _task(self) -> TaskIdentity:
+        self._tries += 1
+        return TaskIdentity("consume__chaos", f"run {self._runs}", "consume", -1, self._tries)
+
+    # ---- what is stored
+
+    def wait_for(self, mark: Mark) -> None:
+        """Until the slice of this mark is committed, whoever does it."""
+        until(lambda: self.scenario.positions()[(self.feed.topic, mark.partition)] == mark.end, f"{mark} committed")
+
+    def check_stored(self, mark: Mark, *, committed: bool) -> Snapshot:
+        """Whether the slice of this mark is stored, whole or not at all; what else is there is right."""
+        seen = self.reader.look()
+        position = seen.positions[mark.partition]
+        assert position == (mark.end if committed else mark.start), f"the position is {position}, {committed=}, {mark}"
+        return seen
+
+    def left(self) -> int:
+        """Offsets that are still to be read."""
+        return sum(self.feed.ends) - sum(self.reader.look().positions.values())
+
+    def check_done(self) -> None:
+        """Everything that was fed is stored exactly once, bytes and all."""
+        self.reader.look()
+        ends = {(self.feed.topic, partition): end for partition, end in enumerate(self.feed.ends)}
+        assert self.scenario.positions() == ends, f"{self.scenario.positions()}, not {ends}"
+        for partition, log in enumerate(self.feed.log):
+            wanted = [(offset, log[offset]) for offset in self.feed.offsets(partition, "l", self.feed.ends[partition])]
+            found = self.scenario.rows("kafka_offset, payload", where=f"kafka_partition = {partition}")
+            assert found == wanted, f"partition {partition} holds {found}, not {wanted}"
+        self.scenario.check()
+
+    # ---- the end
+
+    def close(self) -> None:
+        self.points.release_all()
+        for attempt in self._attempts:
+            attempt.end()
+        self.reader.close()
+
+
+def committed_before(step: Step) -> bool:
+    """Is a slice stored whose commit was cut off right before this step?"""
+    return step is Step.RECEIPT
+
+
+def failure(outcome: Progress | TidemarkError | None) -> TidemarkError:
+    assert isinstance(outcome, TidemarkError), outcome
+    return outcome

@@ -1,0 +1,59 @@
+"""Holds a commit at a numbered step where a test has ordered it. Runs in the process that commits; see `tests.points`.
+
+Copied among a test's transforms, so that every process that commits can import it: the standard library only. An order is taken once,
+by whoever comes first, whatever becomes of him; the mark that he leaves is how a test knows that its fault was reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+FOLDER = "TIDEMARK_TEST_POINTS"
+LOOK_EVERY_S = 0.01
+
+
+def hook(step: Any, part: Any) -> None:
+    """``TIDEMARK_STEP_HOOK=points_hook:hook``. Returns at once, or when the test lets go."""
+    here = {
+        "step": step.name,
+        "topic": part.partition.topic,
+        "partition": part.partition.partition,
+        "epoch": part.epoch,
+    }
+    for order in sorted(Path(os.environ[FOLDER]).glob("*.order")):
+        if _meant(order, here, part.start) and _taken(order):
+            mark = {**here, "start": part.start, "end": part.end, "pid": os.getpid()}
+            fresh = order.with_suffix(".new")
+            fresh.write_text(json.dumps(mark))
+            fresh.rename(order.with_suffix(".mark"))
+            _wait_for(order.with_suffix(".go"))
+            return
+
+
+def _meant(order: Path, here: dict[str, Any], start: int) -> bool:
+    try:
+        wanted = json.loads(order.read_text())
+    except FileNotFoundError:  # somebody else has taken it
+        return False
+    after = wanted.pop("after")
+    if after is not None and not order.with_name(f"{after}.mark").exists():
+        return False
+    return start >= wanted.pop("start") and all(here[name] == value for name, value in wanted.items())
+
+
+def _taken(order: Path) -> bool:
+    try:
+        order.rename(order.with_suffix(".taken"))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _wait_for(file: Path) -> None:
+    pause = threading.Event()
+    while not file.exists():
+        pause.wait(LOOK_EVERY_S)
