@@ -77,7 +77,7 @@ class _Product:
 
     def run(self, job: Job) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())
-        run.consume(self._this, self._connections, attempt, lambda: self._engine)
+        run.consume(self._this, self._connections, attempt, lambda _records: self._engine)
 
     def close(self) -> None:
         self._engine._engine.stop()  # noqa: SLF001

@@ -45,11 +45,11 @@ def _consume(options: argparse.Namespace) -> None:
     folders = [*options.transforms, project.transforms()]
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
 
-    def start() -> run.Engine:
+    def start(records: int) -> run.Engine:
         from tidemark.spark.engine import SparkEngine
 
         transform = load_transform(spec, folders)
-        return SparkEngine(spec, connections, transform, load_permanent(spec, folders), attempt, folders)
+        return SparkEngine(spec, connections, transform, load_permanent(spec, folders), attempt, folders, records)
 
     consume(spec, connections, attempt, start)
 

@@ -187,7 +187,7 @@ class Scenario:
         attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity())
         self.engine = None
 
-        def start() -> LocalEngine:
+        def start(_records: int) -> LocalEngine:
             transform, permanent = load_transform(spec, self.folders), load_permanent(spec, self.folders)
             self.engine = LocalEngine(spec, transform, self.connections, permanent, before)
             return self.engine

@@ -55,7 +55,7 @@ def run_here(scenario: Scenario, before: Callable[[], None] = lambda: None, task
     spec = scenario.spec
     attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, task or TaskIdentity())
 
-    def start() -> Lasting:
+    def start(_records: int) -> Lasting:
         transform, permanent = load_transform(spec, scenario.folders), load_permanent(spec, scenario.folders)
         lasting = Lasting(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
         lasting.before = before

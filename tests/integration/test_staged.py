@@ -9,6 +9,7 @@ from typing import Any
 import psycopg2
 import pytest
 from tests.scenario import Scenario
+from tests.spark_here import run_here, spark_session
 
 from tidemark.consume import launch, run
 from tidemark.db import session, transaction
@@ -18,9 +19,6 @@ from tidemark.quality import Outcome, Run, Violation, check_conservation, valida
 from tidemark.sink.load import SinkRejected, TooManyRejected
 from tidemark.sink.staged import StagedRowsGone
 from tidemark.sink.tally import BadOutput
-from tidemark.spark.engine import SparkEngine
-from tidemark.spark.session import start_session
-from tidemark.spec.transform import load_permanent, load_transform
 
 LINEAGE = "'kafka_topic', 'kafka_partition', 'kafka_offset'"
 TRANSFORM = """
@@ -43,28 +41,11 @@ SHUFFLED = "order.repartition(3)"
 TABLE = "city text, people bigint"
 
 
-class Lasting(SparkEngine):
-    """Leaves its session to the next test."""
-
-    def stop(self) -> None: ...
-
-
 @pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[None]:
-    """One session for all runs of the module: a session of its own for each would be most of their time."""
-    from tidemark.spark import engine
-
-    started: list[Any] = []
-
-    def start_once(*arguments: Any) -> Any:
-        started[:] = started or [start_session(*arguments)]
-        return started[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "start_session", start_once)
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One session for all runs of the module."""
+    with spark_session(tmp_path_factory.mktemp("transforms")):
         yield
-    for each in started:
-        each.stop()
 
 
 class Staged:
@@ -75,9 +56,8 @@ class Staged:
         self.topic = scenario.topics.create(2)
 
     def write(self, result: str, columns: str = TABLE, **keys: Any) -> Staged:
-        conf = {"spark.sql.shuffle.partitions": "3"}
         source = TRANSFORM.format(lineage=LINEAGE, result=result)
-        self.scenario.write(source, topics=self.topic, spark={"conf": conf}, **keys).make_sink(columns)
+        self.scenario.write(source, topics=self.topic, **keys).make_sink(columns)
         return self
 
     def produce(self, *rows: tuple[str, int], partition: int = 0) -> None:
@@ -86,15 +66,7 @@ class Staged:
 
     def run(self, **task: Any) -> launch.Progress:
         """One run with Spark in this process; raises what made it fail."""
-        scenario, spec = self.scenario, self.scenario.spec
-        attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, TaskIdentity(**task))
-
-        def start() -> SparkEngine:
-            transform, permanent = load_transform(spec, scenario.folders), load_permanent(spec, scenario.folders)
-            return Lasting(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
-
-        run.consume(spec, scenario.connections, attempt, start)
-        return launch.progress(scenario.database_url, attempt)
+        return run_here(self.scenario, task=TaskIdentity(**task))
 
     def rows(self, columns: str = "city, people") -> list[tuple[Any, ...]]:
         return self.scenario.sql(f"SELECT {columns} FROM {self.scenario.table} ORDER BY 1, 2")

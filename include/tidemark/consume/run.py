@@ -93,7 +93,11 @@ def open_attempt(database_url: str, group: str, task: TaskIdentity) -> int:
             return store.new_attempt(cur, store.ensure_group(cur, group), task)
 
 
-def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Callable[[], Engine]) -> None:
+Start = Callable[[int], Engine]
+"""Makes the engine of a run that has so many offsets to read."""
+
+
+def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
     """Runs an attempt to its end and writes how it ended on its row; raises what made it fail."""
     try:
         with session(connections.database_url, application=f"tidemark driver {spec.group}") as connection:
@@ -108,7 +112,7 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
         raise
 
 
-def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Callable[[], Engine]) -> None:
+def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
     with transaction(connection) as cur:
         group_id = store.ensure_group(cur, spec.group)
         done_by = _already_committed(store.earlier_attempts(cur, attempt_id), store.positions(cur, spec.group))
@@ -140,7 +144,7 @@ def _read(
     me: Claimant,
     claims: list[Claim],
     ends: dict[TopicPartition, int],
-    start: Callable[[], Engine],
+    start: Start,
     require_same: Callable[[Sequence[Claim]], None],
 ) -> None:
     planned = [  # ③
@@ -159,7 +163,7 @@ def _read(
     if not planned:
         log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, me.attempt_id, len(claims))
         return
-    engine = start()  # ④
+    engine = start(sum(max(0, ends[claim.partition] - claim.position) for claim in claims))  # ④
     try:
         limit = spec.batch.max_failed_records
         target = Target(connections.database_url, me.group_id, me.attempt_id, engine.layout(connection))

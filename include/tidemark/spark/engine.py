@@ -88,12 +88,13 @@ class SparkEngine:
         permanent: tuple[type[Exception], ...],
         attempt_id: int,
         folders: Sequence[Path],
+        records: int | None = None,
     ) -> None:
         self._spec = spec
         self._connections = connections
         self._transform = transform
         self._permanent = permanent
-        self._spark = start_session(spec, connections, attempt_id, folders)
+        self._spark = start_session(spec, connections, attempt_id, folders, records if transform.form is Form.SPARK else 0)
         self._batches = 0
         if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's own 200 are for larger batches
             self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)

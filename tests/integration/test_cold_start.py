@@ -1,0 +1,151 @@
+"""A cold driver starts from an archive of Spark's classes that nobody had to ask for. Real JVMs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.scenario import eventually
+
+from tidemark.local.jars import cache, spark_jars
+from tidemark.local.java import find_java
+from tidemark.spark.session import local_archive
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+from pyspark import SparkContext
+from tidemark.connections import Connections
+from tidemark.spark.session import start_session
+from tidemark.spec import find_consumer
+
+records, conf, specs = json.loads(sys.argv[1])
+spark = start_session(find_consumer("departures", Path(specs)), Connections("", {}, "local[2]", conf), 1, [], records)
+process = Path("/proc") / str(SparkContext._gateway.proc.pid)
+words, maps = (process / "cmdline").read_text().split("\\0"), (process / "maps").read_text().splitlines()
+found = {
+    "sum": spark.range(1000).selectExpr("sum(id)").first()[0],
+    "kafka": spark.read.format("kafka").option("kafka.bootstrap.servers", "host:1").option("subscribe", "t").load().columns,
+    "options": [word for word in words if word.startswith("-XX:TieredStop") or word in ("-Dmine=1", "-Dtheirs=1")],
+    "archives": sorted({line[line.index("/") :] for line in maps if line.endswith(".jsa")}),
+}
+spark.stop()
+print(json.dumps(found))
+"""
+"""Starts a driver's session, and tells what its JVM was started with and has mapped."""
+FIRST_LIMIT_S = 280
+
+
+@pytest.fixture(scope="module")
+def archive() -> Path:
+    """The archive of this environment, in the cache where all runs look for it; made if it is not there, which takes a minute."""
+    made = subprocess.run(
+        [sys.executable, "-m", "tidemark.spark.archive"], check=True, timeout=FIRST_LIMIT_S, stdout=subprocess.PIPE, text=True
+    )
+    return Path(made.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Iterator[Drivers]:
+    """Drivers with an empty cache."""
+    with contextlib.ExitStack() as stack:
+        yield Drivers(tmp_path, stack)
+
+
+class Drivers:
+    """Starts drivers of one consumer that share a cache of their own."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._specs = folder / "consumers"
+        self._specs.mkdir()
+        (self._specs / "departures.yaml").write_text("group: g\ntopics: [t]\ntransform: m:f\nsink: {table: lake.t}\n")
+        self.cache = folder / "the cache"
+        self.cache.mkdir()
+        spark_jars()
+        (self.cache / "jars").symlink_to(cache() / "jars")
+        self.classes = self.cache / "classes"
+
+    def start(self, cache: Path, *, records: int | None = 0, conf: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, json.dumps([records, conf or {}, str(self._specs)])],
+            env=env | {"TIDEMARK_CACHE": str(cache)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._stack.enter_context(driver)
+        self._stack.callback(driver.kill)  # which has its JVM end too
+        return driver
+
+    def makers(self) -> list[psutil.Process]:
+        """The processes that are making an archive for the cache."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cwd() == str(self.classes) and "tidemark.spark.archive" in process.cmdline():
+                    found.append(process)
+        return found
+
+
+def ended(driver: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a driver told. As the launcher does, kills its process group once it has ended; a word on stderr is a failure."""
+    told, said = driver.communicate(timeout=FIRST_LIMIT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+    assert (driver.returncode, said) == (0, "")
+    found: dict[str, Any] = json.loads(told)
+    assert (found["sum"], found["kafka"][:2]) == (499500, ["key", "value"])
+    return found
+
+
+def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(drivers: Drivers, archive: Path) -> None:
+    """Of an option that is given twice the JVM takes the last; a run with little for the JVM to do is compiled by C1."""
+    conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -Dmine=1", "spark.driver.defaultJavaOptions": "-Dtheirs=1"}
+    found = ended(drivers.start(cache(), conf=conf))
+    assert str(archive) in found["archives"]
+    assert found["options"] == ["-XX:TieredStopAtLevel=1", "-Dtheirs=1", "-XX:TieredStopAtLevel=4", "-Dmine=1"]
+
+
+def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(drivers: Drivers) -> None:
+    """The process that makes it survives when the launcher kills the driver's process group."""
+    for first in [drivers.start(drivers.cache), drivers.start(drivers.cache)]:
+        assert not any(file.startswith(str(drivers.classes)) for file in ended(first)["archives"])
+    (maker,) = eventually(drivers.makers)
+    assert [file.suffix for file in drivers.classes.iterdir() if not file.name.startswith(".")] == [".log"]
+    assert len(drivers.makers()) == 1
+    os.killpg(os.getpgid(maker.pid), signal.SIGKILL)
+
+
+def test_an_archive_that_is_damaged_or_cannot_be_kept_costs_time_only(drivers: Drivers, archive: Path, tmp_path: Path) -> None:
+    """Damaged: of the right size, but not what was written. The drivers start without it, and say nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEMARK_CACHE", str(drivers.cache))
+        mine = local_archive(find_java())
+    size = archive.stat().st_size
+    mine.folder.mkdir()
+    damaged = mine.folder / f"{mine.key}-{size}.jsa"
+    with archive.open("rb") as good, damaged.open("wb") as bad:
+        bad.write(good.read())
+        bad.seek(size // 8)
+        bad.write(os.urandom(size // 2))
+    assert mine.find() == damaged
+    unwritable = tmp_path / "unwritable"
+    unwritable.mkdir()
+    (unwritable / "jars").symlink_to(cache() / "jars")
+    (unwritable / "classes").write_text("a file where the folder should be")
+    for driver in [drivers.start(drivers.cache), drivers.start(unwritable, records=None)]:
+        found = ended(driver)
+        assert not any(file.startswith(str(tmp_path)) for file in found["archives"])

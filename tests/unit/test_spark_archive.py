@@ -1,0 +1,216 @@
+"""The class-data archive: which one belongs to a driver, who has it made, and when. A script stands for the Python that makes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.scenario import eventually
+
+from tidemark.spark import archive as module
+from tidemark.spark.archive import Archive
+from tidemark.spark.session import _alone
+
+MAKER = """#!/bin/sh
+echo "$(ps -o sid= -p $$) $(ps -o ni= -p $$) $3 ${TIDEMARK_CACHE-none} ${TIDEMARK_DATABASE_URL-none}" >> started
+"""
+LATER = """
+import os, sys
+from pathlib import Path
+from tidemark.spark.archive import Archive
+Archive(Path(sys.argv[1]), "k").make_later()
+sys.executable = sys.argv[2]
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "classes", "k")
+
+
+@pytest.fixture
+def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for the interpreter of the process that makes an archive; notes each start in the archive's folder."""
+    script = tmp_path / "maker"
+    script.write_text(MAKER)
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return script
+
+
+def made(archive: Archive, content: str = "0123456789", size: int | None = None) -> Path:
+    archive.folder.mkdir(exist_ok=True)
+    file = archive.folder / f"{archive.key}-{len(content) if size is None else size}.jsa"
+    file.write_text(content)
+    return file
+
+
+def started(archive: Archive) -> list[list[str]]:
+    """What each process that was started to make the archive found around it; waits for those that have just been started."""
+    script = str(archive.folder.with_name("maker"))
+    eventually(lambda: not any(script in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])))
+    notes = archive.folder / "started"
+    return [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+def age(file: Path, seconds: float) -> None:
+    moment = time.time() - seconds
+    os.utime(file, (moment, moment))
+
+
+def test_a_complete_archive_is_found_and_marked_as_used(archive: Archive) -> None:
+    file = made(archive)
+    age(file, 1000)
+    assert archive.find() == file
+    assert time.time() - file.stat().st_mtime < 100
+
+
+def test_no_archive_is_found_where_there_is_none_or_no_folder(archive: Archive) -> None:
+    assert archive.find() is None
+    archive.folder.write_text("a file where the folder should be")
+    assert archive.find() is None
+
+
+def test_an_archive_that_was_cut_off_is_not_used(archive: Archive) -> None:
+    """The JVM would map what is left of it, and crash: the size in the name is compared first."""
+    made(archive, "0123", size=10)
+    assert archive.find() is None
+
+
+def test_an_archive_for_another_java_or_class_path_is_not_used(archive: Archive) -> None:
+    made(Archive(archive.folder, "other"))
+    assert archive.find() is None
+
+
+@pytest.mark.parametrize("change", ["java", "connector", "newer connector", "spark", "spark home", "one more"])
+def test_each_java_and_class_path_has_an_archive_of_its_own(tmp_path: Path, change: str) -> None:
+    """Whatever the JVM would refuse an archive for makes it another one; else none would ever be made anew."""
+
+    def place(name: str, text: str = "x") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        age(path, 1000)
+        return path
+
+    place("jdk/lib/modules")
+    java, connector, spark = place("jdk/bin/java"), place("connector.jar"), place("spark/jars/core.jar").parents[1]
+    before = Archive.of(java, spark, [connector])
+    assert Archive.of(java, spark, [connector]) == before
+    jars = [connector]
+    match change:
+        case "java":
+            place("jdk/lib/modules", "another build")
+        case "connector":
+            place("connector.jar", "another")
+        case "newer connector":
+            connector.touch()
+        case "spark":
+            place("spark/jars/core.jar", "another")
+        case "spark home":
+            place("newer/jars/core.jar")
+            spark = tmp_path / "newer"
+        case "one more":
+            jars.append(place("pool.jar"))
+    assert Archive.of(java, spark, jars) != before
+
+
+def test_it_is_made_beside_the_run_in_a_session_of_its_own_at_a_low_priority(
+    archive: Archive, maker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher kills the driver's process group when the driver has ended; and what makes an archive needs no credentials."""
+    monkeypatch.setenv("TIDEMARK_CACHE", "the-cache")
+    monkeypatch.setenv("TIDEMARK_DATABASE_URL", "postgresql://secret")
+    archive._begin()
+    ((session, nice, what, cache, database),) = started(archive)
+    assert int(session) != os.getsid(0)
+    assert int(nice) > os.nice(0)
+    assert (what, cache, database) == (module.__name__, "the-cache", "none")
+
+
+def test_of_many_drivers_that_end_at_once_one_has_it_made(archive: Archive, maker: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: archive._begin(), range(16)))
+    assert len(started(archive)) == 1
+
+
+def test_what_failed_is_tried_again_after_a_day_and_not_in_every_run(archive: Archive, maker: Path) -> None:
+    archive._begin()
+    archive._begin()
+    age(archive.log, module.RETRY_S - 60)
+    archive._begin()
+    assert len(started(archive)) == 1
+    age(archive.log, module.RETRY_S + 60)
+    archive._begin()
+    assert len(started(archive)) == 2
+
+
+def test_a_cache_that_cannot_be_written_to_is_left_alone(archive: Archive, maker: Path) -> None:
+    archive.folder.write_text("a file where the folder should be")
+    archive._begin()
+    assert archive.folder.read_text() == "a file where the folder should be"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_it_is_begun_when_the_driver_has_ended_by_itself(archive: Archive, maker: Path, killed: bool) -> None:
+    """Not before, so that the run has both cores; and not by a driver that is killed."""
+    python = Path(sys.prefix) / "bin" / "python"
+    command = [python, "-W", "error", "-c", LATER, archive.folder, maker]
+    driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "ready\n"
+    assert not archive.folder.exists()
+    if killed:
+        driver.kill()
+    _, said = driver.communicate("\n")
+    assert (driver.returncode, said) == (-signal.SIGKILL if killed else 0, "")
+    assert archive.folder.exists() is not killed
+    assert len(started(archive)) == (0 if killed else 1)
+
+
+def test_archives_out_of_use_and_what_killed_makers_left_are_cleared_away(archive: Archive) -> None:
+    in_use, unused = made(Archive(archive.folder, "a")), made(Archive(archive.folder, "b"))
+    being_made, left = archive.folder / ".c-1", archive.folder / ".d-2"
+    for file, seconds in (
+        (in_use, module.UNUSED_S - 60),
+        (unused, module.UNUSED_S + 60),
+        (being_made, 60),
+        (left, module.RETRY_S + 60),
+    ):
+        file.touch()
+        age(file, seconds)
+    archive._tidy()
+    assert set(archive.folder.iterdir()) == {in_use, being_made}
+
+
+@pytest.mark.parametrize("master", ["local", "local[1]", "local[*]", "local[2,3]"])
+def test_where_the_driver_is_the_only_jvm_its_class_path_is_set(master: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert _alone(master)
+
+
+@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "spark://localhost:7077", "yarn", "k8s://https://host"])
+def test_a_cluster_is_given_the_connector_as_ever(master: str) -> None:
+    assert not _alone(master)
+
+
+def test_where_spark_is_configured_by_files_or_arguments_they_say_the_class_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``spark-defaults.conf`` may have a class path and options of its own, which what the driver sets would replace."""
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraClassPath /opt/jdbc.jar\n")
+    assert not _alone("local[2]")
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-class-path /opt/jdbc.jar pyspark-shell")
+    assert not _alone("local[2]")
