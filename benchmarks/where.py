@@ -19,7 +19,7 @@ from benchmarks.limit import _layout
 from benchmarks.site import COLUMNS, TABLE, Site, Topic
 from benchmarks.stage import Stage
 from benchmarks.transforms.bench_arrow import transform
-from tidemark.consume.work import records
+from tidemark.consume.work import collect_less_garbage, records
 from tidemark.kafka.reader import read
 from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
@@ -39,6 +39,7 @@ STAGES = (FETCH, READ, RECORDS, TRANSFORM, TALLY, ENCODE, SEND)
 def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row a stage: its CPU in microseconds a record, median of the rounds."""
     stage.empty()
+    collect_less_garbage()
     layout = _layout(site)
     part = Slice(TopicPartition(topic.name, 0), topic.topic_id, 0, topic.each, Epoch(0))
     rounds_of = [_round(site, layout, part) for _ in range(rounds + 1)][1:]

@@ -8,12 +8,12 @@ import decimal
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,30 +31,16 @@ LAYOUT = Layout("analytics.departures", (Column("city", "text"), Column("populat
 NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
 
 
-@dataclass
-class Sent:
+def sent(
+    offset: int = 100,
+    value: bytes | None = b"{}",
+    key: bytes | None = b"k",
+    millis: int | None = 1_714_564_800_000,
+    headers: list[tuple[str, bytes | None]] | None = None,
+) -> Message:
     """A message as confluent-kafka hands it over."""
-
-    at: int = 100
-    content: bytes | None = b"{}"
-    name: bytes | None = b"k"
-    millis: int | None = 1_714_564_800_000
-    head: list[tuple[str, bytes | None]] | None = field(default=None)
-
-    def offset(self) -> int:
-        return self.at
-
-    def value(self) -> bytes | None:
-        return self.content
-
-    def key(self) -> bytes | None:
-        return self.name
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        return self.head
-
-    def timestamp(self) -> tuple[int, int]:
-        return (TIMESTAMP_NOT_AVAILABLE, 0) if self.millis is None else (TIMESTAMP_CREATE_TIME, self.millis)
+    timestamp = (TIMESTAMP_NOT_AVAILABLE, 0) if millis is None else (TIMESTAMP_CREATE_TIME, millis)
+    return Message(topic="flights", partition=3, offset=offset, key=key, value=value, headers=headers, timestamp=timestamp)
 
 
 def judged(
@@ -62,7 +48,7 @@ def judged(
 ) -> Judged:
     """What a plain function makes of messages (by default of one)."""
     task = Work(Target("", 1, 1, layout), {}, Form.FUNCTION, function, permanent)
-    return work._by_record(task, PART, list(messages or [Sent()]))
+    return work._by_record(task, PART, list(messages or [sent()]))
 
 
 def stored(postgres: str, value: Any) -> Any:
@@ -81,7 +67,7 @@ def stored(postgres: str, value: Any) -> Any:
 
 def test_messages_become_a_batch_with_kafkas_columns_and_lineage() -> None:
     """The schema is the same in the Arrow and the Spark form; a record without timestamp, key, value or headers has nulls there."""
-    batch, _ = records(PART, [Sent(100, head=[("a", b"1"), ("a", None)]), Sent(103, None, None, None)])  # type: ignore[list-item]
+    batch, _ = records(PART, [sent(100, headers=[("a", b"1"), ("a", None)]), sent(103, None, None, None)])
     assert batch.schema.equals(input_schema())
     first, second = batch.to_pylist()
     assert first["timestamp"] == NOON
@@ -94,7 +80,7 @@ def test_messages_become_a_batch_with_kafkas_columns_and_lineage() -> None:
 def test_a_plain_function_is_given_one_record() -> None:
     """All that Kafka says of it, with an aware timestamp."""
     seen: list[Record] = []
-    judged(seen.append, Sent(107, b"v", None, head=[("h", b"x")]))
+    judged(seen.append, sent(107, b"v", None, headers=[("h", b"x")]))
     assert seen == [Record("flights", 3, 107, NOON, None, b"v", [("h", b"x")])]
 
 
@@ -164,7 +150,7 @@ def test_the_records_beside_a_bad_one_are_loaded() -> None:
         population = "many" if record.offset == 101 else 1
         return [{"city": "a", "population": 0}, {"city": "b", "population": population}]
 
-    answer = judged(function, Sent(100), Sent(101), Sent(102))
+    answer = judged(function, sent(100), sent(101), sent(102))
     assert answer.rows is not None
     assert answer.rows.column("kafka_offset").to_pylist() == [100, 100, 102, 102]
     assert [each.offset for each in answer.rejects] == [101]
@@ -205,7 +191,7 @@ def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: lis
                 return [{"population": 1}, {"population": 2**31}]
 
     tally = Tally(PART, LAYOUT)
-    taken = tally.take(judged(function, *(Sent(100 + number) for number in range(len(answers)))))
+    taken = tally.take(judged(function, *(sent(100 + number) for number in range(len(answers)))))
     counts = tally.counts()
     assert counts.loaded == answers.count("row") + answers.count("rows")
     assert counts.skipped == answers.count("none") + answers.count("skip")
@@ -329,7 +315,7 @@ def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
     """Whole columns at once, so it is the batch that fails; another try may help where the user's code met an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
-        work._called(function, records(PART, [Sent(100), Sent(101)])[0], PART)  # type: ignore[list-item]
+        work._called(function, records(PART, [sent(100), sent(101)])[0], PART)
     assert raised.value.retriable
 
 
@@ -342,9 +328,9 @@ def test_failed_records_are_read_again_with_all_that_is_needed_to_retry_them(mon
 
     def read(_config: object, _partition: object, start: int, end: int) -> Any:
         asked.append((start, end))
-        yield [Sent(at) for at in range(start, start + 4)]
-        yield [Sent(at) for at in range(start + 4, start + 6)]
-        yield [Sent(end - 1, None, None, None, [("a", b"\xff"), ("\0", None), ("a", b"")])]
+        yield [sent(at) for at in range(start, start + 4)]
+        yield [sent(at) for at in range(start + 4, start + 6)]
+        yield [sent(end - 1, None, None, None, [("a", b"\xff"), ("\0", None), ("a", b"")])]
 
     monkeypatch.setattr(work, "read", read)
     batches = list(payloads({}, PART, {150, 112, 110}))

@@ -32,6 +32,7 @@ SETTINGS = {
     "isolation.level": "read_committed",
     "enable.partition.eof": "true",
     "queued.max.messages.kbytes": "65536",
+    "fetch.queue.backoff.ms": "10",  # a full queue is looked at again so soon; librdkafka's own second stood still half of the time
     "fetch.message.max.bytes": "8388608",
     "fetch.max.bytes": "67108864",
     "fetch.wait.max.ms": "20",
@@ -64,7 +65,7 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
     ``end`` must not lie beyond the last stable offset. Closes its consumer when exhausted, closed or collected.
     Raises `RangeGone` if the log no longer holds the range, `BrokerUnavailable` after `SILENCE_S` without progress.
     """
-    from confluent_kafka import Consumer, KafkaError, KafkaException
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message
     from confluent_kafka import TopicPartition as Wire
 
     gone = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART)  # noqa: SLF001 - their public names
@@ -79,7 +80,7 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
                 messages = consumer.consume(min(wanted, end - position), POLL_S)  # no more than are left: it waits for the last one
             except KafkaException as error:
                 raise BrokerUnavailable(cause=str(error)) from error
-            failures = [message for message in messages if message.error() is not None]
+            failures = [message for message in messages if message.error() is not None] if any(map(Message.error, messages)) else []
             records = [message for message in messages if message.error() is None] if failures else messages
             done = bool(records) and (records[-1].offset() or 0) + 1 >= end
             if done:
