@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks import cold, growth, memory, packages, report, where
+from benchmarks import assignors, cold, growth, memory, packages, report, where
 from benchmarks.contestants import ALL, BY_NAME, Contestant, Needs, Reads
 from benchmarks.harness import ROOT, Figure, Harness
 from benchmarks.packages import Unobtainable
@@ -23,7 +23,7 @@ from benchmarks.stage import Stage, set_up
 
 BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
-WHAT = ("ratios", "growth", "cold", "where", "memory")
+WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors")
 PARTITIONS = 4
 SHARE = 4
 """Contestants of `Reads.PART` read one in so many records."""
@@ -95,6 +95,8 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
         records = min(options.records, 1_000_000)
         topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))
         sections["where"] = where.measure(stage, site, topic, 1 if options.quick else 5, say)
+    if "assignors" in options.what and not options.quick:
+        sections["assignors"] = assignors.measure(say)
     if "memory" in options.what:
         sections["memory"] = memory.measure(stage, site, memory.QUICK if options.quick else memory.FULL, options.width, say)
 

@@ -101,7 +101,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory"}):
+    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory", "assignors"}):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("\n".join(lines))
@@ -122,6 +122,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made += [_cold(one) for one in found.get("cold", ())]
     if "memory" in only and "memory" in found:
         made.append(memory.table(found["memory"]))
+    if "assignors" in only and "assignors" in found:
+        made.append(_assignors(found["assignors"]))
     if "where" in only and "where" in found:
         rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
         made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))
@@ -176,6 +178,16 @@ def _cold(one: Mapping[str, Any]) -> TableOf:
         ["end of the run", f"{one['end_s']:.1f}"],
     ]
     return f"A cold run of 1,000 records, {one['form'].capitalize()} form", ["stage", "s"], rows
+
+
+def _assignors(rows: list[dict[str, Any]]) -> TableOf:
+    cells = []
+    for one in rows:
+        name = one["assignor"] if one["of"] == "tidemark" else f"{one['of']}'s {one['assignor']}"
+        ratios = [f" ({one[f'ratio_{what}']:.0f} times ours)" if f"ratio_{what}" in one else "" for what in ("fresh", "one_left")]
+        times = [f"{one['fresh_s']:.3g}{ratios[0]}", f"{one['one_left_s']:.3g}{ratios[1]}"]
+        cells.append([name, one["group"], "equal" if one["equal"] else "unequal", *times])
+    return "Assignors: CPU seconds of an assignment", ["assignor", "group", "subscriptions", "fresh", "one member gone"], cells
 
 
 def _machine_text(found: Mapping[str, Any]) -> str:

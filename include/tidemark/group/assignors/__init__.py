@@ -1,0 +1,73 @@
+"""Assignors: who reads which partition. Pure functions of the topics and of what the members report, built in or the user's own.
+
+`range`, `roundrobin` and `sticky` are eager, `cooperative-sticky` is cooperative (KIP-429); they answer as Kafka's do, racks included
+(KIP-881). `random` is the example of one's own: any class that implements `Assignor` is found as ``module:Class``.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from tidemark.errors import BadInput
+from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription, TopicInfo, member_order
+from tidemark.group.assignors.check import check_assignment
+from tidemark.group.assignors.random import RandomAssignor
+from tidemark.group.assignors.range import RangeAssignor
+from tidemark.group.assignors.roundrobin import RoundRobinAssignor
+from tidemark.group.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
+
+__all__ = [
+    "ASSIGNORS",
+    "Assignment",
+    "Assignor",
+    "Metadata",
+    "Subscription",
+    "TopicInfo",
+    "check_assignment",
+    "find_assignor",
+    "member_order",
+]
+
+ASSIGNORS: dict[str, type[Assignor]] = {
+    one.name: one for one in (RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor, RandomAssignor)
+}
+"""The built-in assignors by the names that a spec's ``assignment`` uses."""
+
+
+def find_assignor(name: str) -> Assignor:
+    """The assignor of this name: a built-in one, or the class that ``module:Class`` names, made without arguments.
+
+    Raises `BadInput` for a name that is neither, and for a class that is no assignor.
+    """
+    if name in ASSIGNORS:
+        return ASSIGNORS[name]()
+    module_name, colon, class_name = name.partition(":")
+    if not (colon and module_name and class_name):
+        raise _refusal(name, "no assignor has this name")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name, None)
+    except ImportError as error:
+        raise _refusal(name, f"{module_name} cannot be imported: {error}") from error
+    if found is None:
+        raise _refusal(name, f"{module_name} has no {class_name}")
+    if not (isinstance(found, type) and issubclass(found, Assignor)):
+        raise _refusal(name, f"{class_name} does not implement tidemark.group.assignors.Assignor")
+    problem = _unusable(found)
+    if problem:
+        raise _refusal(name, problem)
+    return found()
+
+
+def _unusable(found: type[Assignor]) -> str | None:
+    if getattr(found, "__abstractmethods__", None):
+        return f"{found.__name__} does not implement {', '.join(sorted(found.__abstractmethods__))}"
+    if not isinstance(getattr(found, "name", None), str):
+        return f"{found.__name__} has no name"
+    if found.protocol not in ("eager", "cooperative"):
+        return f"{found.__name__}.protocol is {found.protocol!r}, neither eager nor cooperative"
+    return None
+
+
+def _refusal(name: str, found: str) -> BadInput:
+    known = ", ".join(ASSIGNORS)
+    return BadInput(what=f"assignor {name!r}", found=found, fix=f"Write one of {known}, or module:Class of one of your own.")

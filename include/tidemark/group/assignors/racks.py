@@ -1,0 +1,69 @@
+"""Which members are near which partitions (KIP-881): all replicas count, whether in sync or not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tidemark.group.assignors.base import Metadata
+from tidemark.group.assignors.board import Board
+
+
+class Racks:
+    """Racks as bits: a member's rack is one bit (0: none known), a partition's are the bits of all its replicas' racks.
+
+    ``matter`` says whether they can change an assignment: members have racks, some of them are brokers' racks too, and not every
+    partition is on every rack. ``force`` looks at them even then, for tests: the answer must be the same.
+    """
+
+    def __init__(self, board: Board, metadata: Metadata, *, force: bool = False) -> None:
+        self._bits: dict[str, int] = {}
+        self.member = [self._bit(subscription.rack) for subscription in board.subscriptions]
+        self.partition: list[int] = [0] * board.total
+        self.matter = False
+        if any(self.member):
+            for topic, start, count in zip(board.topics, board.starts, board.counts, strict=False):
+                racks = metadata.topics[topic].racks
+                for part, replicas in zip(range(start, start + count), racks or (), strict=False):
+                    for replica in replicas:
+                        self.partition[part] |= self._bit(replica)
+            self.matter = matter(set(self.member), self.partition, force=force)
+        self._near: dict[tuple[int, int], int] = {}
+
+    def far(self, member: int, part: int) -> bool:
+        """Has the member a rack on which no replica is?"""
+        return self.member[member] != 0 and not self.member[member] & self.partition[part]
+
+    def fewest_near_first(self, board: Board, parts: list[int]) -> list[int]:
+        """The partitions with the fewest subscribers on their racks first: those have the least choice. Otherwise the order stays."""
+        topics = board.topic_of[parts].tolist() if parts else []
+        keys = [self._count_near(board, board.audience_of[topic], self.partition[part]) for topic, part in zip(topics, parts, strict=True)]
+        return [parts[at] for at in np.argsort(np.array(keys, dtype=np.int64), kind="stable").tolist()]
+
+    def _count_near(self, board: Board, audience: int, bits: int) -> int:
+        near = self._near.get((audience, bits))
+        if near is None:
+            near = self._near[audience, bits] = sum(bool(self.member[member] & bits) for member in board.audiences[audience])
+        return near
+
+    def _bit(self, rack: str | None) -> int:
+        return self._bits.setdefault(rack, 1 << len(self._bits)) if rack else 0
+
+
+def matter(members: set[int], partitions: list[int], *, force: bool) -> bool:
+    """Can the racks of these members and partitions change an assignment?"""
+    distinct = set(partitions)
+    of_brokers = of_members = 0
+    for bits in distinct:
+        of_brokers |= bits
+    for bits in members:
+        of_members |= bits
+    return bool(of_brokers & of_members) and (force or distinct != {of_brokers})
+
+
+def split(bits: int) -> list[int]:
+    """The single bits of a set of racks, lowest first."""
+    single = []
+    while bits:
+        single.append(bits & -bits)
+        bits &= bits - 1
+    return single

@@ -1,0 +1,24 @@
+"""`random`: the smallest useful assignor, as an example of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription
+from tidemark.offsets.ranges import TopicPartition
+
+
+class RandomAssignor(Assignor):
+    """Gives every partition to any of its subscribers. The dice are thrown from the partition's name, so equal input, equal answer."""
+
+    name = "random"
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
+        assignment: dict[str, list[TopicPartition]] = {member: [] for member in sorted(subscriptions)}
+        for topic in sorted(metadata.topics):
+            subscribers = [member for member in assignment if topic in subscriptions[member].topics]
+            dice = Random(topic)  # noqa: S311 - nothing is kept secret here
+            for number in range(metadata.topics[topic].partitions if subscribers else 0):
+                assignment[dice.choice(subscribers)].append(TopicPartition(topic, number))
+        return assignment

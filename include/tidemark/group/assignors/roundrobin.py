@@ -1,0 +1,30 @@
+"""`roundrobin`: all partitions in a row, dealt out one at a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription, member_order
+from tidemark.group.assignors.board import Board
+
+
+class RoundRobinAssignor(Assignor):
+    """Kafka's ``roundrobin``: partitions in order of topic and number, members in turn; one that does not subscribe is passed over."""
+
+    name = "roundrobin"
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
+        board = Board(metadata, subscriptions, member_order(subscriptions))
+        mine: list[list[int]] = [[] for _ in board.members]
+        turn = 0  # the member whose turn it is
+        for topic, (start, count) in enumerate(zip(board.starts, board.counts, strict=False)):
+            if not count:
+                continue
+            subscribers = board.audiences[board.audience_of[topic]]
+            width = len(subscribers)
+            first = bisect_left(subscribers, turn) % width
+            for at in range(min(width, count)):
+                mine[subscribers[(first + at) % width]].extend(range(start + at, start + count, width))
+            turn = subscribers[(first + count - 1) % width] + 1
+        return board.assignment(mine)

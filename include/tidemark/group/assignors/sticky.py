@@ -1,0 +1,64 @@
+"""`sticky` and `cooperative-sticky`: balanced, and members keep what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemark.group.assignors import general, uniform
+from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription
+from tidemark.group.assignors.board import Board
+from tidemark.group.assignors.claims import moving, settle
+from tidemark.group.assignors.racks import Racks
+from tidemark.offsets.ranges import TopicPartition
+
+
+class StickyAssignor(Assignor):
+    """Kafka's ``sticky`` (KIP-54): as balanced as subscriptions allow; among such assignments, one with few moves.
+
+    Racks are looked at where they matter (KIP-881): balance comes before nearness, nearness before keeping. Members are served in order
+    of their ids.
+    """
+
+    name = "sticky"
+
+    def __init__(self, *, force_racks: bool = False) -> None:
+        self._force = force_racks
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
+        board, parts, _ = self._divide(metadata, subscriptions)
+        return board.assignment(parts)
+
+    def transferring(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> dict[TopicPartition, str]:
+        """The partitions that go from a member that reports them to another one, and to whom."""
+        board, _, moves = self._divide(metadata, subscriptions)
+        names = [TopicPartition(topic, number) for topic, count in zip(board.topics, board.counts, strict=True) for number in range(count)]
+        return {names[part]: board.members[member] for part, member in moves.items()}
+
+    def _divide(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> tuple[Board, list[list[int]], dict[int, int]]:
+        board = Board(metadata, subscriptions, sorted(subscriptions))
+        racks = Racks(board, metadata, force=self._force)
+        claims = settle(board)
+        if board.equal:
+            division = uniform.divide(board, claims, racks)
+            return board, division.parts, division.moving
+        parts = general.divide(board, claims, racks)
+        owner = [0] * board.total
+        for member, mine in enumerate(parts):
+            for part in mine:
+                owner[part] = member
+        return board, parts, moving(board, owner)
+
+
+class CooperativeStickyAssignor(StickyAssignor):
+    """Kafka's ``cooperative-sticky`` (KIP-429): the same division, but what another member still holds is given to nobody for a round.
+
+    Four rounds are enough, with one exception that Kafka's has too: with racks *and* unequal subscriptions, nearness can take a partition
+    from a member and balance give it back, round after round. It is rare (1 of 1,700 random groups).
+    """
+
+    name = "cooperative-sticky"
+    protocol = "cooperative"
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
+        board, parts, moves = self._divide(metadata, subscriptions)
+        return board.assignment([part for part in mine if part not in moves] if moves else mine for mine in parts)

@@ -1,0 +1,97 @@
+"""A file of cases, read: what an assignor is given, and what the reference implementation is known to answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidemark.group.assignors import ASSIGNORS, Assignment, Assignor, Metadata, Subscription, TopicInfo
+from tidemark.group.assignors.range import RangeAssignor
+from tidemark.group.assignors.sticky import StickyAssignor
+from tidemark.offsets.ranges import TopicPartition
+
+OWN_FILE = Path(__file__).with_name("assignor_cases.json")
+
+Parts = dict[str, frozenset[TopicPartition]]
+"""Member id -> its partitions."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an assignor, with the facts about its answer that the file holds; ``None`` where it does not."""
+
+    name: str
+    assignor: str
+    metadata: Metadata
+    subscriptions: dict[str, Subscription]
+    force_racks: bool = False
+    expected: Parts | None = None
+    final: bool = False
+    """Is ``expected`` what is reached after the cooperative follow-up rounds, and not the answer of the first call?"""
+    properties: tuple[str, ...] = ()
+    transferring: dict[TopicPartition, str] | None = None
+    rack_mismatches: int | None = None
+    order_of_hashes: bool = False
+    """Does the reference's answer depend on the order of Java's hash maps? Then only properties can be asked for."""
+    generator: Mapping[str, Any] | None = field(default=None)
+
+    def make(self) -> Assignor:
+        found = ASSIGNORS[self.assignor]
+        if issubclass(found, (RangeAssignor, StickyAssignor)):
+            return found(force_racks=self.force_racks)
+        return found()
+
+
+def load(path: Path) -> list[Case]:
+    """The cases of a file; also of one that is a bare list of them."""
+    data = json.loads(path.read_text())
+    return [read_case(raw) for raw in (data["cases"] if isinstance(data, dict) else data)]
+
+
+def read_case(raw: Mapping[str, Any]) -> Case:
+    expected, transferring = raw.get("expected"), raw.get("transferring_ownership")
+    return Case(
+        name=raw["name"],
+        assignor=raw["assignor"],
+        metadata=_metadata(raw.get("partitions_per_topic") or {}, raw.get("replica_racks") or {}),
+        subscriptions={member: _subscription(fields) for member, fields in (raw.get("subscriptions") or {}).items()},
+        force_racks=bool(raw.get("force_rack_logic")),
+        expected=None if expected is None else {member: _parts(names) for member, names in expected.items()},
+        final=raw.get("expected_phase") == "final",
+        properties=tuple(raw.get("properties") or ()),
+        transferring=None if transferring is None else {_part(name): member for name, member in transferring.items()},
+        rack_mismatches=raw.get("rack_mismatches"),
+        order_of_hashes=bool(raw.get("java_hash_order_dependent")),
+        generator=raw.get("generator"),
+    )
+
+
+def as_parts(assignment: Assignment) -> Parts:
+    return {member: frozenset(parts) for member, parts in assignment.items()}
+
+
+def _metadata(counts: Mapping[str, int], racks: Mapping[str, Sequence[Sequence[str | None]]]) -> Metadata:
+    return Metadata({topic: TopicInfo(count, racks.get(topic)) for topic, count in counts.items()})
+
+
+def _subscription(fields: Mapping[str, Any]) -> Subscription:
+    generation = fields.get("generation")
+    return Subscription(
+        topics=tuple(fields.get("topics") or ()),
+        owned=tuple(_part(name) for name in fields.get("owned") or ()),
+        generation=-1 if generation is None else generation,
+        rack=fields.get("rack"),
+        instance_id=fields.get("instance_id"),
+    )
+
+
+def _parts(names: Sequence[str]) -> frozenset[TopicPartition]:
+    return frozenset(_part(name) for name in names)
+
+
+def _part(name: str) -> TopicPartition:
+    topic, _, number = name.rpartition("-")
+    return TopicPartition(topic, int(number))

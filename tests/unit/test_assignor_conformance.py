@@ -1,0 +1,82 @@
+"""The assignors answer as Kafka's own did when its tests were executed; the facts are in ``tests/conformance/assignor_cases.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.conformance import generators, judge
+from tests.conformance.__main__ import main
+from tests.conformance.cases import OWN_FILE, Case, load
+
+CASES = load(OWN_FILE)
+SCALE = 20
+"""Groups of a million partitions are run so many times smaller each way here; ``python -m tests.conformance`` runs them whole."""
+
+
+def name(case: Case) -> str:
+    return f"{case.assignor} {case.name}"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.generator is None], ids=name)
+def test_assignor_answers_as_the_reference_does(case):
+    """Equality where Kafka's answer does not hang on the order of Java's hash maps; validity, balance and the stated properties always."""
+    assert judge.judge(case) == []
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.generator is not None], ids=name)
+def test_generated_groups_stay_valid_balanced_sticky_and_in_time(case):
+    """What the large and the random groups of Kafka's tests assert."""
+    scale = SCALE if "LargeAssignmentAndGroup" in case.name else 1
+    assert generators.run(case, scale=scale) == []
+
+
+def test_the_file_holds_every_case():
+    """465 written out, 427 of them with an answer to be equal to, and 10 generators."""
+    assert len(CASES) == 475
+    assert sum(case.generator is not None for case in CASES) == 10
+    assert {case.assignor for case in CASES} == {"range", "roundrobin", "sticky", "cooperative-sticky"}
+
+
+WRONG = {
+    "wrong partition": {"expected": {"a": ["t-0"], "b": ["t-1"]}, "order_matters": False},
+    "wrong property": {"properties": ["each member gets exactly 2"]},
+    "wrong transfer": {"expected": {"a": ["t-0", "t-2"], "b": ["t-1"]}, "transferring_ownership": {"t-0": "b"}},
+    "unknown assignor": {"assignor": "uniform"},
+    "unknown generator": {"generator": {"topics": 1}},
+}
+
+
+@pytest.mark.parametrize("facts", WRONG.values(), ids=WRONG)
+def test_command_reports_a_case_that_fails(facts, tmp_path: Path, capsys):
+    """A line for each failure with the assignor and the case, a count, and exit status 1."""
+    base = {
+        "assignor": "sticky",
+        "name": "made up",
+        "partitions_per_topic": {"t": 3, "nobody's": 2},
+        "subscriptions": {"a": {"topics": ["t"]}, "b": {"topics": ["t"]}},
+    }
+    right = {**base, "expected": {"a": ["t-0", "t-2"], "b": ["t-1"]}}
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps({"cases": [right, {**base, **facts}]}))
+    assert main([str(file)]) == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("FAILED ")
+    assert "made up: " in first
+    assert last == "1 passed, 1 failed"
+
+
+def test_command_succeeds_when_all_cases_pass(tmp_path: Path, capsys):
+    """Exit status 0; topics that nobody subscribes to, and unknown ones, are nobody's."""
+    case = {
+        "assignor": "roundrobin",
+        "name": "unknown and unwanted topics",
+        "partitions_per_topic": {"t": 2, "unwanted": 2},
+        "subscriptions": {"dynamic": {"topics": ["t", "unknown"]}, "static": {"topics": ["t"], "instance_id": "z"}},
+        "expected": {"dynamic": ["t-1"], "static": ["t-0"]},
+    }
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps([case]))
+    assert main([str(file)]) == 0
+    assert capsys.readouterr().out == "1 passed, 0 failed\n"

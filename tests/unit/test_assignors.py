@@ -1,0 +1,215 @@
+"""Assignors by name, what the group refuses of them, and what members report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tidemark.errors import BadInput
+from tidemark.group.assignors import (
+    ASSIGNORS,
+    Assignor,
+    Metadata,
+    Subscription,
+    TopicInfo,
+    check_assignment,
+    find_assignor,
+    member_order,
+)
+from tidemark.group.assignors.random import RandomAssignor
+from tidemark.group.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
+from tidemark.offsets.ranges import TopicPartition
+
+
+def parts(topic: str, *numbers: int) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic, number) for number in numbers)
+
+
+class Fixed(Assignor):
+    """Answers what it is told to."""
+
+    name = "fixed"
+    answer: Mapping[str, Sequence[TopicPartition]] = {}
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Mapping[str, Sequence[TopicPartition]]:
+        return self.answer
+
+
+class FixedCooperative(Fixed):
+    name = "fixed-cooperative"
+    protocol = "cooperative"
+
+
+class Unnamed(Assignor):
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Mapping[str, Sequence[TopicPartition]]:
+        return {}
+
+
+class Unfinished(Assignor):
+    name = "unfinished"
+
+
+class Hasty(Fixed):
+    protocol = "hasty"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["range", "roundrobin", "sticky", "cooperative-sticky", "random"])
+def test_built_in_assignor_is_found_by_kafkas_name(name):
+    """The names are those of Kafka's ``partition.assignment.strategy``; only cooperative-sticky is cooperative."""
+    found = find_assignor(name)
+    assert found.name == name
+    assert found.protocol == ("cooperative" if name == "cooperative-sticky" else "eager")
+
+
+def test_assignor_of_ones_own_is_found_by_module_and_class():
+    """``module:Class``; the example of one's own can be named in both ways."""
+    assert type(find_assignor("tidemark.group.assignors.random:RandomAssignor")) is RandomAssignor
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("uniform", "no assignor has this name"),
+        (":Class", "no assignor has this name"),
+        ("no_such_module_here:Class", "cannot be imported"),
+        ("json:NoSuchClass", "json has no NoSuchClass"),
+        ("json:JSONDecoder", "JSONDecoder does not implement"),
+    ],
+)
+def test_unknown_assignor_is_refused_with_the_names_that_are_known(name, said):
+    """The answer says what is wrong with the name and lists what can be written instead."""
+    with pytest.raises(BadInput, match=said) as refused:
+        find_assignor(name)
+    assert all(known in str(refused.value) for known in ASSIGNORS)
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"), [(Unnamed, "has no name"), (Unfinished, "does not implement assign"), (Hasty, "neither eager nor cooperative")]
+)
+def test_class_that_is_only_half_an_assignor_is_refused(cls, said, monkeypatch):
+    """Before the group starts, and not in its first rebalance."""
+    import tests
+
+    monkeypatch.setattr(tests, "Half", cls, raising=False)
+    with pytest.raises(BadInput, match=said):
+        find_assignor("tests:Half")
+
+
+METADATA = Metadata.of(flights=3)
+TWO = {"a": Subscription(topics=("flights",), owned=parts("flights", 0, 1)), "b": Subscription(topics=("flights",))}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"a": parts("flights", 3)}, "flights/3 was given to 'a' and does not exist"),
+        ({"a": parts("trains", 0)}, "trains/0 was given to 'a' and does not exist"),
+        ({"a": parts("flights", 0), "b": parts("flights", 0)}, "flights/0 was given to 'a' and to 'b'"),
+        ({"a": parts("flights", 0, 0)}, "flights/0 was given to 'a' and to 'a'"),
+        ({"c": parts("flights", 0)}, "'c' got partitions and is not a member"),
+    ],
+)
+def test_assignment_that_cannot_be_carried_out_is_refused(answer, said):
+    """Whatever the protocol, and of any assignor."""
+    for assignor in (Fixed(), CooperativeStickyAssignor()):
+        with pytest.raises(BadInput, match=said):
+            check_assignment(assignor, METADATA, TWO, answer)
+
+
+def test_custom_cooperative_assignor_that_hands_over_an_owned_partition_is_refused():
+    """As Kafka's leader does (ConsumerCoordinatorTest.testPerformAssignmentShouldValidateCooperativeAssignment)."""
+    answer = {"a": parts("flights", 0), "b": parts("flights", 1)}
+    with pytest.raises(BadInput, match="flights/1 was given to 'b' while 'a' reports it as its own"):
+        check_assignment(FixedCooperative(), METADATA, TWO, answer)
+    check_assignment(Fixed(), METADATA, TWO, answer)  # an eager one may: everybody has let go of everything
+    check_assignment(CooperativeStickyAssignor(), METADATA, TWO, answer)  # as ...ShouldSkipValidateForBuiltInCooperativeStickyAssignor
+
+
+def test_custom_cooperative_assignor_may_leave_a_moving_partition_out():
+    """The round in between: it is nobody's, and the next round gives it away."""
+    check_assignment(FixedCooperative(), METADATA, TWO, {"a": parts("flights", 0), "b": parts("flights", 2)})
+
+
+def test_stale_claim_does_not_keep_the_current_holder_from_its_partition():
+    """Both report it; who has it keeps it, so nothing is handed over."""
+    both = {**TWO, "b": Subscription(topics=("flights",), owned=parts("flights", 1), generation=7)}
+    check_assignment(FixedCooperative(), METADATA, both, {"a": parts("flights", 0), "b": parts("flights", 1)})
+
+
+def test_subscription_survives_json():
+    """It travels through Postgres as jsonb: what comes back is equal, and equal subscriptions look equal there."""
+    one = Subscription(
+        topics=frozenset({"flights", "trains"}),
+        owned=(*parts("flights", 0, 4), *parts("trains", 1)),
+        generation=12,
+        rack="eu-1a",
+        instance_id="consume/0",
+        user_data={"weight": 2},
+    )
+    assert Subscription.from_json(json.loads(json.dumps(one.to_json()))) == one
+    other, same = Subscription(topics=("b", "a"), owned=parts("t", 1, 0)), Subscription(topics=("a", "b"), owned=parts("t", 0, 1))
+    assert other.to_json() == same.to_json()
+
+
+def test_subscription_of_a_newer_member_is_read():
+    """Fields that this version does not know are left alone, absent ones have their defaults."""
+    assert Subscription.from_json({"topics": ["t"], "colour": "blue"}) == Subscription(topics=frozenset({"t"}))
+
+
+def test_members_are_served_static_first_by_instance_id_then_dynamic_by_member_id():
+    """As AbstractPartitionAssignorTest.testMemberInfoSortingSomeGroupInstanceId."""
+    members = {
+        "m-1": Subscription(topics=()),
+        "m-9": Subscription(topics=(), instance_id="a"),
+        "m-0": Subscription(topics=()),
+        "m-2": Subscription(topics=(), instance_id="b"),
+    }
+    assert member_order(members) == ["m-9", "m-2", "m-0", "m-1"]
+
+
+def test_zombie_that_comes_back_does_not_take_partitions_from_the_newer_generation():
+    """Claims of several: the newest generation is believed, whichever is read first (KIP-792)."""
+    metadata = Metadata.of(flights=4)
+    members = {
+        "back": Subscription(topics=("flights",), owned=parts("flights", 0, 1), generation=1),
+        "here": Subscription(topics=("flights",), owned=parts("flights", 0, 1), generation=2),
+    }
+    for group in (members, dict(reversed(members.items()))):
+        assert StickyAssignor().assign(metadata, group) == {"back": list(parts("flights", 2, 3)), "here": list(parts("flights", 0, 1))}
+
+
+def test_previous_owner_that_no_longer_subscribes_gets_nothing_back():
+    """Kafka 4.3 gives a partition to a member of an older generation that claimed it even if that one has unsubscribed since."""
+    metadata = Metadata.of(t0=8, t1=2, t2=1)
+    members = {
+        "m00": Subscription(topics=("t0",), owned=parts("t0", 1), generation=3),
+        "m01": Subscription(topics=("t2",), owned=(*parts("t0", 7, 4, 1), *parts("t1", 1)), generation=3),
+        "m02": Subscription(topics=("t2",), owned=parts("t0", 6, 1)),
+        "m03": Subscription(topics=("t2", "t1"), owned=parts("t0", 4), generation=3),
+        "m04": Subscription(topics=("t1", "t2", "t0"), generation=2),
+        "m05": Subscription(topics=("t1", "t2", "t0"), owned=(*parts("t0", 0, 3, 4, 1, 7), *parts("t2", 0)), generation=3),
+    }
+    assigned = StickyAssignor().assign(metadata, members)
+    assert {part.topic for part in assigned["m02"]} <= {"t2"}
+
+
+def test_topic_that_shrank_takes_claims_to_its_lost_partitions_with_it():
+    """A deleted and re-created topic may have fewer partitions; nobody keeps one that is no more."""
+    members = {"a": Subscription(topics=("t",), owned=parts("t", 0, 5), generation=1), "b": Subscription(topics=("t",))}
+    for assignor in (StickyAssignor(), CooperativeStickyAssignor()):
+        assert assignor.assign(Metadata.of(t=2), members) == {"a": list(parts("t", 0)), "b": list(parts("t", 1))}
+
+
+def test_racks_are_looked_at_only_where_they_can_matter():
+    """KIP-881: one rack for all partitions, or none known, and the answer is the one without racks."""
+    plain = {member: Subscription(topics=("t",)) for member in ("a", "b")}
+    racked = {member: Subscription(topics=("t",), rack=rack) for member, rack in (("a", "east"), ("b", "west"))}
+    apart = Metadata({"t": TopicInfo(2, [["west"], ["east"]])})
+    everywhere = Metadata({"t": TopicInfo(2, [["west", "east"], ["east", "west"]])})
+    for name in ("range", "sticky", "cooperative-sticky"):
+        assignor = find_assignor(name)
+        assert assignor.assign(apart, racked) == {"a": list(parts("t", 1)), "b": list(parts("t", 0))}
+        assert assignor.assign(everywhere, racked) == assignor.assign(Metadata.of(t=2), plain)
+        assert assignor.assign(apart, plain) == assignor.assign(Metadata.of(t=2), plain)
