@@ -38,11 +38,12 @@ def _consume(options: argparse.Namespace) -> None:
     from tidemark.consume.run import consume, open_attempt
     from tidemark.offsets.store import TaskIdentity
     from tidemark.spec import find_consumer
-    from tidemark.spec.transform import load_permanent, load_transform
+    from tidemark.spec.transform import import_from, load_permanent, load_transform
 
     connections = from_env()
     spec = find_consumer(options.name, options.consumers or project.consumers())
     folders = [*options.transforms, project.transforms()]
+    import_from(folders)  # an assignor of the user's is needed before the transform is
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
 
     def start(records: int) -> run.Engine:

@@ -106,6 +106,9 @@ class LocalEngine:
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(lambda part: self._outcome(work, part, isolate), slices))
 
+    def cancel(self) -> None:
+        """Nothing here takes long."""
+
     def stop(self) -> None: ...
 
     def _outcome(self, work: Work, part: Slice, isolate: bool) -> Receipt | TidemarkError:

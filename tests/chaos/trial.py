@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,18 +57,18 @@ class Trial:
         """Whether a batch is committed as a whole, and not slice by slice."""
         self._attempts: list[Attempt] = []
         self._runs = 1
-        self._tries = 0
+        self._tries: Counter[int] = Counter()
 
     # ---- attempts
 
     def next_run(self) -> None:
         """What follows are tries of another run."""
         self._runs += 1
-        self._tries = 0
+        self._tries.clear()
 
-    def begin(self) -> Attempt:
-        """The next try, with a driver and Spark of its own."""
-        self._attempts.append(Attempt(self.scenario.spec, self.scenario.connections, self.scenario.folder, self._task()))
+    def begin(self, member: int = -1) -> Attempt:
+        """The next try, with a driver and Spark of its own; of one member where there are several."""
+        self._attempts.append(Attempt(self.scenario.spec, self.scenario.connections, self.scenario.folder, self._task(member)))
         return self._attempts[-1]
 
     @contextlib.contextmanager
@@ -109,9 +110,9 @@ class Trial:
         others = {(self.feed.topic, partition): end for partition, end in enumerate(self.feed.ends) if partition not in held}
         until(lambda: others.items() <= self.scenario.positions().items(), "the other slices are committed")
 
-    def _task(self) -> TaskIdentity:
-        self._tries += 1
-        return TaskIdentity("consume__chaos", f"run {self._runs}", "consume", -1, self._tries)
+    def _task(self, member: int = -1) -> TaskIdentity:
+        self._tries[member] += 1
+        return TaskIdentity("consume__chaos", f"run {self._runs}", "consume", member, self._tries[member])
 
     # ---- what is stored
 

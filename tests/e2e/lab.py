@@ -77,6 +77,7 @@ CONSUMERS: dict[str, str] = {
     "steps-1-2": "",
     "steps-3-4": "",
     "steps-5-7": "airflow: {retries: 3, retry_delay: 0s}",
+    "team": "members: 2",
 }
 """Name and what is special about it. Airflow knows all of them from the start; each is used by one test."""
 
@@ -120,8 +121,8 @@ class Run:
     def tasks(self) -> dict[str, str | None]:
         return {task.task_id: task.state for task in self.client.task_instances(self.consumer.dag, self.run_id)}
 
-    def tries(self, task: str = "consume") -> list[str | None]:
-        return [one.state for one in self.client.tries(self.consumer.dag, self.run_id, task)]
+    def tries(self, task: str = "consume", map_index: int = -1) -> list[str | None]:
+        return [one.state for one in self.client.tries(self.consumer.dag, self.run_id, task, map_index)]
 
     def log(self, task: str = "consume", try_number: int = 1) -> str:
         return self.client.log(self.consumer.dag, self.run_id, task, try_number)
@@ -151,8 +152,8 @@ class Consumer:
     def table(self) -> str:
         return f"e2e.{table_name(self.name)}"
 
-    def produce(self, *numbers: int) -> None:
-        self.lab.topics.produce(self.name, [str(number) for number in numbers])
+    def produce(self, *numbers: int, partition: int = 0) -> None:
+        self.lab.topics.produce(self.name, [str(number) for number in numbers], partition=partition)
         self.produced += len(numbers)
 
     def trigger(self) -> Run:
@@ -197,7 +198,7 @@ class Consumer:
     # Postgres
 
     def rows(self) -> list[int]:
-        return [number for (number,) in self.lab.sql(f"SELECT number FROM {self.table} ORDER BY kafka_offset")]
+        return [number for (number,) in self.lab.sql(f"SELECT number FROM {self.table} ORDER BY kafka_partition, kafka_offset")]
 
     def validated(self) -> list[int]:
         return [number for (number,) in self.lab.sql(f"SELECT number FROM {self.table}_validated ORDER BY kafka_offset")]
@@ -211,7 +212,7 @@ class Consumer:
     def attempts(self) -> list[tuple[str, int, str | None]]:
         """State, try and kind of error of every attempt, oldest first."""
         return self.lab.sql(
-            "SELECT state, try_number, error ->> 'type' FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
+            "SELECT attempt.state, try_number, error ->> 'type' FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
             " WHERE name = %s ORDER BY attempt_id",
             self.name,
         )
@@ -284,10 +285,10 @@ class Lab:
         """All four processes run, whatever the test before has killed."""
         self.airflow.up()
 
-    def consumer(self, name: str) -> Consumer:
-        """The consumer with a topic of one partition; `CONSUMERS` says what is special about it."""
+    def consumer(self, name: str, partitions: int = 1) -> Consumer:
+        """The consumer with its topic; `CONSUMERS` says what is special about it."""
         if name not in self._used:
-            self.topics.create(name=name)
+            self.topics.create(partitions, name=name)
             self._used[name] = Consumer(self, name)
         return self._used[name]
 

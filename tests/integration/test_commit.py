@@ -233,9 +233,8 @@ def test_of_two_that_commit_the_same_slice_at_once_one_does(group: Group) -> Non
 
 
 def test_a_newer_attempt_ends_a_session_that_is_stuck_in_its_copy(group: Group) -> None:
-    """A zombie that holds the row and sends no more would block the claim; its own attempt and other groups are left alone."""
+    """A zombie that holds the row and sends no more would block the claim; who holds another partition's is left alone."""
     part = group.slice()
-    attempt, newer = group.attempt(), group.attempt()
     stuck, let_go = threading.Event(), threading.Event()
 
     def judged() -> Iterator[Judged]:
@@ -243,15 +242,14 @@ def test_a_newer_attempt_ends_a_session_that_is_stuck_in_its_copy(group: Group) 
         stuck.set()
         assert let_go.wait(20)
 
-    def ended(by: int, of_group: int) -> int:
+    def ended(topic_id: int) -> int:
         with session(group.url) as connection, connection, connection.cursor() as cur:
-            return store.end_older_sessions(cur, of_group, by)
+            return store.end_writers(cur, group.group_id, topic_id, part.partition)
 
-    with in_thread(lambda: group.commit(part, judged(), attempt=attempt)) as zombie:
+    with in_thread(lambda: group.commit(part, judged())) as zombie:
         assert stuck.wait(20)
-        assert ended(attempt, group.group_id) == 0
-        assert ended(newer, group.group_id + 1) == 0
-        assert ended(newer, group.group_id) == 1
+        assert ended(part.topic_id + 1) == 0
+        assert ended(part.topic_id) == 1
         assert group.claim().position == 0
         let_go.set()
         with pytest.raises(DatabaseUnavailable):

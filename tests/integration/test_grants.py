@@ -104,6 +104,14 @@ def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(c
     assert consumer.command("offsets", consumer.name).returncode == 0
 
 
+def test_a_member_of_a_group_joins_reads_and_leaves_with_the_same_rights(consumer: Scenario) -> None:
+    consumer.set(members=2)
+    consumer.run(task=TaskIdentity(f"consume__{consumer.name}", "run", "consume", 0, 1))
+    assert consumer.counts() == {"loaded": 3, "failed": 1, "sink_rows": 3}
+    assert consumer.sql("SELECT count(*) FROM tidemark.group_member") == [(0,)]
+    assert consumer.command("pause", consumer.name).returncode == 0
+
+
 def test_a_new_attempt_of_the_same_role_ends_the_sessions_of_the_older_one(consumer: Scenario) -> None:
     """``pg_terminate_backend`` needs no grant for sessions of one's own role."""
     consumer.run()

@@ -74,7 +74,7 @@ include/consumers/departures.yaml:10:1: unknown key "owner"; did you mean "airfl
 
 def test_what_is_not_available_yet_is_told_beside_what_is_wrong(tmp_path):
     """A key that nothing acts on is refused in words, never ignored; its value is checked all the same."""
-    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h]}}\nmembers: 2\n"
+    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h]}}\nrun: continuous\n"
     assert (
         str(refused(tmp_path, text)).replace(f"{tmp_path}/", "")
         == """\
@@ -84,17 +84,15 @@ departures.yaml:4:17: retry.delays is not available yet: there is no retry ladde
 departures.yaml:4:26: retry.delays[2] is not a duration: "30 m"
     4 | retry: {delays: [5m, 5m, 30 m, 1h]}
       |                          ^^^^ write a number and a unit without a space: 30s, 5m, 1h
-departures.yaml:5:10: members: 2 is not available yet: one Spark application reads all partitions
-    5 | members: 2
-      |          ^ remove the key
+departures.yaml:5:6: run: continuous is not available yet: every run ends at the end offsets it saw
+    5 | run: continuous
+      |      ^^^^^^^^^^ write bounded, and a schedule
 3 problems; departures was not loaded"""
     )
 
 
 NOT_YET = {
     ("retry", "delays"): "retry: {delays: [5m]}",
-    ("members",): "members: 2",
-    ("assignment",): "assignment: [range, 'mine:Assignor']",
     ("run",): "run: continuous",
     ("validation", "on_failure"): "validation: {suite: departures, on_failure: rewind}",
 }

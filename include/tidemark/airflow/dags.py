@@ -44,14 +44,20 @@ def _dag(spec: ConsumerSpec) -> DAG:
         if settings.pool is not None:
             common["pool"] = settings.pool
         asset = Asset(name=spec.sink.table)
-        consume = ConsumeOperator(
-            task_id="consume",
-            consumer=spec.name,
-            execution_timeout=settings.execution_timeout,
-            retry_policy=RETRY_POLICY,
-            doc_md="Reads what is in the topics when it starts, loads it, and commits offsets with the rows.",
+        consuming: dict[str, Any] = {
+            "task_id": "consume",
+            "execution_timeout": settings.execution_timeout,
+            "retry_policy": RETRY_POLICY,
+            "doc_md": "Reads what is in the topics when it starts, loads it, and commits offsets with the rows.",
             **common,
-        )
+        }
+        consume: Any
+        if spec.members == 1:
+            consume = ConsumeOperator(consumer=spec.name, **consuming)
+        else:  # one Spark application a member; the map index is its seat in the group
+            consume = ConsumeOperator.partial(map_index_template="member {{ task.member }}", **consuming).expand_kwargs(
+                [{"consumer": spec.name, "member": member} for member in range(spec.members)]
+            )
         validate = ValidateOperator(
             task_id="validate",
             consumer=spec.name,
@@ -91,6 +97,7 @@ def _doc(spec: ConsumerSpec) -> str:
     rows = {
         "Group": f"`{spec.group}`",
         "Reads": f"{topics}, at most {spec.batch.max_records:,} records a batch",
+        "Members": f"{spec.members}, partitions by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Transform": f"`{spec.transform}`",
         "Loads": f"`{spec.sink.table}`, offsets in the transaction of the rows",
         "Judged by": judged,

@@ -22,15 +22,17 @@ COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
 class ConsumeOperator(BaseOperator):
     """One bounded run of a consumer. A retried try is a new attempt, whose claim fences the try before it.
 
+    A consumer with several members has a mapped task, one for each: ``member`` is its number, and with dag and task its seat in the group.
     The driver's log becomes the task's log. Whatever ends the task ends the driver: the kernel kills the task with its supervisor and
     the driver with the task, and `on_kill` kills the driver's process group. Returns counts (for XCom), no data.
     """
 
     template_fields = ("consumer",)
 
-    def __init__(self, *, consumer: str, **kwargs: Any) -> None:
+    def __init__(self, *, consumer: str, member: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.consumer = consumer
+        self.member = member
         self._driver: subprocess.Popen[str] | None = None
         self._killed = False
 

@@ -9,7 +9,11 @@ import typer
 
 from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, stderr
 from tidemark.errors import TidemarkError
+from tidemark.group.states import State
 from tidemark.local.cli import app as local_app
+
+GroupName = Annotated[str, typer.Argument(help="The group's name, which may be another than its consumer's.")]
+Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions; all if left out.")]
 
 app = typer.Typer(
     help="Kafka consumer groups for PySpark and Airflow whose offsets live in Postgres.",
@@ -19,8 +23,10 @@ app = typer.Typer(
 )
 consumers_app = typer.Typer(help="Consumers, as their YAML files declare them.", no_args_is_help=True)
 sink_app = typer.Typer(help="The tables that consumers write.", no_args_is_help=True)
+groups_app = typer.Typer(help="Consumer groups: who reads what.", no_args_is_help=True)
 app.add_typer(consumers_app, name="consumers")
 app.add_typer(sink_app, name="sink")
+app.add_typer(groups_app, name="groups")
 app.add_typer(local_app, name="local")
 
 
@@ -77,6 +83,97 @@ def offsets(name: Name, consumers: Consumers = None, output: Output = OutputForm
     from tidemark.cli.offsets import show_offsets
 
     show_offsets(name, consumers, output)
+
+
+@groups_app.command("list")
+def groups_list(
+    state: Annotated[list[State] | None, typer.Option(help="Only groups in this state; may be given several times.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List the groups, with their states."""
+    from tidemark.cli.groups import show_groups
+
+    show_groups(state or [], output)
+
+
+@groups_app.command("describe")
+def groups_describe(group: GroupName, output: Output = OutputFormat.TABLE) -> None:
+    """Show a group's state, its members, and what each was assigned."""
+    from tidemark.cli.groups import show_group
+
+    show_group(group, output)
+
+
+@groups_app.command("delete")
+def groups_delete(group: GroupName) -> None:
+    """Delete a group without members. Rows and ledger stay; a group that is made anew under its name starts without positions."""
+    from tidemark.cli.groups import delete_group
+
+    delete_group(group)
+
+
+@groups_app.command("remove-member")
+def groups_remove_member(
+    group: GroupName,
+    member: Annotated[list[str], typer.Argument(help="Instance id or member id, as `groups describe` shows them.")],
+    reason: Annotated[str, typer.Option(help="Kept with the group.")] = "removed by an operator",
+) -> None:
+    """Take members out of a group. One that lives joins again; its partitions go to others until then."""
+    from tidemark.cli.groups import remove_members
+
+    remove_members(group, member, reason)
+
+
+@app.command()
+def assign(
+    name: Name,
+    members: Annotated[int | None, typer.Option(min=1, help="How many; as the consumer's file says if left out.")] = None,
+    with_: Annotated[list[str] | None, typer.Option("--with", help="The assignor; as the file says if left out.")] = None,
+    consumers: Consumers = None,
+    transforms: Transforms = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show who would get which partition, and what would move. Changes nothing."""
+    from tidemark.cli.assign import show_assignment
+
+    show_assignment(name, members, with_, consumers, folders(transforms), output)
+
+
+@app.command()
+def pause(
+    name: Name,
+    what: Targets = None,
+    reason: Annotated[str, typer.Option(help="Kept with the pause.")] = "",
+    consumers: Consumers = None,
+) -> None:
+    """Stop reading a consumer, topics or partitions, from the next batch on, until `resume`."""
+    from tidemark.cli.flow import pause_reading
+
+    pause_reading(name, what or [], reason, consumers)
+
+
+@app.command()
+def resume(name: Name, what: Targets = None, consumers: Consumers = None) -> None:
+    """End pauses; without topics all of the consumer's."""
+    from tidemark.cli.flow import resume_reading
+
+    resume_reading(name, what or [], consumers)
+
+
+@app.command()
+def flow(
+    name: Name,
+    priority: Annotated[list[str] | None, typer.Option(metavar="TOPIC=N", help="Topics with the highest are read first.")] = None,
+    max_ahead: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How far a topic may run ahead of another in event time: 10m; or none.")
+    ] = None,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show, or change, what holds for a consumer's reading: pauses, priorities, the bound between topics."""
+    from tidemark.cli.flow import change_flow
+
+    change_flow(name, priority or [], max_ahead, consumers, output)
 
 
 def main() -> None:

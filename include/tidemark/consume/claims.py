@@ -1,25 +1,23 @@
-"""Taking partitions and giving them back: the seam where the group protocol plugs in.
-
-``on_partitions_assigned`` claims (epoch up, position out) and seeks, ``on_partitions_revoked`` releases. For now one member takes
-every partition, in a generation of its own.
-"""
+"""The partitions that an attempt holds: claimed when they are assigned, released when they are revoked, dropped when they are lost."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psycopg2.errors
 
 from tidemark.db import transaction
 from tidemark.errors import DatabaseUnavailable
-from tidemark.kafka.cluster import Topic
-from tidemark.offsets import store
-from tidemark.offsets.ranges import Claim, Generation, TopicPartition
+from tidemark.group.listener import Partitions, RebalanceListener
+from tidemark.kafka.cluster import Cluster, Topic
+from tidemark.offsets import flow, store
+from tidemark.offsets.ranges import Claim, Generation, Slice, TopicPartition, plan_batch
 from tidemark.offsets.reset import Log, TopicRecreated, check_position, first_position
-from tidemark.offsets.store import Position
+from tidemark.offsets.store import ClaimRefused, Position
+from tidemark.sink.commit import Receipt
 from tidemark.spec.model import OffsetReset
 
 if TYPE_CHECKING:
@@ -33,32 +31,120 @@ GRACE_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims: an attempt of a group, in a generation of its own."""
+    """Who claims: an attempt, for a group; ``owner`` is what stands on the rows.
+
+    ``member_id`` is set where the group protocol says who it is: then a claim holds only as long as the group has this member.
+    """
 
     group: str
     group_id: int
     attempt_id: int
-    generation: Generation
     reset: OffsetReset | None
+    generation: Generation
+    owner: str
+    seat: str | None = None
+    member_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run found in the cluster when it started; it reads up to these ``ends``."""
+
+    topics: Sequence[Topic]
+    logs: Mapping[TopicPartition, Log]
+    ends: Mapping[TopicPartition, int]
+
+
+class Holding(RebalanceListener):
+    """Tidemark's own listener. `me` says who claims at this moment."""
+
+    def __init__(self, connection: Connection, cluster: Cluster, found: Found, me: Callable[[], Claimant]) -> None:
+        self._connection, self._cluster, self._found, self._me = connection, cluster, found, me
+        self._claims: dict[TopicPartition, Claim] = {}
+        self._planned: dict[TopicPartition, dict[str, object]] = {}
 
     @property
-    def owner(self) -> str:
-        return f"attempt {self.attempt_id}"
+    def claims(self) -> list[Claim]:
+        """In order."""
+        return [self._claims[partition] for partition in sorted(self._claims)]
+
+    @property
+    def left(self) -> int:
+        """Offsets that are still to be read."""
+        return sum(max(0, self._found.ends[claim.partition] - claim.position) for claim in self.claims)
+
+    def next_batch(self, max_records: int) -> list[Slice]:
+        """What to read next, as far as an operator lets it flow (`tidemark.offsets.flow`); empty when there is nothing left."""
+        with transaction(self._connection) as cur:
+            now = flow.read(cur, self._me().group_id)
+        open_ = now.open(self.claims, self._found.ends)
+        ends = now.bounded(open_, self._found.ends, self._cluster.times_at, self._cluster.offsets_for_time)
+        return plan_batch(open_, ends, max_records)
+
+    def advance(self, receipts: Iterable[Receipt]) -> None:
+        for receipt in receipts:
+            claim = self._claims[receipt.part.partition]
+            self._claims[claim.partition] = replace(claim, position=receipt.part.end)
+
+    # ---- the listener
+
+    def on_partitions_assigned(self, partitions: Partitions) -> None:
+        """Claims each in order: its epoch rises, its position comes back. Writes to the attempt what will be read of them.
+
+        Makes the rows that are missing, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. Each partition
+        is a transaction of its own. Raises `OffsetOutOfRange`, `NoPosition` or `TopicRecreated`; what was claimed stays so. A partition
+        that a newer generation holds is left out under the group protocol, where the next rebalance says whose it is; else `ClaimRefused`.
+        """
+        me = self._me()
+        known = [partition for partition in partitions if partition in self._found.logs]  # one that was born later is the next run's
+        for claim in claim_all(self._connection, me, self._found, known):
+            self._claims[claim.partition] = claim
+        self._plan(me)
+        log.info("partitions claimed group=%s attempt=%s generation=%s partitions=%s", me.group, me.attempt_id, me.generation, len(known))
+
+    def on_partitions_revoked(self, partitions: Partitions) -> None:
+        """Gives partitions back. What is already somebody else's is left alone."""
+        me = self._me()
+        held = [self._claims.pop(partition) for partition in partitions if partition in self._claims]
+        with transaction(self._connection) as cur:
+            for claim in held:
+                store.release(cur, me.group_id, claim)
+
+    def on_partitions_lost(self, partitions: Partitions) -> None:
+        """They are not ours to give back."""
+        for partition in partitions:
+            self._claims.pop(partition, None)
+
+    def claim_again(self) -> None:
+        """After a batch that was cut off, or a rewind: epochs up, so that nothing of it commits any more, and the positions as they are."""
+        held = list(self._claims)
+        self._claims.clear()
+        self.on_partitions_assigned(sorted(held))
+
+    def _plan(self, me: Claimant) -> None:
+        for claim in self.claims:
+            end = self._found.ends[claim.partition]
+            if end > claim.position and claim.partition not in self._planned:
+                self._planned[claim.partition] = {
+                    "topic": claim.partition.topic,
+                    "topic_id": claim.topic_id,
+                    "partition": claim.partition.partition,
+                    "start": claim.position,
+                    "end": end,
+                }
+        with transaction(self._connection) as cur:
+            store.plan_attempt(cur, me.attempt_id, list(self._planned.values()))
 
 
-def on_partitions_assigned(
-    connection: Connection, me: Claimant, topics: Iterable[Topic], logs: Mapping[TopicPartition, Log]
-) -> list[Claim]:
-    """Claims every partition of ``topics``, in order, and returns each with the position to read from.
-
-    Makes the rows that are missing, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. Each partition is
-    a transaction of its own. Raises `ClaimRefused`, `OffsetOutOfRange`, `NoPosition` or `TopicRecreated`; what was claimed stays so.
-    """
+def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Collection[TopicPartition]) -> list[Claim]:
+    """See `Holding.on_partitions_assigned`."""
+    wanted = {partition.topic for partition in partitions}
+    topics = sorted((topic for topic in found.topics if topic.name in wanted), key=lambda topic: topic.name)
     with transaction(connection) as cur:
         known = store.positions(cur, me.group)
         ids = {topic.name: store.ensure_topic(cur, topic.name, topic.kafka_uuid) for topic in topics}
     claims = []
-    for topic in sorted(topics, key=lambda topic: topic.name):
+    for topic in topics:
         mine = [position for position in known if position.topic_id == ids[topic.name]]
         old = [position for position in known if position.partition.topic == topic.name and position.topic_id != ids[topic.name]]
         recreated = bool(old) and not mine
@@ -68,17 +154,15 @@ def on_partitions_assigned(
             raise TopicRecreated(topic=topic.name, positions=left)
         if recreated:
             _leave_behind(connection, me, old)
-        # what is new under a name that the group has read is read from its start, also under `latest`
-        claims += [_claim(connection, me, ids[topic.name], logs[partition], topic_known=bool(mine or old)) for partition in topic.all()]
-    log.info("partitions claimed group=%s attempt=%s generation=%s partitions=%s", me.group, me.attempt_id, me.generation, len(claims))
+        for partition in (partition for partition in topic.all() if partition in partitions):
+            try:
+                # what is new under a name that the group has read is read from its start, also under `latest`
+                claims.append(_claim(connection, me, ids[topic.name], found.logs[partition], topic_known=bool(mine or old)))
+            except ClaimRefused as error:
+                if me.member_id is None:
+                    raise
+                log.warning("claim refused group=%s: %s", me.group, error)
     return claims
-
-
-def on_partitions_revoked(connection: Connection, me: Claimant, held: Iterable[Claim]) -> None:
-    """Gives partitions back. What is already somebody else's is left alone."""
-    with transaction(connection) as cur:
-        for claim in sorted(held, key=lambda claim: claim.partition):
-            store.release(cur, me.group_id, claim)
 
 
 def _claim(connection: Connection, me: Claimant, topic_id: int, found: Log, *, topic_known: bool) -> Claim:
@@ -86,16 +170,16 @@ def _claim(connection: Connection, me: Claimant, topic_id: int, found: Log, *, t
         try:
             with transaction(connection) as cur:
                 cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(grace_ms),))
+                if me.member_id is not None:
+                    store.require_member(cur, me.group, me.group_id, me.member_id)
                 return _claim_row(cur, me, topic_id, found, topic_known=topic_known)
         except DatabaseUnavailable as error:
             if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
                 raise
             blocked = error
         with transaction(connection) as cur:
-            ended = store.end_older_sessions(cur, me.group_id, me.attempt_id)
-        log.warning(
-            "ended sessions of older attempts that held a partition group=%s partition=%s sessions=%s", me.group, found.partition, ended
-        )
+            ended = store.end_writers(cur, me.group_id, topic_id, found.partition)
+        log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", me.group, found.partition, ended)
     raise blocked
 
 
@@ -109,7 +193,7 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, *, topic_kn
         first = first_position(found, me.reset, topic_known=topic_known)
         store.start_partition(cur, me.group_id, topic_id, partition.partition, first)
         log.info("partition starts group=%s partition=%s offset=%s", me.group, partition, first)
-    claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner)
+    claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, seat=me.seat, end=found.end)
     jump = check_position(found, claim.position, me.reset)
     if jump is None:
         return claim

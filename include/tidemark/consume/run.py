@@ -1,10 +1,13 @@
 """A bounded run: what is in the topics now, then stop.
 
-    ① look up topics and ends   ② claim   ③ plan: store what the run will read   ④ prepare the engine and check the sink
-    ⑤ batch after batch until every position has reached its end   ⑥ release
+    ① look up topics and ends   ② take a seat in the group: claim what is assigned   ③ store what the run will read
+    ④ start the engine and check the sink   ⑤ batch after batch until every position has reached its end   ⑥ release, leave
 
 A run with nothing to read ends after ③, without starting Spark. What was committed before a failure stays; the next attempt goes on
 from there.
+
+A consumer with one member takes all partitions by hand. With several, each is a member of the group (`tidemark.group.member`): between two
+batches it hears what was assigned to it and what was taken away, and it ends when nothing that it holds is left to read.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemark import schema
 from tidemark.connections import Connections
-from tidemark.consume.claims import Claimant, on_partitions_assigned, on_partitions_revoked
+from tidemark.consume.claims import Found, Holding
+from tidemark.consume.seat import Attempt, GroupSeat, Interrupt, TakenByHand
 from tidemark.consume.work import payloads
 from tidemark.db import session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster, Topic
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Claim, Slice, TopicPartition, plan_batch
+from tidemark.offsets.ranges import Slice
 from tidemark.offsets.reset import Log, TopicRecreated
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.commit import Receipt, Target, commit_slice
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     from tidemark.db import Connection
 
 log = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+"""How long a member without anything to read waits for news of its group at a time."""
 
 
 class Engine(Protocol):
@@ -48,6 +55,9 @@ class Engine(Protocol):
 
         ``isolate`` is `commit_slice`'s: slices that were refused for their rows come a second time with it.
         """
+
+    def cancel(self) -> None:
+        """Has the `run` that is under way in another thread raise soon; what its tasks still commit, they may."""
 
     def stop(self) -> None:
         """Ends what was started."""
@@ -126,67 +136,73 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
     ends = cluster.stable_ends(partitions)
     starts = cluster.log_starts(partitions)
     logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in partitions}
+    found = Found(topics, logs, ends)
 
-    with transaction(connection) as cur:  # ②
-        me = Claimant(spec.group, group_id, attempt_id, store.next_generation(cur), spec.offset_reset)
-    claims = on_partitions_assigned(connection, me, topics, logs)
-    try:
-        _read(connection, spec, connections, me, claims, ends, start, lambda claims: _require_same(cluster, topics, claims))
-    finally:
-        with contextlib.suppress(TidemarkError):  # ⑥
-            on_partitions_revoked(connection, me, claims)
+    attempt = Attempt(attempt_id, group_id, spec, connections)
+    interrupt = Interrupt()
+    taken = (
+        GroupSeat(connection, attempt, cluster, found, interrupt) if spec.members > 1 else TakenByHand(connection, attempt, cluster, found)
+    )
+    with contextlib.closing(taken) as seat:  # ②, ③, ⑥
+        _read(connection, attempt, seat, interrupt, start, lambda: _require_same(cluster, topics, seat.held))
 
 
 def _read(
     connection: Connection,
-    spec: ConsumerSpec,
-    connections: Connections,
-    me: Claimant,
-    claims: list[Claim],
-    ends: dict[TopicPartition, int],
+    attempt: Attempt,
+    seat: TakenByHand | GroupSeat,
+    interrupt: Interrupt,
     start: Start,
-    require_same: Callable[[Sequence[Claim]], None],
+    require_same: Callable[[], None],
 ) -> None:
-    planned = [  # ③
-        {
-            "topic": claim.partition.topic,
-            "topic_id": claim.topic_id,
-            "partition": claim.partition.partition,
-            "start": claim.position,
-            "end": ends[claim.partition],
-        }
-        for claim in claims
-        if ends[claim.partition] > claim.position
-    ]
-    with transaction(connection) as cur:
-        store.plan_attempt(cur, me.attempt_id, planned)
-    if not planned:
-        log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, me.attempt_id, len(claims))
-        return
-    engine = start(sum(max(0, ends[claim.partition] - claim.position) for claim in claims))  # ④
+    spec, attempt_id = attempt.spec, attempt.attempt_id
+    limit = spec.batch.max_failed_records
+    target: Target | None = None
+    rejected = tries = 0
     try:
-        limit = spec.batch.max_failed_records
-        target = Target(connections.database_url, me.group_id, me.attempt_id, engine.layout(connection))
-        target = target if limit is None else replace(target, max_rejected=limit)
-        rejected = 0
-        while slices := plan_batch(claims, ends, spec.batch.max_records):  # ⑤
-            require_same(claims)
-            receipts = _batch(engine, target, connections, slices)
-            claims = _advanced(claims, receipts)
+        while True:
+            seat.poll()
+            interrupt.reset()
+            slices = seat.held.next_batch(spec.batch.max_records)
+            if not slices and seat.settled:
+                break
+            if not slices:
+                seat.poll(WAIT_S)
+                continue
+            if interrupt.engine is None:
+                interrupt.engine = start(seat.held.left)  # ④
+            if target is None:
+                target = Target(attempt.connections.database_url, attempt.group_id, attempt_id, interrupt.engine.layout(connection))
+                target = target if limit is None else replace(target, max_rejected=limit)
+            try:
+                require_same()  # ⑤
+                receipts = _batch(interrupt.engine, target, attempt.connections, slices)
+            except TidemarkError as error:
+                tries += 1
+                if not seat.may_go_on(error, tries, interrupted=interrupt.pulled):
+                    raise
+                log.warning("batch ended early, going on from what is committed group=%s attempt=%s: %s", spec.group, attempt_id, error)
+                seat.start_over()
+                continue
+            tries = 0
+            seat.held.advance(receipts)
             rejected += sum(receipt.counts.retried + receipt.counts.failed for receipt in receipts)
-            _log_batch(spec.group, me.attempt_id, receipts)
+            _log_batch(spec.group, attempt_id, receipts)
             if limit is not None and rejected > limit:
                 raise TooManyFailed(failed=rejected, limit=limit)
+        if interrupt.engine is None:
+            log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, attempt_id, len(seat.held.claims))
     finally:
-        engine.stop()
+        if interrupt.engine is not None:
+            interrupt.engine.stop()
 
 
-def _require_same(cluster: Cluster, topics: Sequence[Topic], claims: Sequence[Claim]) -> None:
+def _require_same(cluster: Cluster, topics: Sequence[Topic], held: Holding) -> None:
     """Raises `TopicRecreated` or `TopicsMissing` if a topic is not the one any more that the run began with: offsets would mean others."""
     now = {topic.name: topic.kafka_uuid for topic in cluster.topics(topic.name for topic in topics)}
     for topic in topics:
         if now[topic.name] != topic.kafka_uuid:
-            positions = {claim.partition.partition: claim.position for claim in claims if claim.partition.topic == topic.name}
+            positions = {claim.partition.partition: claim.position for claim in held.claims if claim.partition.topic == topic.name}
             raise TopicRecreated(topic=topic.name, positions=positions)
 
 
@@ -216,11 +232,6 @@ def _committed(engine: Engine, target: Target, slices: Sequence[Slice]) -> list[
     if errors:
         raise min(errors, key=lambda error: error.retriable)  # what another try cannot mend is said first
     return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-
-
-def _advanced(claims: list[Claim], receipts: Sequence[Receipt]) -> list[Claim]:
-    ends = {receipt.part.partition: receipt.part.end for receipt in receipts}
-    return [replace(claim, position=ends.get(claim.partition, claim.position)) for claim in claims]
 
 
 def _already_committed(earlier: Sequence[dict[str, object]], positions: Sequence[store.Position]) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.config import KafkaConfig, connected
+from tidemark.kafka.reader import SETTINGS
 from tidemark.offsets.ranges import TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 REQUEST_TIMEOUT_S = 15
+FIRST_RECORDS_S = 1.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,11 +36,15 @@ class TopicsMissing(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the cluster describes it; ``kafka_uuid`` changes when it is deleted and created again."""
+    """A topic as the cluster describes it; ``kafka_uuid`` changes when it is deleted and created again.
+
+    ``racks``: where the replicas of each partition are, `None` for a broker without a rack.
+    """
 
     name: str
     kafka_uuid: str
     partitions: int
+    racks: tuple[tuple[str | None, ...], ...] | None = None
 
     def all(self) -> list[TopicPartition]:
         return [TopicPartition(self.name, number) for number in range(self.partitions)]
@@ -82,7 +89,8 @@ class Cluster:
                     raise self._unavailable(error) from error
                 missing.append(name)
             else:
-                found.append(Topic(name, str(described.topic_id), len(described.partitions)))
+                racks = tuple(tuple(node.rack for node in part.replicas) for part in described.partitions)
+                found.append(Topic(name, str(described.topic_id), len(described.partitions), racks))
         if missing:
             raise TopicsMissing(topics=sorted(missing), servers=self.servers)
         return found
@@ -98,6 +106,36 @@ class Cluster:
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def offsets_for_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        """The first offset of each partition whose record has this timestamp or a later one; left out where there is none."""
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        return {partition: offset for partition, offset in found.items() if offset >= 0}
+
+    def times_at(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The timestamp (ms) of the first committed record at or behind each position; left out where none comes within a second."""
+        from confluent_kafka import Consumer, KafkaException
+        from confluent_kafka import TopicPartition as Wire
+
+        consumer = connected(Consumer, {**self._config, **SETTINGS, "fetch.message.max.bytes": "65536"})
+        found: dict[TopicPartition, int] = {}
+        try:
+            consumer.assign([Wire(part.topic, part.partition, offset) for part, offset in positions.items()])
+            until = time.monotonic() + FIRST_RECORDS_S
+            while len(found) < len(positions) and time.monotonic() < until:
+                for message in consumer.consume(len(positions), 0.05):
+                    if message.error() is None:
+                        part = TopicPartition(str(message.topic()), int(message.partition() or 0))
+                        if part not in found:
+                            found[part] = message.timestamp()[1]
+                            consumer.pause([Wire(part.topic, part.partition)])
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        finally:
+            consumer.close()
+        return found
 
     def retention(self, topics: Iterable[str]) -> dict[str, timedelta | None]:
         """How long each topic keeps a record by time; `None`: for ever."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tidemark.db import rows, statements
 from tidemark.errors import Fenced
+from tidemark.group.errors import UnknownMemberId
 from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Position:
     generation: Generation
     owner: str | None
     epoch: Epoch
+    seat: str | None
     committed_at: datetime
 
 
@@ -121,6 +123,7 @@ def positions(cur: Cursor, group: str) -> list[Position]:
             Generation(row["generation"]),
             row["owner"],
             Epoch(row["owner_epoch"]),
+            row["seat"],
             row["committed_at"],
         )
         for row in rows(cur)
@@ -133,13 +136,25 @@ def next_generation(cur: Cursor) -> Generation:
     return Generation(int(_one(cur)[0]))
 
 
-def claim(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, generation: Generation, owner: str) -> Claim:
+def claim(
+    cur: Cursor,
+    group_id: int,
+    topic_id: int,
+    partition: TopicPartition,
+    generation: Generation,
+    owner: str,
+    *,
+    seat: str | None = None,
+    end: int = 0,
+) -> Claim:
     """Takes a partition: its epoch rises, its position comes back. Waits for a commit that is in flight on the row.
+
+    Where there is something to read below ``end``, the partition is remembered as ``seat``'s.
 
     Raises `ClaimRefused` if a newer generation holds it.
     """
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
-    cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner})
+    cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner, "seat": seat, "end": end})
     row = cur.fetchone()
     if row is None:
         cur.execute(SQL["read_offset"], key)
@@ -148,10 +163,31 @@ def claim(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, 
     return Claim(partition, topic_id, row[0], Epoch(row[1]))
 
 
-def end_older_sessions(cur: Cursor, group_id: int, attempt_id: int) -> int:
-    """Ends the sessions in which older attempts of the group hold a transaction open; returns how many there were."""
-    cur.execute(SQL["end_older_sessions"], {"group_id": group_id, "attempt_id": attempt_id})
+def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int:
+    """Ends the session that has moved a partition in a transaction that is still open; returns how many there were."""
+    cur.execute(SQL["end_writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})
     return len(cur.fetchall())
+
+
+def require_member(cur: Cursor, group: str, group_id: int, member_id: str) -> None:
+    """Raises `UnknownMemberId` unless the group has this member, and will until the transaction ends."""
+    cur.execute(SQL["require_member"], {"group_id": group_id, "member_id": member_id})
+    if cur.fetchone() is None:
+        raise UnknownMemberId(group=group, member_id=member_id)
+
+
+def seat_of(cur: Cursor, attempt_id: int) -> str | None:
+    """The instance id of the Airflow task that an attempt is a try of: dag, task and map index."""
+    cur.execute(SQL["seat_of"], {"attempt_id": attempt_id})
+    row = cur.fetchone()
+    return None if row is None else str(row[0])
+
+
+def partitions_of_seat(cur: Cursor, group_id: int, seat: str) -> tuple[tuple[TopicPartition, ...], Generation]:
+    """What a seat claimed last, and the newest generation in which it did; (), -1 for a new one."""
+    cur.execute(SQL["partitions_of_seat"], {"group_id": group_id, "seat": seat})
+    found = cur.fetchall()
+    return tuple(TopicPartition(topic, number) for topic, number, _ in found), Generation(max((row[2] for row in found), default=-1))
 
 
 def release(cur: Cursor, group_id: int, held: Claim) -> None:

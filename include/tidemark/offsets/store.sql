@@ -28,8 +28,9 @@ VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s) ON CO
 
 -- name: positions
 -- Every position of a group, also on topics that were re-created since. Locks nothing.
-SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, generation, owner, owner_epoch, committed_at
-  FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
+SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, part.generation, owner, owner_epoch, seat,
+       committed_at
+  FROM tidemark.partition_offset part JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
  WHERE grp.name = %(group)s
  ORDER BY topic.name, topic_id, partition;
 
@@ -38,17 +39,35 @@ SELECT nextval('tidemark.generation');
 
 -- name: claim
 -- Takes a partition for a generation. Locks its row. No row returned: a newer generation holds it.
-UPDATE tidemark.partition_offset SET owner = %(owner)s, generation = %(generation)s, owner_epoch = owner_epoch + 1
+UPDATE tidemark.partition_offset
+   SET owner = %(owner)s, generation = %(generation)s, owner_epoch = owner_epoch + 1,
+       seat = CASE WHEN next_offset < %(end)s THEN %(seat)s ELSE seat END
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND (generation < %(generation)s OR (generation = %(generation)s AND owner = %(owner)s))
 RETURNING next_offset, owner_epoch;
 
--- name: end_older_sessions
--- Ends the database sessions of a group's older attempts that still hold a transaction open. Locks nothing.
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity
- WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
-   AND application_name ~ ('^tidemark/' || %(group_id)s || '/[0-9]+$')
-   AND split_part(application_name, '/', 3)::bigint < %(attempt_id)s;
+-- name: end_writers
+-- Ends the database session of a commit that has moved a partition and is still open. Locks nothing.
+SELECT pg_terminate_backend(pid)
+  FROM tidemark.partition_offset part
+  JOIN pg_locks held ON held.locktype = 'transactionid' AND held.transactionid = part.xmax AND held.granted
+  JOIN pg_stat_activity USING (pid)
+ WHERE part.group_id = %(group_id)s AND part.topic_id = %(topic_id)s AND part.partition = %(partition)s
+   AND pid <> pg_backend_pid() AND application_name LIKE 'tidemark/%%';
+
+-- name: require_member
+-- Keeps a member of the group as it is until this transaction ends. Locks its row, not against its heartbeats. No row returned: the group
+-- does not have it any more.
+SELECT FROM tidemark.group_member WHERE group_id = %(group_id)s AND member_id = %(member_id)s FOR KEY SHARE;
+
+-- name: seat_of
+-- The instance id of an attempt's Airflow task; no row returned for one that was started by hand.
+SELECT dag_id || '/' || task_id || '/' || map_index FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s AND dag_id IS NOT NULL;
+
+-- name: partitions_of_seat
+-- What a seat claimed last and nobody else has claimed since. Locks nothing.
+SELECT topic.name, partition, generation FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)
+ WHERE group_id = %(group_id)s AND seat = %(seat)s ORDER BY topic.name, partition;
 
 -- name: release
 -- Gives a partition up, if it is still held. Locks its row. The epoch stays: what is in flight may still commit.

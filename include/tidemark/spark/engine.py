@@ -115,6 +115,9 @@ class SparkEngine:
             return [BadOutput(part=slices[0], problem=problem)]
         return self._direct(target, slices, result, isolate)
 
+    def cancel(self) -> None:
+        self._spark.sparkContext.cancelAllJobs()
+
     def stop(self) -> None:
         from py4j.protocol import Py4JError
 

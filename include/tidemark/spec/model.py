@@ -153,7 +153,7 @@ class ConsumerSpec(_Part):
     retry: Retry = Retry()
     offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _GIVEN] = None
     """See `OffsetReset`."""
-    assignment: tuple[Annotated[str, AfterValidator(checks.assignor)], ...] = ("cooperative-sticky", "range")
+    assignment: tuple[Annotated[str, AfterValidator(checks.assignor)], ...] = ("cooperative-sticky",)
     """Strategies in order of preference."""
     members: Annotated[int, Field(ge=1)] = 1
     """Spark applications that share the group."""

@@ -41,14 +41,6 @@ NOT_YET = (
         "there is no retry ladder; failed records are kept in tidemark.failed_record",
         "remove the key",
     ),
-    NotYet(("members",), lambda value: type(value) is int and value > 1, "one Spark application reads all partitions", "remove the key"),
-    NotYet(
-        ("assignment",),
-        lambda value: isinstance(value, str) and (":" in value or value == "random"),
-        "with one member every strategy gives it all partitions",
-        "write range, roundrobin, sticky or cooperative-sticky, or remove the key",
-        each=True,
-    ),
     NotYet(("run",), lambda value: value == "continuous", "every run ends at the end offsets it saw", "write bounded, and a schedule"),
     NotYet(
         ("validation", "on_failure"),

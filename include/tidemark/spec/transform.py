@@ -183,7 +183,7 @@ def _exception(spec: ConsumerSpec, index: int, name: str, folders: Sequence[Path
 
 
 def _import(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequence[Path]) -> ModuleType:
-    _put_first(folders)
+    import_from(folders)
     mine = _file_in(name, folders)
     if mine is not None and name.partition(".")[0] in sys.stdlib_module_names:
         top = name.partition(".")[0]
@@ -222,7 +222,7 @@ def _user_line(error: BaseException, folders: Sequence[Path]) -> str:
     return f"{shown(Path(last.filename))}:{last.lineno}: {last.line}"
 
 
-def _put_first(folders: Sequence[Path]) -> None:
+def import_from(folders: Sequence[Path]) -> None:
     """These folders lead ``sys.path``, each once; nothing changes if they do already."""
     wanted = list(dict.fromkeys(str(folder.resolve()) for folder in folders))
     if sys.path[: len(wanted)] != wanted:

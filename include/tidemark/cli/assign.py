@@ -1,0 +1,71 @@
+"""``tidemark assign``: who would get which partition, without touching anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tidemark import project, schema
+from tidemark.cli.options import OutputFormat, plain_table, print_json, stdout
+from tidemark.connections import from_env
+from tidemark.consume.seat import instance_id, metadata_of
+from tidemark.db import session, transaction
+from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment, find_assignor
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import store
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.spec import find_consumer
+from tidemark.spec.transform import import_from
+
+ROUNDS = 4
+"""A cooperative assignor needs two: one to take away, one to give."""
+
+
+def show_assignment(
+    name: str,
+    members: int | None,
+    assignors: Sequence[str] | None,
+    consumers: Path | None,
+    transforms: Sequence[Path],
+    output: OutputFormat,
+) -> None:
+    spec = find_consumer(name, consumers or project.consumers())
+    connections = from_env()
+    import_from(transforms)
+    assignor = find_assignor((assignors or spec.assignment)[0])
+    with session(connections.database_url) as connection:
+        schema.require_current(connection)
+        with transaction(connection) as cur:
+            now = {position.partition: position.seat for position in store.positions(cur, spec.group) if position.seat}
+    cluster = Cluster(connections.kafka)
+    metadata = metadata_of(cluster, spec.topics or cluster.matching(spec.topic_pattern or ""))
+    seats = [instance_id(spec.name, number) for number in range(members or spec.members)]
+    then = simulate(assignor, metadata, seats, now)
+    rows = [
+        {"topic": part.topic, "partition": part.partition, "now": now.get(part), "then": seat, "moves": now.get(part) not in (None, seat)}
+        for part, seat in sorted(then.items())
+    ]
+    if output is OutputFormat.JSON:
+        print_json({"group": spec.group, "assignor": assignor.name, "members": seats, "partitions": rows})
+        return
+    moved = sum(bool(row["moves"]) for row in rows)
+    title = f"{spec.group}: {len(seats)} members with {assignor.name}, {moved} of {len(rows)} partitions move"
+    table = plain_table(title, "partition", "now", "then")
+    for column in table.columns:
+        column.justify = "left"
+    for row in rows:
+        table.add_row(f"{row['topic']}/{row['partition']}", str(row["now"] or "-"), str(row["then"]))
+    stdout.print(table)
+
+
+def simulate(assignor: Assignor, metadata: Metadata, seats: Sequence[str], now: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
+    """The seat of each partition once the group has settled; a cooperative assignor is asked until nothing moves any more."""
+    held = {seat: tuple(part for part, owner in now.items() if owner == seat) for seat in seats}
+    for _ in range(ROUNDS if assignor.protocol == "cooperative" else 1):
+        subscriptions = {
+            seat: Subscription(topics=tuple(sorted(metadata.topics)), owned=held[seat], generation=1, instance_id=seat) for seat in seats
+        }
+        assignment = assignor.assign(metadata, subscriptions)
+        check_assignment(assignor, metadata, subscriptions, assignment)
+        held = {seat: tuple(sorted(assignment[seat])) for seat in seats}
+    return {part: seat for seat, parts in held.items() for part in parts}

@@ -1,0 +1,96 @@
+"""``tidemark pause``, ``resume`` and ``flow``: what an operator says about a consumer's reading."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tidemark import project, schema
+from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
+from tidemark.connections import database_url
+from tidemark.db import Cursor, session, transaction
+from tidemark.errors import BadInput
+from tidemark.offsets import flow, store
+from tidemark.offsets.flow import Target
+from tidemark.spec import find_consumer, format_duration, parse_duration
+
+TARGET = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)(?::(?P<partitions>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
+
+
+@contextlib.contextmanager
+def _group(name: str, consumers: Path | None) -> Iterator[tuple[Cursor, int]]:
+    spec = find_consumer(name, consumers or project.consumers())
+    with session(database_url()) as connection:
+        schema.require_current(connection)
+        with transaction(connection) as cur:
+            yield cur, store.ensure_group(cur, spec.group)
+
+
+def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path | None) -> None:
+    targets = _targets(what)
+    with _group(name, consumers) as (cur, group_id):
+        flow.pause(cur, group_id, targets, reason)
+    stderr.print(f"paused from the next batch on: {_listed(targets)}", markup=False, highlight=False)
+
+
+def resume_reading(name: str, what: Sequence[str], consumers: Path | None) -> None:
+    with _group(name, consumers) as (cur, group_id):
+        ended = flow.resume(cur, group_id, _targets(what))
+        still = flow.read(cur, group_id).paused
+    stderr.print(f"resumed: {_listed(ended)}" if ended else "nothing of that was paused", markup=False, highlight=False)
+    if still:
+        stderr.print(f"still paused: {_listed(list(still))}", markup=False, highlight=False)
+
+
+def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, consumers: Path | None, output: OutputFormat) -> None:
+    wanted = [_priority(text) for text in priorities]
+    ahead = None if max_ahead is None or max_ahead == "none" else parse_duration(max_ahead)
+    with _group(name, consumers) as (cur, group_id):
+        for topic, priority in wanted:
+            flow.prioritize(cur, group_id, topic, priority)
+        if max_ahead is not None:
+            flow.limit_ahead(cur, group_id, ahead)
+        now = flow.read(cur, group_id)
+    if output is OutputFormat.JSON:
+        paused = [{"topic": target.topic, "partition": target.partition} for target in sorted(now.paused, key=str)]
+        print_json({"paused": paused, "priorities": dict(now.priorities), "max_ahead": now.max_ahead})
+        return
+    by_priority = sorted(now.priorities.items(), key=lambda one: (-one[1], one[0]))
+    lines = {
+        "paused": _listed(list(now.paused)) or "nothing",
+        "priorities": " ".join(f"{topic}={number}" for topic, number in by_priority) or "none",
+        "max ahead": format_duration(now.max_ahead) if now.max_ahead else "any",
+    }
+    for what, value in lines.items():
+        stdout.print(f"{what:<12}{value}", markup=False, highlight=False)
+
+
+def _targets(words: Sequence[str]) -> list[Target]:
+    """``flights`` and ``flights:0,1,5-9``; everything where nothing is said."""
+    found = [] if words else [Target()]
+    for word in words:
+        match = TARGET.fullmatch(word)
+        if match is None:
+            raise BadInput(what="topic or partitions", found=word, fix="Write flights, or flights:0,1,5-9.")
+        if match["partitions"] is None:
+            found.append(Target(match["topic"]))
+            continue
+        for part in match["partitions"].split(","):
+            first, _, last = part.partition("-")
+            if last and int(last) < int(first):
+                raise BadInput(what="range of partitions", found=part, fix=f"Write {last}-{first}.")
+            found += [Target(match["topic"], number) for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def _priority(text: str) -> tuple[str, int]:
+    topic, _, number = text.partition("=")
+    if not topic or not re.fullmatch(r"-?\d{1,6}", number):
+        raise BadInput(what="priority", found=text, fix="Write flights=10; topics with the highest are read first.")
+    return topic, int(number)
+
+
+def _listed(targets: Sequence[Target]) -> str:
+    return ", ".join(sorted(map(str, targets)))

@@ -1,0 +1,85 @@
+"""``tidemark groups``: groups and their members."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from tidemark import schema
+from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
+from tidemark.connections import database_url
+from tidemark.db import Connection, session
+from tidemark.errors import BadInput
+from tidemark.group.coordinator import Coordinator, GroupDescription, Leaving, list_groups
+from tidemark.group.errors import GroupIdNotFound
+from tidemark.group.states import State
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[Connection]:
+    with session(database_url()) as connection:
+        schema.require_current(connection)
+        yield connection
+
+
+def show_groups(states: Sequence[State], output: OutputFormat) -> None:
+    with _connected() as connection:
+        found = list_groups(connection, states)
+    if output is OutputFormat.JSON:
+        print_json(found)
+        return
+    table = plain_table("", "group", "state", "generation", "members")
+    table.columns[1].justify = "left"
+    for one in found:
+        table.add_row(one.group, one.state, str(one.generation), str(one.members))
+    stdout.print(table)
+
+
+def show_group(group: str, output: OutputFormat) -> None:
+    with _connected() as connection:
+        found = _described(connection, group)
+    if output is OutputFormat.JSON:
+        print_json(found)
+        return
+    since = f"{found.state_since.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    title = f"{group}: {found.state} since {since} UTC, generation {found.generation}, assignor {found.protocol or '-'}"
+    table = plain_table(title, "member", "partitions", "seen before")
+    table.columns[1].justify = "left"
+    now = datetime.now(UTC)
+    for member in found.members:
+        name = member.instance_id or member.member_id
+        marks = [*(["leader"] if member.member_id == found.leader else []), *(["overdue"] if member.overdue else [])]
+        held = (member.assignment or {}).get("partitions", {})
+        partitions = " ".join(f"{topic}:{','.join(map(str, numbers))}" for topic, numbers in sorted(held.items()))
+        table.add_row(" ".join([name, *marks]), partitions or "-", f"{max(0.0, (now - member.seen_at).total_seconds()):.0f} s")
+    stdout.print(table)
+
+
+def delete_group(group: str) -> None:
+    with _connected() as connection:
+        Coordinator(connection, group).delete_group()
+    stderr.print(f"deleted {group}", markup=False, highlight=False)
+
+
+def remove_members(group: str, names: Sequence[str], reason: str) -> None:
+    """All of them or, if one is not there, none."""
+    with _connected() as connection:
+        known = _described(connection, group).members
+        ids = {member.instance_id or "": member for member in known} | {member.member_id: member for member in known}
+        if missing := [name for name in names if name not in ids]:
+            there = ", ".join(sorted(member.instance_id or member.member_id for member in known))
+            fix = f"Write one of {there}." if there else "The group has no members."
+            raise BadInput(what=f"member of group {group}", found=", ".join(missing), fix=fix)
+        leaving = [Leaving(ids[name].member_id, ids[name].instance_id, reason) for name in names]
+        for error in Coordinator(connection, group).leave(leaving):
+            if error is not None:
+                raise error
+    stderr.print(f"removed {', '.join(names)}", markup=False, highlight=False)
+
+
+def _described(connection: Connection, group: str) -> GroupDescription:
+    found = Coordinator(connection, group).describe()
+    if found is None:
+        raise GroupIdNotFound(group=group)
+    return found

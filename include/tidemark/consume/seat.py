@@ -1,0 +1,172 @@
+"""How a run comes to its partitions: by hand, or as a member of its group."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tidemark.connections import Connections
+from tidemark.consume.claims import Claimant, Found, Holding
+from tidemark.db import transaction
+from tidemark.errors import BadInput, TidemarkError, Unavailable
+from tidemark.group.assignors import Metadata, TopicInfo, find_assignor
+from tidemark.group.member import Member, Seat
+from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.config import KafkaConfig
+from tidemark.offsets import store
+from tidemark.offsets.ranges import Generation
+from tidemark.offsets.store import OffsetFenced
+from tidemark.spec import ConsumerSpec
+
+if TYPE_CHECKING:
+    from tidemark.consume.run import Engine
+    from tidemark.db import Connection
+
+log = logging.getLogger(__name__)
+
+GROUP_SETTINGS = ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "metadata.max.age.ms")
+"""Settings of Kafka's clients that mean the same for Tidemark's groups."""
+TRIES = 3
+"""Of a batch in one run of a member, before the attempt fails. By hand it fails at once, and whoever started it tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What runs, and for whom."""
+
+    attempt_id: int
+    group_id: int
+    spec: ConsumerSpec
+    connections: Connections
+
+
+class Interrupt:
+    """Ends the batch in flight; pulled by the group's protocol thread."""
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self._pulled = threading.Event()
+
+    @property
+    def pulled(self) -> bool:
+        return self._pulled.is_set()
+
+    def __call__(self) -> None:
+        self._pulled.set()
+        if self.engine is not None:
+            self.engine.cancel()
+
+    def reset(self) -> None:
+        self._pulled.clear()
+
+
+class TakenByHand:
+    """Every partition, in a generation of its own, without group management (Kafka's ``assign``)."""
+
+    settled = True
+
+    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: Found) -> None:
+        with transaction(connection) as cur:
+            generation = store.next_generation(cur)
+        spec, attempt_id = attempt.spec, attempt.attempt_id
+        me = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, f"attempt {attempt_id}")
+        self.held = Holding(connection, cluster, found, lambda: me)
+        self.held.on_partitions_assigned(sorted(found.logs))
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Nothing changes but by force, and that shows at the next commit."""
+
+    def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
+        """Is a failed batch to be tried again in this run?"""
+        return False
+
+    def start_over(self) -> None: ...
+
+    def close(self) -> None:
+        with contextlib.suppress(TidemarkError):
+            self.held.on_partitions_revoked([claim.partition for claim in self.held.claims])
+
+
+class GroupSeat:
+    """What the group assigns, for as long as it does. A task of Airflow's is a static member: whoever tries it again takes its seat."""
+
+    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: Found, interrupt: Interrupt) -> None:
+        spec, group_id, attempt_id = attempt.spec, attempt.group_id, attempt.attempt_id
+        with transaction(connection) as cur:
+            instance_id = store.seat_of(cur, attempt_id)
+            remembered, generation = store.partitions_of_seat(cur, group_id, instance_id) if instance_id else ((), Generation(-1))
+        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", instance_id)
+        self.held = Holding(connection, cluster, found, self._me)
+        seat = Seat(
+            group=spec.group,
+            client_id=f"tidemark-{spec.name}-{socket.gethostname()}",
+            instance_id=instance_id,
+            expected_members=spec.members,
+            remembered=remembered,
+            generation=generation,
+            **group_settings(attempt.connections.kafka),
+        )
+        self._member = Member(
+            attempt.connections.database_url,
+            seat,
+            [find_assignor(name) for name in spec.assignment],
+            lambda: _subscribed(spec, cluster),
+            lambda topics: metadata_of(cluster, topics),
+            [self.held],
+            interrupt=interrupt,
+        )
+
+    def _me(self) -> Claimant:
+        member = self._member
+        owner = self._base.seat or member.member_id
+        return replace(self._base, generation=Generation(member.generation), owner=owner, member_id=member.member_id)
+
+    @property
+    def settled(self) -> bool:
+        return self._member.settled
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        self._member.poll(timeout_s)
+
+    def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
+        """A batch that the group had cut off, whose partitions were taken meanwhile, or that met an outage, is read again from the last
+        commits on, without a rebalance."""
+        return interrupted or (tries < TRIES and isinstance(error, OffsetFenced | Unavailable))
+
+    def start_over(self) -> None:
+        """Hears what has changed, and claims what is still ours again: nothing of the failed batch commits after that."""
+        self._member.poll()
+        self.held.claim_again()
+
+    def close(self) -> None:
+        self._member.close("the run has ended")
+
+
+def group_settings(config: KafkaConfig) -> dict[str, Any]:
+    """What the Kafka settings say of group membership, for a `Seat`: `GROUP_SETTINGS` and ``client.rack``. Raises `BadInput`."""
+    found: dict[str, Any] = {"rack": config["client.rack"]} if config.get("client.rack") else {}
+    for name in GROUP_SETTINGS:
+        if name in config:
+            if not config[name].isdecimal() or int(config[name]) == 0:
+                raise BadInput(what=f"Kafka setting {name}", found=config[name], fix="Write milliseconds, a whole number above 0.")
+            found[name.replace(".", "_")] = int(config[name])
+    return found
+
+
+def _subscribed(spec: ConsumerSpec, cluster: Cluster) -> Collection[str]:
+    return spec.topics or cluster.matching(spec.topic_pattern or "")
+
+
+def instance_id(consumer: str, member: int) -> str:
+    """The seat of a member in the consumer's DAG; see `store.seat_of`."""
+    return f"consume__{consumer}/consume/{member}"
+
+
+def metadata_of(cluster: Cluster, topics: Collection[str]) -> Metadata:
+    """What an assignor is told of these topics."""
+    return Metadata({topic.name: TopicInfo(topic.partitions, topic.racks) for topic in cluster.topics(topics)})

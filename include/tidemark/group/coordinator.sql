@@ -1,0 +1,130 @@
+-- Statements of the group coordinator. Lock order: group, members, partitions by (topic, partition). Who locks the group's row may change
+-- all of its members' rows; who does not, changes nothing but the seen_at of a member of its own, and locks nothing after that.
+
+-- name: beat
+-- One member says that it lives: the only statement of a Heartbeat, and of a parked JoinGroup or SyncGroup that asks again, as long as
+-- nothing is due. Locks the member's row. No row returned: something is due, or the request has another answer; nothing was changed.
+WITH grp AS (
+    SELECT group_id, state, generation, set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) AS idle,
+           set_config('lock_timeout', %(lock_ms)s, true) AS wait,
+           server_start IS DISTINCT FROM pg_postmaster_start_time()
+           OR coalesce(least(deadline, initial_until) <= clock_timestamp(), false)
+           OR EXISTS (SELECT FROM tidemark.group_member member WHERE member.group_id = consumer_group.group_id
+                         AND seen_at + session_timeout_ms * interval '1 ms' <= clock_timestamp()) AS due
+      FROM tidemark.consumer_group WHERE name = %(group)s
+), beat AS (
+    UPDATE tidemark.group_member member SET seen_at = clock_timestamp() FROM grp
+     WHERE member.group_id = grp.group_id AND member_id = %(member_id)s AND NOT due AND NOT pending
+       AND (%(instance_id)s::text IS NULL OR instance_id = %(instance_id)s)
+       AND CASE %(request)s WHEN 'joined' THEN joining
+                            WHEN 'sync' THEN synced AND state = 'CompletingRebalance' AND generation = %(generation)s
+                            ELSE generation = %(generation)s END
+    RETURNING member_no
+)
+SELECT state FROM grp CROSS JOIN beat WHERE idle IS NOT NULL AND wait IS NOT NULL;
+
+-- name: limits
+-- How long this transaction may wait for a lock, and how long it may hold one while its client does nothing. Locks nothing.
+SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
+
+-- name: lock_group
+-- Locks the group's row, for everything but a beat. Not against foreign keys to it: attempts start while a group rebalances.
+-- No row returned: there is no such group.
+SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s FOR NO KEY UPDATE;
+
+-- name: read_group
+-- The locked group with what its times come to. Locks nothing.
+SELECT state, generation, protocol, leader, rebalance_reason,
+       deadline IS NOT NULL AS deadline_set, coalesce(deadline <= clock_timestamp(), false) AS deadline_passed,
+       initial_until IS NOT NULL AS initial_set, coalesce(initial_until <= clock_timestamp(), false) AS initial_passed,
+       server_start IS DISTINCT FROM pg_postmaster_start_time() AS restarted
+  FROM tidemark.consumer_group WHERE group_id = %(group_id)s;
+
+-- name: read_members
+-- The members of a locked group, oldest first. Locks nothing.
+SELECT member_no, member_id, instance_id, client_id, pending, joining, synced, session_timeout_ms, rebalance_timeout_ms,
+       expected_members, protocols, assignment, seen_at + session_timeout_ms * interval '1 ms' <= clock_timestamp() AS expired
+  FROM tidemark.group_member WHERE group_id = %(group_id)s ORDER BY member_no;
+
+-- name: next_generation
+SELECT nextval('tidemark.generation');
+
+-- name: save_group
+-- Stores a locked group. A time is kept, stopped, or starts now.
+WITH times AS (
+    SELECT CASE WHEN NOT %(deadline_changed)s THEN deadline
+                ELSE clock_timestamp() + %(deadline_ms)s::integer * interval '1 ms' END AS deadline
+      FROM tidemark.consumer_group WHERE group_id = %(group_id)s
+)
+UPDATE tidemark.consumer_group grp
+   SET state = %(state)s, generation = %(generation)s, protocol = %(protocol)s, leader = %(leader)s, deadline = times.deadline,
+       initial_until = CASE WHEN NOT %(initial_changed)s THEN initial_until
+                            WHEN %(initial_ms)s::integer IS NOT NULL
+                            THEN least(clock_timestamp() + %(initial_ms)s::integer * interval '1 ms', times.deadline) END,
+       state_since = CASE WHEN %(moved)s THEN clock_timestamp() ELSE state_since END, rebalance_reason = %(reason)s,
+       server_start = pg_postmaster_start_time()
+  FROM times WHERE grp.group_id = %(group_id)s;
+
+-- name: remove_members
+-- Locks their rows, by order of arrival.
+DELETE FROM tidemark.group_member WHERE member_no = ANY (%(numbers)s);
+
+-- name: add_members
+INSERT INTO tidemark.group_member (group_id, member_id, instance_id, client_id, pending, joining, synced, session_timeout_ms,
+                                   rebalance_timeout_ms, expected_members, protocols, assignment)
+SELECT %(group_id)s, member_id, instance_id, client_id, pending, joining, synced, session_timeout_ms,
+       rebalance_timeout_ms, expected_members, protocols, assignment
+  FROM jsonb_to_recordset(%(members)s) AS new (
+       member_id text, instance_id text, client_id text, pending boolean, joining boolean, synced boolean, session_timeout_ms integer,
+       rebalance_timeout_ms integer, expected_members integer, protocols jsonb, assignment jsonb);
+
+-- name: save_members
+-- Stores the members that have changed, in one statement. Locks their rows.
+UPDATE tidemark.group_member member
+   SET member_id = new.member_id, client_id = new.client_id, pending = new.pending, joining = new.joining, synced = new.synced,
+       session_timeout_ms = new.session_timeout_ms, rebalance_timeout_ms = new.rebalance_timeout_ms,
+       expected_members = new.expected_members, protocols = new.protocols, assignment = new.assignment,
+       seen_at = CASE WHEN new.heard THEN clock_timestamp() ELSE seen_at END
+  FROM jsonb_to_recordset(%(members)s) AS new (
+       member_no bigint, member_id text, client_id text, pending boolean, joining boolean, synced boolean, session_timeout_ms integer,
+       rebalance_timeout_ms integer, expected_members integer, protocols jsonb, assignment jsonb, heard boolean)
+ WHERE member.member_no = new.member_no;
+
+-- name: notify
+-- Wakes who waits for this group, when the transaction commits.
+SELECT pg_notify('tidemark_' || md5(%(group)s), %(message)s);
+
+-- name: describe
+-- A group and its members as they are stored, one row a member; a group without members is one row. Locks nothing.
+SELECT state, state_since, rebalance_reason, generation, protocol, leader, member_id, instance_id, client_id, pending, protocols, assignment,
+       joined_at, seen_at, coalesce(seen_at + session_timeout_ms * interval '1 ms' <= clock_timestamp(), false) AS overdue
+  FROM tidemark.consumer_group LEFT JOIN tidemark.group_member USING (group_id)
+ WHERE name = %(group)s ORDER BY member_no;
+
+-- name: list_groups
+-- Groups in any of these states (none given: in any but Dead), by name. Locks nothing.
+SELECT name, state, generation, (SELECT count(*) FROM tidemark.group_member WHERE group_id = grp.group_id AND NOT pending) AS members
+  FROM tidemark.consumer_group grp
+ WHERE CASE WHEN cardinality(%(states)s::text[]) = 0 THEN state <> 'Dead' ELSE state = ANY (%(states)s) END
+ ORDER BY name;
+
+-- name: lock_positions
+-- Locks the positions of a locked group, in order. They may wait for a commit that is in flight.
+SELECT topic_id, topic.name AS topic, partition
+  FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)
+ WHERE group_id = %(group_id)s ORDER BY topic_id, partition FOR UPDATE OF partition_offset;
+
+-- name: fence_positions
+-- Takes every partition of a locked group from whoever holds it.
+UPDATE tidemark.partition_offset SET owner = NULL, owner_epoch = owner_epoch + 1 WHERE group_id = %(group_id)s;
+
+-- name: bury_group
+-- Frees the name of a deleted group. Its ledger is history and stays with the row.
+UPDATE tidemark.consumer_group SET name = name || ' (deleted, group ' || group_id || ')' WHERE group_id = %(group_id)s;
+
+-- name: count_batches
+-- Locks nothing.
+SELECT count(*) FROM tidemark.batch WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
+
+-- name: delete_position
+DELETE FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;

@@ -1,0 +1,449 @@
+"""The group protocol as a state machine over values: no database, no clock. Kafka's classic group coordinator.
+
+A `Group` is loaded from its rows under the lock on the group's row, does one request, and is stored again by `coordinator`. Time is
+known to it only as "this timer has passed" and "start this timer", which both are SQL. Every change of state goes through `_move`,
+which asks the table in `states`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemark.group.errors import (
+    FencedInstanceId,
+    GroupError,
+    GroupMaxSizeReached,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    MemberIdRequired,
+    NonEmptyGroup,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from tidemark.group.requests import GroupConfig, Joined, JoinRequest, Leaving, MemberMetadata, Protocols, normal_protocols, short_reason
+from tidemark.group.states import State, Transition, Why, check_transition
+
+__all__ = ["EMPTY_ASSIGNMENT", "Group", "Member", "Timer", "topics_of", "vote"]
+
+EMPTY_ASSIGNMENT: Mapping[str, Any] = {}
+"""What a member gets that the leader's assignment leaves out."""
+
+
+@dataclass(slots=True)
+class Timer:
+    """A moment of the database's clock, seen from a statement: is it set, has it passed?"""
+
+    running: bool = False
+    passed: bool = False
+    changed: bool = False
+    ms: int | None = None
+    """Where ``changed``: runs out after this; `None`: stopped."""
+
+    def start(self, ms: int) -> None:
+        self.running, self.passed, self.changed, self.ms = True, False, True, ms
+
+    def stop(self) -> None:
+        if self.running:
+            self.running, self.passed, self.changed, self.ms = False, False, True, None
+
+
+@dataclass(slots=True)
+class Member:
+    """A row of ``group_member``."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    expected_members: int | None
+    protocols: Protocols
+    pending: bool = False
+    joining: bool = False
+    synced: bool = False
+    assignment: Any = None
+    member_no: int | None = None
+    """`None`: not stored yet."""
+    expired: bool = False
+    heard: bool = False
+    """The request at hand is this member's: its session starts again."""
+
+    def metadata(self, protocol: str | None) -> Any:
+        return dict(self.protocols).get(protocol) if protocol is not None else None
+
+    def ask(self, request: JoinRequest) -> None:
+        """Takes over what the member says of itself in a JoinGroup."""
+        self.client_id = request.client_id
+        self.session_timeout_ms = request.session_timeout_ms
+        self.rebalance_timeout_ms = request.rebalance_timeout_ms
+        self.expected_members = request.expected_members
+        self.protocols = normal_protocols(request.protocols)
+
+
+@dataclass(slots=True)
+class Group:
+    """A group with its members, oldest first, while one request is done."""
+
+    name: str
+    config: GroupConfig
+    take_generation: Callable[[], int]
+    state: State = State.EMPTY
+    generation: int = 0
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    deadline: Timer = field(default_factory=Timer)
+    initial: Timer = field(default_factory=Timer)
+    restarted: bool = False
+    """The Postgres server was started since the times of this group were measured."""
+    reason: str = ""
+    removed: list[Member] = field(default_factory=list)
+    moves: list[Transition] = field(default_factory=list)
+
+    # ---- requests
+
+    def run_due(self) -> None:
+        """Everything that the clock has made due: what comes first in time, and then what follows from it."""
+        if self.restarted:
+            self._start_again()
+        gone = [member for member in self.members.values() if member.expired]
+        for member in gone:
+            self._remove(member)
+        if any(not member.pending for member in gone):
+            self._rebalance(Why.SESSION_EXPIRES)
+        if self.deadline.passed and self.state in (State.COMPLETING_REBALANCE, State.STABLE):
+            for member in self.full():
+                if not member.synced:
+                    self._remove(member)
+            self._rebalance(Why.SYNC_OVERDUE)
+        self._settle()
+
+    def join(self, request: JoinRequest, new_id: str) -> Joined | None:
+        """JoinGroup; ``new_id`` is for a member that has none. `None`: the join phase is not over, ask `joined`."""
+        self.reason = short_reason(request.reason)
+        twin = self._instance(request.instance_id)
+        known = self.members.get(request.member_id) if request.member_id else twin
+        if not self._has_room(known):
+            if known is not None:
+                self._remove(known)
+                self._settle()
+            raise GroupMaxSizeReached(group=self.name, max_size=self.config.max_size or 0)
+        self._check_protocols(request)
+        if request.member_id:
+            return self._join_known(request)
+        if twin is not None:
+            return self._replace(twin, request, new_id)
+        member = Member(
+            member_id=new_id,
+            instance_id=request.instance_id,
+            client_id=request.client_id,
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            expected_members=request.expected_members,
+            protocols=normal_protocols(request.protocols),
+            pending=request.instance_id is None,
+        )
+        self.members[new_id] = member
+        if member.pending:
+            raise MemberIdRequired(group=self.name, member_id=new_id)
+        return self._add(member)
+
+    def joined(self, member_id: str, instance_id: str | None) -> Joined | None:
+        """A parked JoinGroup asks again."""
+        member = self._identify(member_id, instance_id)
+        member.heard = True
+        if self.state is State.PREPARING_REBALANCE and not member.joining:
+            raise RebalanceInProgress(group=self.name, member_id=member_id)
+        return self._answer(member)
+
+    def sync(
+        self, member_id: str, instance_id: str | None, generation: int, protocol: str | None, assignments: Mapping[str, Any] | None
+    ) -> Any:
+        """SyncGroup. `None`: the leader has not assigned yet, ask again."""
+        member = self._identify(member_id, instance_id)
+        self._check_generation(member, generation)
+        if protocol is not None and protocol != self.protocol and self.protocol is not None:
+            raise InconsistentGroupProtocol(group=self.name, offered=protocol, supported=self.protocol)
+        member.heard = True
+        if self.state is State.PREPARING_REBALANCE:
+            raise RebalanceInProgress(group=self.name, member_id=member_id)
+        leads = member_id == self.leader
+        if self.state is State.COMPLETING_REBALANCE and leads and assignments is None:
+            return None
+        member.synced = True
+        if self.state is State.COMPLETING_REBALANCE and leads and assignments is not None:
+            for each in self.full():
+                given = assignments.get(each.member_id)
+                each.assignment = EMPTY_ASSIGNMENT if given is None else given
+            self._move(State.STABLE, Why.ASSIGNED)
+        if self.state is State.STABLE and all(each.synced for each in self.full()):
+            self.deadline.stop()
+        return member.assignment if self.state is State.STABLE else None
+
+    def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Heartbeat; while the others join again, the session is kept and the member told to join."""
+        member = self._identify(member_id, instance_id)
+        self._check_generation(member, generation)
+        member.heard = True
+        if self.state is State.PREPARING_REBALANCE:
+            raise RebalanceInProgress(group=self.name, member_id=member_id)
+
+    def leave(self, leaving: Sequence[Leaving]) -> list[GroupError | None]:
+        """LeaveGroup: an answer for each; one rebalance for all of them."""
+        answers: list[GroupError | None] = []
+        full = False
+        for each in leaving:
+            try:
+                member = self._leaver(each)
+            except GroupError as error:
+                answers.append(error)
+                continue
+            self._remove(member)
+            self.reason = short_reason(each.reason)
+            full = full or not member.pending
+            answers.append(None)
+        if full:
+            self._rebalance(Why.MEMBER_LEAVES)
+        self._settle()
+        return answers
+
+    def delete(self) -> None:
+        """DeleteGroups: only an empty group; ids that were handed out to nobody who came are forgotten."""
+        if self.state is not State.EMPTY:
+            raise NonEmptyGroup(group=self.name, state=self.state, members=len(self.full()))
+        for member in list(self.members.values()):
+            self._remove(member)
+        self._move(State.DEAD, Why.DELETED)
+
+    def subscribed(self) -> frozenset[str]:
+        """The topics that any member names under any of its protocols."""
+        return frozenset(topic for member in self.full() for _, metadata in member.protocols for topic in topics_of(metadata))
+
+    def full(self) -> list[Member]:
+        """Those that have joined, and not only been given an id."""
+        return [member for member in self.members.values() if not member.pending]
+
+    # ---- JoinGroup by who asks
+
+    def _join_known(self, request: JoinRequest) -> Joined | None:
+        pending = self.members.get(request.member_id)
+        if pending is not None and pending.pending and request.instance_id is None:
+            pending.ask(request)
+            pending.pending = False
+            return self._add(pending)
+        member = self._identify(request.member_id, request.instance_id)
+        member.heard = True
+        changed = member.protocols != normal_protocols(request.protocols)
+        if self.state is State.STABLE and member.member_id == self.leader:
+            why: Why | None = Why.LEADER_REJOINS
+        else:
+            why = Why.MEMBER_CHANGES if changed else None
+        if why is None and self.state is not State.PREPARING_REBALANCE:
+            return self._answer(member)  # the answer was lost, the member asks again: nothing has changed
+        member.ask(request)
+        member.joining, member.synced = True, False
+        if why is not None:
+            self._rebalance(why)
+        self._settle()
+        return self._answer(member)
+
+    def _add(self, member: Member) -> Joined | None:
+        member.joining, member.heard = True, True
+        self.leader = self.leader or member.member_id
+        if self.state is not State.PREPARING_REBALANCE:
+            self._rebalance(Why.MEMBER_JOINS)
+        elif self.initial.running:
+            self.initial.start(self.config.initial_rebalance_delay_ms)
+        self._settle()
+        return self._answer(member)
+
+    def _replace(self, member: Member, request: JoinRequest, new_id: str) -> Joined | None:
+        """A static member's next process takes its place (KIP-345); the one before it is fenced from now on."""
+        topics = topics_of(member.metadata(self.protocol))
+        if self.leader == member.member_id:
+            self.leader = new_id
+        self.members = {new_id if each is member else id_: each for id_, each in self.members.items()}
+        member.member_id = new_id
+        member.ask(request)
+        member.heard = True
+        stands = self.state is State.STABLE and vote(self.full(), self.leader) == self.protocol
+        if not stands or topics != topics_of(member.metadata(self.protocol)):
+            member.joining, member.synced = True, False
+            if self.state is not State.PREPARING_REBALANCE:
+                self._rebalance(Why.STATIC_MEMBER_REPLACED)
+        self._settle()
+        return self._answer(member)
+
+    def _has_room(self, member: Member | None) -> bool:
+        """Kafka's KIP-389. While members join, those who do so first stay: a limit that was lowered puts the last ones out."""
+        limit = self.config.max_size
+        if limit is None or self.state is State.EMPTY:
+            return True
+        if self.state is State.PREPARING_REBALANCE:
+            return (member is not None and member.joining) or sum(each.joining for each in self.full()) < limit
+        return (member is not None and not member.pending) or len(self.full()) < limit
+
+    def _check_protocols(self, request: JoinRequest) -> None:
+        """Something that the member offers must be supported by all members there are; its own former offer counts too, as in Kafka."""
+        common = _common(self.full())
+        offered = [name for name, _ in request.protocols]
+        if not offered or (common is not None and not common.intersection(offered)):
+            raise InconsistentGroupProtocol(
+                group=self.name, offered=", ".join(offered) or "no assignor", supported=", ".join(sorted(common or ())) or "no assignor"
+            )
+
+    def _answer(self, member: Member) -> Joined | None:
+        if self.state not in (State.COMPLETING_REBALANCE, State.STABLE):
+            return None
+        assert self.protocol is not None
+        assert self.leader is not None
+        leads = member.member_id == self.leader
+        members = {each.member_id: MemberMetadata(each.instance_id, each.metadata(self.protocol)) for each in self.full() if leads}
+        return Joined(self.generation, self.protocol, self.leader, member.member_id, members, self.state is State.STABLE)
+
+    # ---- transitions
+
+    def _rebalance(self, why: Why) -> None:
+        """A join phase begins, unless one is under way. Who was parked in SyncGroup is told by its next call."""
+        if self.state is State.PREPARING_REBALANCE or (self.state is State.EMPTY and not self.full()):
+            return
+        first = self.state is State.EMPTY and self.config.initial_rebalance_delay_ms > 0
+        self._move(State.PREPARING_REBALANCE, why)
+        for member in self.full():
+            member.synced = False
+        self.deadline.start(self._rebalance_timeout_ms())
+        if first:
+            self.initial.start(self.config.initial_rebalance_delay_ms)
+
+    def _settle(self) -> None:
+        """Ends the join phase if nothing holds it up any more."""
+        if self.state is not State.PREPARING_REBALANCE:
+            return
+        full = self.full()
+        joining = sum(member.joining for member in full)
+        pending = len(self.members) > len(full)
+        if not full:  # ids that were handed out join an empty group like any other
+            self._end_join(Why.NOBODY_LEFT)
+        elif self.initial.running:
+            expected = max((member.expected_members or 0 for member in full), default=0)
+            if expected and joining >= expected:
+                self._end_join(Why.EXPECTED_JOINED)
+            elif self.initial.passed:
+                self._end_join(Why.INITIAL_DELAY_OVER)
+        elif joining == len(full) and not pending:
+            self._end_join(Why.ALL_JOINED)
+        elif self.deadline.passed:
+            self._end_join(Why.JOIN_OVERDUE)
+
+    def _end_join(self, why: Why) -> None:
+        """The next generation, of those who have joined, and of static members that may still come back within their session."""
+        for member in self.full():
+            if not member.joining and member.instance_id is None:
+                self._remove(member)
+        full = self.full()
+        joining = [member for member in full if member.joining]
+        self.initial.stop()
+        if not full:
+            self.generation, self.protocol, self.leader = self.take_generation(), None, None
+            self.deadline.stop()
+            self._move(State.EMPTY, Why.NOBODY_LEFT)
+            return
+        if not joining:  # static members alone, and none of them is here: wait until one comes or the sessions end
+            self.deadline.start(self._rebalance_timeout_ms())
+            return
+        if self.leader not in {member.member_id for member in joining}:
+            self.leader = joining[0].member_id
+        self.generation = self.take_generation()
+        self.protocol = vote(full, self.leader)
+        for member in full:
+            member.joining, member.synced, member.assignment = False, False, None
+        self.deadline.start(self._rebalance_timeout_ms())
+        self._move(State.COMPLETING_REBALANCE, why)
+
+    def _start_again(self) -> None:
+        """The server was away: every session and every deadline starts again, as after the fail-over of Kafka's coordinator."""
+        for member in self.members.values():
+            member.expired, member.heard = False, True
+        if self.deadline.running:
+            self.deadline.start(self._rebalance_timeout_ms())
+        if self.initial.running:
+            self.initial.start(self.config.initial_rebalance_delay_ms)
+
+    def _move(self, target: State, why: Why) -> None:
+        check_transition(self.state, target, why)
+        self.moves.append(Transition(self.state, target, why))
+        self.state = target
+
+    def _remove(self, member: Member) -> None:
+        del self.members[member.member_id]
+        self.removed.append(member)
+        if self.leader == member.member_id:
+            self.leader = next((each.member_id for each in self.full()), None)
+
+    # ---- who asks
+
+    def _identify(self, member_id: str, instance_id: str | None) -> Member:
+        """The member, if it is who it says; the instance id is looked at first, as in Kafka."""
+        if instance_id is not None:
+            twin = self._instance(instance_id)
+            if twin is not None and twin.member_id != member_id:
+                raise FencedInstanceId(group=self.name, member_id=member_id, instance_id=instance_id, current=twin.member_id)
+            if twin is None:
+                raise UnknownMemberId(group=self.name, member_id=member_id, instance_id=instance_id)
+        member = self.members.get(member_id)
+        if member is None or member.pending:
+            raise UnknownMemberId(group=self.name, member_id=member_id, instance_id=instance_id)
+        return member
+
+    def _leaver(self, leaving: Leaving) -> Member:
+        if not leaving.member_id and leaving.instance_id is not None:
+            twin = self._instance(leaving.instance_id)
+            if twin is None:
+                raise UnknownMemberId(group=self.name, member_id="", instance_id=leaving.instance_id)
+            return twin
+        pending = self.members.get(leaving.member_id)
+        if pending is not None and pending.pending and leaving.instance_id is None:
+            return pending
+        return self._identify(leaving.member_id, leaving.instance_id)
+
+    def _check_generation(self, member: Member, generation: int) -> None:
+        if generation != self.generation:
+            raise IllegalGeneration(group=self.name, member_id=member.member_id, generation=generation, current=self.generation)
+
+    def _instance(self, instance_id: str | None) -> Member | None:
+        if instance_id is None:
+            return None
+        return next((member for member in self.members.values() if member.instance_id == instance_id), None)
+
+    def _rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.full()), default=1)
+
+
+def vote(members: Sequence[Member], leader: str | None) -> str:
+    """The protocol that most members want among those that all of them support.
+
+    Each votes for the first of its own list that all support. Where several have as many votes, the leader's order decides: Kafka
+    leaves that open, and two coordinators could not be compared.
+    """
+    candidates = _common(members) or frozenset()
+    names = {member.member_id: [name for name, _ in member.protocols if name in candidates] for member in members}
+    votes = Counter(wanted[0] for wanted in names.values())
+    most = max(votes.values())
+    tied = [name for name, count in votes.items() if count == most]
+    return min(tied, key=names[leader].index if leader in names else sorted(tied).index)
+
+
+def topics_of(metadata: Any) -> frozenset[str]:
+    """The topics that a member's metadata names; none if it names none in our way."""
+    topics = metadata.get("topics", ()) if isinstance(metadata, Mapping) else ()
+    return frozenset(topic for topic in topics if isinstance(topic, str)) if isinstance(topics, list | tuple) else frozenset()
+
+
+def _common(members: Sequence[Member]) -> frozenset[str] | None:
+    """The protocols that every member supports; `None`: there is no member, and any will do."""
+    if not members:
+        return None
+    return frozenset[str].intersection(*(frozenset(name for name, _ in member.protocols) for member in members))

@@ -1,0 +1,543 @@
+"""A member of a group: joins, keeps its seat, and tells its listeners which partitions are its own.
+
+Two threads. The *protocol thread* alone talks to the coordinator, with a database session of its own: it joins, computes the assignment if
+the member leads, heartbeats, and never waits for a batch. The *polling thread*, which is the one that reads and commits, learns of changes
+in `Member.poll` and calls the listeners there. Between two polls its partitions stay as they are.
+
+    eager         the group rebalances ─▶ poll: revoked(all) ─▶ join, sync ─▶ poll: assigned(all)
+    cooperative   the group rebalances ─▶ join, sync, while batches go on ─▶ poll: revoked(what goes), assigned(what is new)
+                                          ─▶ if anything went: once more, so that its new owner gets it
+
+Each request to the coordinator is answered before the next is sent, so no error can answer a request of an older generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tidemark.db import Connection, connect
+from tidemark.errors import BadInput, Unavailable
+from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment
+from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
+from tidemark.group.errors import GroupError, IllegalGeneration, MemberIdRequired, RebalanceInProgress, UnknownMemberId
+from tidemark.group.listener import Listeners, RebalanceListener
+from tidemark.group.wake import Wakeups
+from tidemark.offsets.ranges import TopicPartition
+
+log = logging.getLogger(__name__)
+
+NO_GENERATION = -1
+PARKED_S = 1.0
+"""How often a parked join or sync is asked for again without a notification."""
+BACKOFF_S = 0.5
+OVERDUE = 0.8
+"""The part of the rebalance timeout after which a batch that keeps the group waiting is cancelled."""
+CLOSE_S = 10.0
+
+
+class MemberState(StrEnum):
+    """As Kafka's clients call them."""
+
+    UNJOINED = "UNJOINED"
+    REBALANCING = "REBALANCING"
+    STABLE = "STABLE"
+
+
+class WokenUp(Exception):
+    """`Member.wakeup` was called; the member is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """How a member takes part. Times in milliseconds, with Kafka's defaults.
+
+    ``instance_id`` makes it a static member: whoever comes with the same one takes its place and fences it. ``remembered`` are partitions
+    that this seat had in ``generation``, before this process; a sticky assignor leaves them to it.
+    """
+
+    group: str
+    client_id: str
+    instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    metadata_max_age_ms: int = 300_000
+    rack: str | None = None
+    expected_members: int | None = None
+    remembered: tuple[TopicPartition, ...] = ()
+    generation: int = NO_GENERATION
+
+
+class Phase(StrEnum):
+    """Where the protocol thread is."""
+
+    REVOKE = "waits for the polling thread to give its partitions back"
+    JOIN = "has to send JoinGroup"
+    JOINING = "its JoinGroup is parked"
+    SYNC = "has to send SyncGroup, or has one parked"
+    STABLE = "heartbeats"
+    AWAY = "did not poll in time, and left"
+
+
+@dataclass
+class _Shared:
+    """What both threads see, under the lock of `Member._changed`."""
+
+    phase: Phase = Phase.JOIN
+    owned: tuple[TopicPartition, ...] = ()
+    owned_generation: int = NO_GENERATION
+    had: tuple[TopicPartition, ...] = ()
+    """What the member tells the assignor that it had: what it owns, or owned before an eager rebalance; `Seat.remembered` at first."""
+    pending: tuple[TopicPartition, ...] | None = None
+    """An assignment that the polling thread has not taken over yet."""
+    pending_generation: int = NO_GENERATION
+    complete: bool = False
+    """Does somebody have each partition? Not while some are on their way from one member to another."""
+    lost: bool = False
+    rejoin: str | None = None
+    waiting_since: float | None = None
+    """Since when the group, or another member, waits for the polling thread."""
+    polled_at: float = field(default_factory=time.monotonic)
+    error: BaseException | None = None
+    stopping: bool = False
+    woken: bool = False
+
+
+class Member:
+    """One seat of a group. `poll` and `close` belong to one thread; `wakeup`, `rejoin` and what it shows may be used from any.
+
+    ``topics`` says what is read now (a pattern is resolved anew at each join), ``metadata`` what exists of these topics. ``interrupt`` is
+    called from the protocol thread when the polling thread is needed and has been busy for too long, or when its partitions are lost:
+    it ends the batch in flight.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        seat: Seat,
+        assignors: Sequence[Assignor],
+        topics: Callable[[], Collection[str]],
+        metadata: Callable[[Collection[str]], Metadata],
+        listeners: Sequence[RebalanceListener],
+        *,
+        interrupt: Callable[[], None] = lambda: None,
+        config: GroupConfig | None = None,
+    ) -> None:
+        self.seat = seat
+        self._url = database_url
+        self._config = config or GroupConfig()
+        self._assignors = {assignor.name: assignor for assignor in assignors}
+        self._cooperative = _cooperative(assignors)
+        self._topics, self._metadata = topics, metadata
+        self._listeners = Listeners(listeners)
+        self._interrupt = interrupt
+        self._shared = _Shared(had=seat.remembered, owned_generation=seat.generation)
+        self._changed = threading.Condition()
+        self._wakeups = Wakeups(database_url, seat.group)
+        self._session: Connection | None = None
+        self._coordinator: Coordinator | None = None
+        self._member_id = ""
+        self._generation = NO_GENERATION
+        self._joined: Joined | None = None
+        self._reason = "first join"
+        self._leads = False
+        self._snapshot: Metadata | None = None
+        self._snapshot_at = 0.0
+        self._beat_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"group {seat.group}", daemon=True)
+        self._thread.start()
+
+    # ---- what it shows
+
+    @property
+    def state(self) -> MemberState:
+        with self._changed:
+            if self._shared.phase is Phase.STABLE:
+                return MemberState.STABLE
+            unjoined = self._generation == NO_GENERATION and self._shared.phase in (Phase.JOIN, Phase.AWAY)
+            return MemberState.UNJOINED if unjoined else MemberState.REBALANCING
+
+    @property
+    def settled(self) -> bool:
+        """Is it in a stable group, with all that was assigned to it taken over, and no further round to come?"""
+        with self._changed:
+            shared = self._shared
+            return shared.phase is Phase.STABLE and shared.complete and shared.pending is None and shared.rejoin is None and not shared.lost
+
+    @property
+    def member_id(self) -> str:
+        """Empty until the coordinator has given it one."""
+        return self._member_id
+
+    @property
+    def generation(self) -> int:
+        """Of the partitions that the listeners were told of; already the new one when they are told."""
+        return self._shared.owned_generation
+
+    @property
+    def leads(self) -> bool:
+        return self._leads
+
+    @property
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """What the listeners were told is the member's."""
+        return self._shared.owned
+
+    # ---- the polling thread
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Calls the listeners if there is something to tell; else waits for that, at most ``timeout_s``. Says whether it called any.
+
+        Raises what ended the protocol thread (`FencedInstanceId` and other fatal answers), what a listener raised, or `WokenUp`.
+        """
+        until = time.monotonic() + timeout_s
+        told = False
+        while True:
+            with self._changed:
+                shared = self._shared
+                shared.polled_at = time.monotonic()
+                if shared.phase is Phase.AWAY:
+                    self._enter(Phase.JOIN)
+                self._changed.notify_all()
+                if shared.woken:
+                    shared.woken = False
+                    raise WokenUp
+                failed, task = shared.error, self._task()
+                if task is None and failed is None:
+                    left = until - time.monotonic()
+                    if told or left <= 0:
+                        return told
+                    self._changed.wait(left)
+                    continue
+            if task is not None:
+                told = True
+                task()
+            elif failed is not None:
+                raise failed
+
+    def rejoin(self, reason: str) -> None:
+        """Has the member join again, and with it the group rebalance."""
+        with self._changed:
+            self._shared.rejoin = reason
+        self._wakeups.wake()
+
+    def wakeup(self) -> None:
+        """Has the poll that waits, or the next one, raise `WokenUp`. From any thread."""
+        with self._changed:
+            self._shared.woken = True
+            self._changed.notify_all()
+
+    def close(self, reason: str = "the consumer is closed") -> None:
+        """Gives the partitions back and leaves the group, static or not: a run that ends leaves nothing to wait for.
+
+        A database that is away keeps nobody: then the session runs out by itself. What a listener raises comes when all is closed.
+        """
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._wakeups.close)
+            ends.callback(self._disconnect)
+            ends.callback(self._leave, reason)
+            ends.callback(self._stop)
+            with self._changed:
+                tell = self._listeners.lost if self._shared.lost or self._shared.error is not None else self._listeners.revoked
+                owned, self._shared.owned = self._shared.owned, ()
+            if owned:
+                tell(owned)
+
+    def _task(self) -> Callable[[], None] | None:
+        """What the polling thread has to do next, if anything. Under the lock."""
+        shared = self._shared
+        if shared.lost:
+            return self._tell_lost
+        if shared.phase is Phase.REVOKE:
+            return self._give_all_back
+        if shared.pending is not None:
+            return self._take_over
+        return None
+
+    def _tell_lost(self) -> None:
+        with self._changed:
+            owned, self._shared.owned, self._shared.lost = self._shared.owned, (), False
+        try:
+            if owned:
+                log.warning("partitions lost group=%s member=%s partitions=%s", self.seat.group, self._member_id, len(owned))
+                self._listeners.lost(owned)
+        finally:
+            self._wakeups.wake()
+
+    def _give_all_back(self) -> None:
+        owned = self._shared.owned
+        try:
+            self._listeners.revoked(owned)
+        finally:
+            with self._changed:
+                self._shared.owned = ()
+                if self._shared.phase is Phase.REVOKE:
+                    self._enter(Phase.JOIN)
+            self._wakeups.wake()
+
+    def _take_over(self) -> None:
+        with self._changed:
+            assert self._shared.pending is not None
+            wanted, self._shared.pending = self._shared.pending, None
+            self._shared.waiting_since = None
+            before = self._shared.owned
+            gone = tuple(part for part in before if part not in set(wanted))
+            new = tuple(part for part in wanted if part not in set(before))
+            self._shared.owned_generation = self._shared.pending_generation
+        try:
+            if gone:
+                self._listeners.revoked(gone)
+        finally:
+            with self._changed:
+                self._shared.owned = self._shared.had = wanted
+                if gone:
+                    self._shared.rejoin = "gave partitions back"
+        self._wakeups.wake()
+        log.info(
+            "partitions assigned group=%s member=%s generation=%s partitions=%s new=%s revoked=%s",
+            self.seat.group, self._member_id, self.generation, len(wanted), len(new), len(gone),
+        )  # fmt: skip
+        self._listeners.assigned(new)
+
+    # ---- the protocol thread
+
+    def _run(self) -> None:
+        try:
+            while not self._shared.stopping:
+                try:
+                    self._step()
+                except MemberIdRequired as error:
+                    self._member_id = error.member_id
+                except UnknownMemberId as error:
+                    self._member_id = ""
+                    self._out_of_the_group(error)
+                except IllegalGeneration as error:
+                    self._out_of_the_group(error)
+                except RebalanceInProgress:
+                    self._begin_rejoin("the group rebalances")
+                except Unavailable as error:
+                    log.warning("group=%s member=%s waits: %s", self.seat.group, self._member_id, error)
+                    self._disconnect()
+                    self._wakeups.wait(BACKOFF_S)
+        except BaseException as error:  # noqa: BLE001 - raised again by the next poll
+            with self._changed:
+                self._shared.error = error
+                self._shared.lost = bool(self._shared.owned)
+                self._changed.notify_all()
+            self._interrupt()
+
+    def _step(self) -> None:
+        """One request, or one wait."""
+        with self._changed:
+            phase, rejoin = self._shared.phase, self._shared.rejoin
+            late = time.monotonic() - self._shared.polled_at > self.seat.max_poll_interval_ms / 1000
+        if late and phase is not Phase.AWAY:
+            self._go_away()
+        elif rejoin is not None and phase is Phase.STABLE:
+            with self._changed:
+                self._shared.rejoin = None
+            self._begin_rejoin(rejoin)
+        elif phase is Phase.AWAY:
+            self._wakeups.wait(self.seat.heartbeat_interval_ms / 1000)
+        elif phase is Phase.REVOKE:
+            self._beat()
+        elif phase is Phase.JOIN:
+            self._join()
+        elif phase is Phase.JOINING:
+            self._wakeups.wait(PARKED_S)
+            self._on_joined(self._ask().joined(self._member_id, self.seat.instance_id))
+        elif phase is Phase.SYNC:
+            self._sync()
+        else:
+            self._beat()
+            self._look_at_metadata()
+
+    def _ask(self) -> Coordinator:
+        if self._coordinator is None:
+            self._session = connect(self._url, application=f"tidemark member {self.seat.group}")
+            self._coordinator = Coordinator(self._session, self.seat.group, self._config)
+        return self._coordinator
+
+    def _disconnect(self) -> None:
+        session, self._session, self._coordinator = self._session, None, None
+        if session is not None:
+            session.close()
+
+    def _join(self) -> None:
+        with self._changed:
+            had, generation = self._shared.had, self._shared.owned_generation
+        subscription = Subscription(
+            topics=tuple(sorted(self._topics())), owned=had, generation=generation, rack=self.seat.rack, instance_id=self.seat.instance_id
+        )
+        request = JoinRequest(
+            member_id=self._member_id,
+            instance_id=self.seat.instance_id,
+            client_id=self.seat.client_id,
+            session_timeout_ms=self.seat.session_timeout_ms,
+            rebalance_timeout_ms=self.seat.max_poll_interval_ms,
+            protocols=tuple((name, subscription.to_json()) for name in self._assignors),
+            reason=self._reason,
+            expected_members=self.seat.expected_members,
+        )
+        answer = self._ask().join(request)
+        with self._changed:
+            self._enter(Phase.JOINING)
+        self._on_joined(answer)
+
+    def _on_joined(self, joined: Joined | None) -> None:
+        if joined is None:
+            return
+        self._joined = joined
+        self._member_id, self._generation = joined.member_id, joined.generation
+        self._leads = joined.leader == joined.member_id
+        self._reason = ""
+        with self._changed:
+            self._enter(Phase.SYNC)
+
+    def _sync(self) -> None:
+        joined = self._joined
+        assert joined is not None
+        assignments: Mapping[str, Any] | None = None
+        if self._leads and not joined.skip_assignment:
+            assignments = self._assign(joined)
+        answer = self._ask().sync(self._member_id, self.seat.instance_id, joined.generation, joined.protocol, assignments)
+        if answer is None:
+            self._wakeups.wait(PARKED_S)
+            return
+        if self._leads and joined.skip_assignment:
+            self._take_snapshot(answer.get("partitions", ()))
+        self._beat_at = time.monotonic()
+        with self._changed:
+            self._shared.pending = _partitions(answer)
+            self._shared.complete = answer.get("complete", False)
+            self._shared.pending_generation = joined.generation
+            self._shared.waiting_since = time.monotonic()
+            self._enter(Phase.STABLE)
+
+    def _assign(self, joined: Joined) -> dict[str, Any]:
+        """The leader's work: the assignment of every member, as JSON."""
+        assignor = self._assignors[joined.protocol]
+        subscriptions = {member: Subscription.from_json(known.metadata) for member, known in joined.members.items()}
+        metadata = self._take_snapshot({topic for one in subscriptions.values() for topic in one.topics})
+        assignment = assignor.assign(metadata, subscriptions)
+        check_assignment(assignor, metadata, subscriptions, assignment)
+        wanted = {(topic, number) for topic, info in metadata.topics.items() for number in range(info.partitions)}
+        given = {(part.topic, part.partition) for parts in assignment.values() for part in parts}
+        return {member: _as_json(parts, complete=wanted <= given) for member, parts in assignment.items()}
+
+    def _take_snapshot(self, topics: Collection[str]) -> Metadata:
+        self._snapshot, self._snapshot_at = self._metadata(topics), time.monotonic()
+        return self._snapshot
+
+    def _look_at_metadata(self) -> None:
+        """The leader looks whether topics or partitions came or went since it assigned, and has the group rebalance once if so."""
+        old = self._snapshot
+        if not self._leads or old is None or time.monotonic() - self._snapshot_at < self.seat.metadata_max_age_ms / 1000:
+            return
+        if self._take_snapshot({*old.topics, *self._topics()}) != old:
+            self._begin_rejoin("topics or partitions changed")
+
+    def _beat(self) -> None:
+        interval = self.seat.heartbeat_interval_ms / 1000
+        self._wakeups.wait(max(0.0, self._beat_at + interval - time.monotonic()))
+        self._hurry()
+        self._beat_at = time.monotonic()
+        try:
+            self._ask().heartbeat(self._member_id, self.seat.instance_id, self._generation)
+        except RebalanceInProgress:
+            if self._shared.phase is not Phase.REVOKE:
+                raise
+
+    def _hurry(self) -> None:
+        """Interrupts a batch for which the group, or the next owner of a partition, has waited too long."""
+        with self._changed:
+            since = self._shared.waiting_since
+            overdue = since is not None and time.monotonic() - since > OVERDUE * self.seat.max_poll_interval_ms / 1000
+            if overdue:
+                self._shared.waiting_since = None
+        if overdue:
+            self._interrupt()
+
+    def _begin_rejoin(self, reason: str) -> None:
+        with self._changed:
+            self._reason = reason
+            self._shared.pending = None  # never taken over: the next one takes its place
+            revoke = not self._cooperative and self._shared.owned and not self._shared.lost
+            self._enter(Phase.REVOKE if revoke else Phase.JOIN)
+            self._shared.waiting_since = time.monotonic() if revoke else None
+            self._changed.notify_all()
+
+    def _out_of_the_group(self, error: GroupError) -> None:
+        log.warning("group=%s: %s", self.seat.group, error)
+        self._generation = NO_GENERATION
+        self._lose()
+
+    def _go_away(self) -> None:
+        """The polling thread is stuck, as far as anybody can know. A static member just stops its heartbeats, as in Kafka."""
+        log.warning(
+            "group=%s member=%s did not poll for %s ms: it leaves", self.seat.group, self._member_id, self.seat.max_poll_interval_ms
+        )
+        if self.seat.instance_id is None and self._member_id:
+            self._ask().leave([Leaving(self._member_id, None, "consumer poll timeout has expired")])
+            self._member_id = ""
+        self._generation = NO_GENERATION
+        self._lose()
+        with self._changed:
+            self._enter(Phase.AWAY)
+
+    def _lose(self) -> None:
+        with self._changed:
+            self._shared.pending = None
+            self._shared.lost = bool(self._shared.owned)
+            self._shared.had, self._shared.owned_generation = (), NO_GENERATION
+            lost = self._shared.lost
+            self._enter(Phase.JOIN)
+        if lost:
+            self._interrupt()
+
+    def _enter(self, phase: Phase) -> None:
+        """Under the lock."""
+        self._shared.phase = phase
+        self._changed.notify_all()
+
+    # ---- the end
+
+    def _stop(self) -> None:
+        self._shared.stopping = True
+        self._wakeups.wake()
+        self._thread.join(CLOSE_S)
+
+    def _leave(self, reason: str) -> None:
+        if not (self._member_id or self.seat.instance_id) or self._shared.error is not None:
+            return
+        with contextlib.suppress(Unavailable, GroupError):
+            self._ask().leave([Leaving(self._member_id, self.seat.instance_id, reason)])
+
+
+def _cooperative(assignors: Sequence[Assignor]) -> bool:
+    """Cooperative only if all assignors are: which of them the group votes for is not known before."""
+    if not assignors:
+        raise BadInput(what="assignment", found="it is empty", fix="Name at least one assignor.")
+    return all(assignor.protocol == "cooperative" for assignor in assignors)
+
+
+def _as_json(parts: Sequence[TopicPartition], *, complete: bool) -> dict[str, Any]:
+    found: dict[str, list[int]] = {}
+    for part in sorted(parts):
+        found.setdefault(part.topic, []).append(part.partition)
+    return {"partitions": found, "complete": complete}
+
+
+def _partitions(assignment: Mapping[str, Any]) -> tuple[TopicPartition, ...]:
+    found = assignment.get("partitions", {})
+    return tuple(sorted(TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers))
+
+
+__all__ = ["Member", "MemberState", "Seat", "WokenUp"]

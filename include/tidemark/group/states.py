@@ -1,0 +1,96 @@
+"""The states of a group and the only ways from one to another: one table, which every change is checked against.
+
+As Kafka's classic groups, with one difference: Dead is reached from Empty alone. Kafka also unloads a group of any state when its
+coordinator moves to another broker; here the rows are the coordinator, and nothing moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tidemark.errors import Broken
+
+__all__ = ["TRANSITIONS", "IllegalTransition", "State", "Transition", "Why", "check_transition"]
+
+
+class State(StrEnum):
+    """What a group is doing, in Kafka's words."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Why(StrEnum):
+    """What moved a group on."""
+
+    MEMBER_JOINS = "a new member joins"
+    MEMBER_CHANGES = "a member rejoins with other protocols or metadata"
+    LEADER_REJOINS = "the leader rejoins"
+    STATIC_MEMBER_REPLACED = "a static member was replaced by its next process"
+    MEMBER_LEAVES = "a member leaves"
+    SESSION_EXPIRES = "a member was not heard of for its session timeout"
+    SYNC_OVERDUE = "a member sent no SyncGroup within the rebalance timeout"
+    ALL_JOINED = "every member has joined"
+    EXPECTED_JOINED = "as many members as were expected have joined"
+    INITIAL_DELAY_OVER = "the initial rebalance delay is over"
+    JOIN_OVERDUE = "the rebalance timeout has passed"
+    NOBODY_LEFT = "nobody is left"
+    ASSIGNED = "the leader has handed in the assignment"
+    DELETED = "an operator deletes the group"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    source: State
+    target: State
+    why: Why
+
+
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(State.EMPTY, State.PREPARING_REBALANCE, Why.MEMBER_JOINS),
+    Transition(State.EMPTY, State.DEAD, Why.DELETED),
+    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.ALL_JOINED),
+    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.EXPECTED_JOINED),
+    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.INITIAL_DELAY_OVER),
+    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.JOIN_OVERDUE),
+    Transition(State.PREPARING_REBALANCE, State.EMPTY, Why.NOBODY_LEFT),
+    Transition(State.COMPLETING_REBALANCE, State.STABLE, Why.ASSIGNED),
+    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.MEMBER_JOINS),
+    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.MEMBER_CHANGES),
+    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.STATIC_MEMBER_REPLACED),
+    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.MEMBER_LEAVES),
+    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.SESSION_EXPIRES),
+    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.SYNC_OVERDUE),
+    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.MEMBER_JOINS),
+    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.MEMBER_CHANGES),
+    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.LEADER_REJOINS),
+    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.STATIC_MEMBER_REPLACED),
+    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.MEMBER_LEAVES),
+    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.SESSION_EXPIRES),
+    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.SYNC_OVERDUE),
+)
+"""Every way from one state to another, with every reason for it. What is not here does not happen."""
+
+_ALLOWED = frozenset(TRANSITIONS)
+
+
+@dataclass(kw_only=True, eq=False)
+class IllegalTransition(Broken):
+    """The coordinator wanted a change of state that the table does not have; its transaction was rolled back."""
+
+    source: str
+    target: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"A group does not go from {self.source} to {self.target} because {self.why}. Nothing was stored; please report it."
+
+
+def check_transition(source: State, target: State, why: Why) -> None:
+    """Raises `IllegalTransition` unless the table has this row."""
+    if Transition(source, target, why) not in _ALLOWED:
+        raise IllegalTransition(source=source, target=target, why=why)

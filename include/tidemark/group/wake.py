@@ -1,0 +1,134 @@
+"""Waiting for a group to move: a Postgres notification ends the wait early, and nothing depends on one arriving.
+
+Every transition of a group sends a notification on the group's own channel when it commits. Where none can arrive (a connection that
+was lost, a transaction pooler, which drops LISTEN without a word) the wait takes its full time, and the caller then looks at the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+import psycopg2
+
+from tidemark.db import connect
+from tidemark.errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+
+__all__ = ["Wakeups", "channel_of"]
+
+log = logging.getLogger(__name__)
+
+RECONNECT_AFTER_S = 5.0
+"""How long a lost connection is left alone before the next try: a server that is away answers slowly."""
+
+
+def channel_of(group: str) -> str:
+    """The channel that the group's transitions are sent on; a hash, because names of channels are short."""
+    return "tidemark_" + hashlib.md5(group.encode(), usedforsecurity=False).hexdigest()
+
+
+class Wakeups:
+    """Ends waits when the group has moved. `wait` and `close` belong to one thread; `wake` may come from any."""
+
+    def __init__(self, url: str, group: str) -> None:
+        """Listens on a connection of its own, from now on if there is a server to connect to. Raises `BadInput` for a bad URL."""
+        self._url, self._group = url, group
+        self._connection: Connection | None = None
+        self._next_try = 0.0
+        self._awoken, self._waker = os.pipe()
+        self._ends = threading.Lock()  # the pipe is not written to while it is closed: its number may be another file's by then
+        os.set_blocking(self._awoken, False)
+        os.set_blocking(self._waker, False)
+        try:
+            self._listen()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when the group has moved since the last call, when `wake` was called, or after ``timeout_s``.
+
+        Also returns early once after a connection was made: what happened before it was not heard.
+        """
+        until = time.monotonic() + timeout_s
+        if self._connection is None and self._listen():
+            return
+        while True:
+            if self._heard():
+                return
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            files = [self._awoken] if self._connection is None else [self._awoken, self._connection.fileno()]
+            ready, _, _ = select.select(files, [], [], left)
+            if self._awoken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._awoken, 4096)
+                return
+
+    def wake(self) -> None:
+        """Ends the wait that is under way, or else the next one. After `close` it does nothing."""
+        with self._ends:
+            if self._waker >= 0:
+                with contextlib.suppress(BlockingIOError):  # full: there is enough to wake up from
+                    os.write(self._waker, b"!")
+
+    def close(self) -> None:
+        """Ends the connection; may be called again."""
+        self._drop()
+        with self._ends:
+            for end in (self._waker, self._awoken):
+                if end >= 0:
+                    os.close(end)
+            self._waker = self._awoken = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _listen(self) -> bool:
+        """Connects, unless it was tried just now; says whether there is a connection."""
+        if time.monotonic() < self._next_try:
+            return False
+        self._next_try = time.monotonic() + RECONNECT_AFTER_S
+        try:
+            self._connection = connect(self._url, application="tidemark listen")
+            self._connection.autocommit = True
+            with self._connection.cursor() as cur:
+                cur.execute(f"LISTEN {channel_of(self._group)}")
+        except (DatabaseUnavailable, psycopg2.Error) as error:
+            log.warning("no notifications, polling instead group=%s cause=%s", self._group, " ".join(str(error).split()))
+            self._drop()
+            return False
+        return True
+
+    def _heard(self) -> bool:
+        """Has a notification arrived? Forgets it. A connection that turns out to be lost is dropped."""
+        if self._connection is None:
+            return False
+        try:
+            self._connection.poll()
+            heard = bool(self._connection.notifies)
+            self._connection.notifies.clear()
+        except psycopg2.Error as error:
+            log.warning("notifications lost, polling instead group=%s cause=%s", self._group, " ".join(str(error).split()))
+            self._drop()
+            return False
+        return heard
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(psycopg2.Error):
+                self._connection.close()
+        self._connection = None

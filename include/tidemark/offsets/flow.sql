@@ -1,0 +1,28 @@
+-- Statements on what an operator has said about a group's reading.
+
+-- name: read
+SELECT topic, partition, paused, priority, max_ahead FROM tidemark.flow WHERE group_id = %(group_id)s;
+
+-- name: pause
+-- Locks the row, if there is one.
+INSERT INTO tidemark.flow (group_id, topic, partition, paused, reason)
+VALUES (%(group_id)s, %(topic)s, %(partition)s, true, %(reason)s)
+ON CONFLICT (group_id, topic, partition)
+DO UPDATE SET paused = true, reason = excluded.reason, changed_by = excluded.changed_by, changed_at = excluded.changed_at;
+
+-- name: resume
+-- Locks the rows of the target and of what is below it.
+UPDATE tidemark.flow SET paused = false, reason = '', changed_by = current_user, changed_at = clock_timestamp()
+ WHERE group_id = %(group_id)s AND paused AND (%(topic)s::text IS NULL OR topic = %(topic)s)
+   AND (%(partition)s::integer IS NULL OR partition = %(partition)s)
+RETURNING topic, partition;
+
+-- name: prioritize
+INSERT INTO tidemark.flow (group_id, topic, priority) VALUES (%(group_id)s, %(topic)s, %(priority)s)
+ON CONFLICT (group_id, topic, partition)
+DO UPDATE SET priority = excluded.priority, changed_by = excluded.changed_by, changed_at = excluded.changed_at;
+
+-- name: limit_ahead
+INSERT INTO tidemark.flow (group_id, max_ahead) VALUES (%(group_id)s, %(max_ahead)s)
+ON CONFLICT (group_id, topic, partition)
+DO UPDATE SET max_ahead = excluded.max_ahead, changed_by = excluded.changed_by, changed_at = excluded.changed_at;

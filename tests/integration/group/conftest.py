@@ -1,0 +1,32 @@
+"""One database for all tests of the coordinator, and a group of its own for each."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+
+import psycopg2
+import pytest
+from tests.integration.group.players import Scene, scene_on
+
+from tidemark.local import LocalStack
+
+
+@pytest.fixture(scope="session")
+def groups_url(stack: LocalStack, template: str) -> str:
+    """A migrated database that the tests share; each has another group in it."""
+    name = f"groups_{uuid.uuid4().hex[:12]}"
+    with contextlib.closing(psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])) as admin:
+        admin.autocommit = True
+        with admin.cursor() as cur:
+            cur.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+            cur.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    return stack.postgres.url(name)
+
+
+@pytest.fixture
+def scene(groups_url: str) -> Iterator[Scene]:
+    """No group yet; the first member to join makes it."""
+    with scene_on(groups_url, f"group-{uuid.uuid4().hex[:8]}") as scene:
+        yield scene

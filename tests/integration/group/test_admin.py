@@ -1,0 +1,295 @@
+"""What operators ask: lists, descriptions, positions, and deletion of groups and of positions, as in Kafka's GroupCoordinatorTest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg2
+import pytest
+from tests.integration.group.players import Scene
+from tests.ledger import DDL, Group, in_thread
+
+from tidemark.errors import DatabaseUnavailable
+from tidemark.group import coordinator as coordinator_module
+from tidemark.group.coordinator import list_groups
+from tidemark.group.errors import GroupIdNotFound, GroupSubscribedToTopic, NonEmptyGroup, OffsetHasResults, UnknownMemberId
+from tidemark.group.states import State
+from tidemark.offsets import TopicPartition
+from tidemark.offsets.store import OffsetFenced
+
+
+@pytest.fixture
+def ledger(scene: Scene) -> Iterator[Group]:
+    """Two partitions with positions, for the group of the scene."""
+    with contextlib.closing(psycopg2.connect(scene.url)) as watch:
+        watch.autocommit = True
+        with watch.cursor() as cur:
+            cur.execute(DDL)
+        yield Group(scene.url, watch, partitions=2, name=scene.group)
+
+
+def states_of(scene: Scene, *states: str) -> list[tuple[str, int]]:
+    return [(each.state, each.members) for each in list_groups(scene.connection, states) if each.group == scene.group]
+
+
+# ---- lists and descriptions
+
+
+def test_groups_are_listed_with_their_state(scene: Scene) -> None:
+    """Kafka: testListGroupsIncludesStableGroups, testListGroupsIncludesRebalancingGroups, testListGroupsWithStates."""
+    assert states_of(scene) == []
+    a, b = scene.player("a"), scene.player("b")
+    a.ask_for_id()
+    assert states_of(scene) == [("Empty", 0)]
+    a.join()
+    assert states_of(scene, State.COMPLETING_REBALANCE) == [("CompletingRebalance", 1)]
+    a.assign()
+    assert states_of(scene, State.STABLE, State.EMPTY) == [("Stable", 1)]
+    assert states_of(scene, State.PREPARING_REBALANCE) == []
+    b.join()
+    assert states_of(scene, State.PREPARING_REBALANCE) == [("PreparingRebalance", 2)]
+    assert states_of(scene) == [("PreparingRebalance", 2)]
+
+
+def test_groups_are_listed_by_name(scene: Scene) -> None:
+    """Their order does not depend on who was changed last."""
+    names = [f"{scene.group}-{number}" for number in (2, 1, 3)]
+    for name in names:
+        Scene(scene.url, scene.connection, name).player("a").ask_for_id()
+    assert [each.group for each in list_groups(scene.connection) if each.group in names] == sorted(names)
+
+
+def test_a_group_that_does_not_exist_has_no_description(scene: Scene) -> None:
+    """Kafka: testDescribeGroupInactiveGroup (Dead, and no error, there)."""
+    assert scene.coordinator().describe() is None
+
+
+def test_a_stable_group_is_described_with_members_and_assignments(scene: Scene) -> None:
+    """Kafka: testDescribeGroupStableForDynamicMember, testDescribeGroupStableForStaticMember."""
+    a, b = scene.player("a"), scene.player("b", instance="i-b")
+    scene.start(a, b)
+    found = scene.coordinator().describe()
+    assert found is not None
+    assert (found.group, found.state, found.protocol, found.leader) == (scene.group, State.STABLE, "range", a.member_id)
+    assert found.generation == a.generation
+    assert [(each.member_id, each.instance_id, each.client_id, each.pending, each.overdue) for each in found.members] == [
+        (a.member_id, None, "a", False, False),
+        (b.member_id, "i-b", "b", False, False),
+    ]
+    for player, member in zip((a, b), found.members, strict=True):
+        assert member.metadata == {"topics": ["flights"]}
+        assert member.assignment == {"of": player.member_id, "generation": found.generation}
+        assert found.state_since.tzinfo is not None
+        assert member.joined_at <= member.seen_at
+
+
+def test_a_rebalancing_group_is_described_without_assignments(scene: Scene) -> None:
+    """Kafka: testDescribeGroupRebalancing; ids that were given out are shown as pending."""
+    a, b, c = (scene.player(name) for name in "abc")
+    scene.start(a, b)
+    b.leave("gone fishing")
+    a.join()
+    c.ask_for_id()
+    found = scene.coordinator().describe()
+    assert found is not None
+    assert (found.state, found.rebalance_reason) == (State.COMPLETING_REBALANCE, "a member leaves: gone fishing")
+    assert [(each.client_id, each.pending, each.assignment) for each in found.members] == [("a", False, None), ("c", True, None)]
+
+
+def test_a_description_shows_who_is_overdue_and_changes_nothing(scene: Scene) -> None:
+    """A page that is looked at must not need the right to write; `tick` runs what is due."""
+    a, b = scene.player("a"), scene.player("b")
+    scene.start(a, b)
+    scene.expire(b)
+    for _ in range(2):
+        found = scene.coordinator().describe()
+        assert found is not None
+        assert [each.overdue for each in found.members] == [False, True]
+        assert found.state == State.STABLE
+    assert scene.tick() == State.PREPARING_REBALANCE
+    assert scene.members() == ["a"]
+
+
+def test_a_tick_without_a_group_does_nothing(scene: Scene) -> None:
+    """Whoever looks after all groups may come too early."""
+    assert scene.tick() is None
+
+
+# ---- deletion of groups
+
+
+def test_a_group_that_does_not_exist_is_not_deleted(scene: Scene) -> None:
+    """Kafka: testDeleteGroupWithInvalidGroupId, GROUP_ID_NOT_FOUND."""
+    with pytest.raises(GroupIdNotFound):
+        scene.coordinator().delete_group()
+
+
+@pytest.mark.parametrize("state", [State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, State.STABLE])
+def test_a_group_with_members_is_not_deleted(scene: Scene, state: State) -> None:
+    """Kafka: testDeleteNonEmptyGroup, in each of its states."""
+    a, b = scene.player("a"), scene.player("b")
+    scene.start(a, b)
+    if state is not State.STABLE:
+        a.join()
+    if state is State.COMPLETING_REBALANCE:
+        b.join()
+    with pytest.raises(NonEmptyGroup) as refused:
+        scene.coordinator().delete_group()
+    assert (refused.value.state, refused.value.members) == (state, 2)
+    assert scene.state == state
+
+
+def test_a_group_whose_members_are_all_overdue_is_deleted(scene: Scene) -> None:
+    """What is due is run first: a group that everybody left without a word is empty."""
+    a = scene.player("a")
+    scene.start(a)
+    scene.expire(a)
+    scene.coordinator().delete_group()
+    assert scene.state is None
+
+
+def test_an_empty_group_is_deleted_and_its_name_is_free(scene: Scene) -> None:
+    """Kafka: testDeleteEmptyGroup, testClassicGroupDelete. Its old members are unknown to the next group of the name."""
+    a, pending, b = scene.player("a"), scene.player("pending"), scene.player("b")
+    scene.start(a)
+    pending.ask_for_id()
+    a.leave()
+    last = scene.generation
+    scene.coordinator().delete_group()
+    assert (scene.state, scene.coordinator().describe(), states_of(scene)) == (None, None, [])
+    with pytest.raises(GroupIdNotFound):
+        scene.coordinator().delete_group()
+    for player in (a, pending):
+        with pytest.raises(UnknownMemberId):
+            player.join()
+    joined = b.join()
+    assert joined is not None
+    assert joined.generation > last, "a generation that was given once is never given again, whatever happens to its group"
+
+
+def test_a_deleted_group_stays_as_history(scene: Scene, ledger: Group) -> None:
+    """Kafka: testDeleteEmptyGroupWithStoredOffsets. The ledger explains rows that are in a sink; the next group of the name starts anew."""
+    ledger.commit(ledger.slice(20))
+    scene.coordinator().delete_group()
+    assert scene.coordinator().fetch_offsets() == {}
+    assert scene.sql("SELECT state, name FROM tidemark.consumer_group WHERE group_id = %s", ledger.group_id) == [
+        ("Dead", f"{scene.group} (deleted, group {ledger.group_id})")
+    ]
+    assert ledger.counted()[3] == 1
+    assert [each.state for each in list_groups(scene.connection, [State.DEAD]) if str(ledger.group_id) in each.group] == [State.DEAD]
+
+
+def test_who_still_holds_a_partition_of_a_deleted_group_is_fenced(scene: Scene, ledger: Group) -> None:
+    """Whatever takes a partition away raises its epoch (I2)."""
+    zombie = ledger.slice(20)
+    scene.coordinator().delete_group()
+    with pytest.raises(OffsetFenced):
+        ledger.commit(zombie)
+
+
+def test_a_deletion_waits_for_a_commit_in_flight_but_not_for_ever(scene: Scene, ledger: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the group's lock meanwhile; nothing of it is stored when it gives up."""
+    monkeypatch.setitem(coordinator_module._LIMITS, "lock_ms", "200")
+    with psycopg2.connect(scene.url) as writer, writer.cursor() as cur:
+        cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s AND partition = 1 FOR UPDATE", (ledger.group_id,))
+        with pytest.raises(DatabaseUnavailable):
+            scene.coordinator().delete_group()
+    writer.close()
+    assert scene.state == State.EMPTY
+    scene.coordinator().delete_group()
+    assert scene.state is None
+
+
+def test_a_join_that_waits_for_a_deletion_makes_a_new_group(scene: Scene) -> None:
+    """Kafka: testJoinGroupUnknownConsumerNewDeadGroup: COORDINATOR_NOT_AVAILABLE; here the name is free by then."""
+    a = scene.player("a")
+    scene.start(a)
+    a.leave()
+    old = scene.of_group("group_id")
+    b = scene.player("b", instance="i-b")
+    with psycopg2.connect(scene.url) as other, other.cursor() as cur:
+        cur.execute("SELECT FROM tidemark.consumer_group WHERE name = %s FOR UPDATE", (scene.group,))
+        with in_thread(b.join) as joining:
+            cur.execute("UPDATE tidemark.consumer_group SET state = 'Dead', name = name || ' (deleted)' WHERE group_id = %s", (old,))
+            other.commit()
+            assert joining.result(20) is not None
+    other.close()
+    assert scene.of_group("group_id") != old
+
+
+# ---- positions
+
+
+def test_positions_are_served_to_anybody_in_every_state(scene: Scene, ledger: Group) -> None:
+    """Kafka: testFetchOffsets, testFetchAllOffsets, testFetchOffsetForUnknownPartition; no generation is asked for."""
+    ledger.commit(ledger.slice(20))
+    first, second, unknown = (TopicPartition(ledger.topic, number) for number in (0, 1, 7))
+    a, b = scene.player("a"), scene.player("b")
+    for act in (a.ask_for_id, a.join, a.assign, b.join, a.leave, b.leave):
+        act()
+        coordinator = scene.coordinator()
+        assert coordinator.fetch_offsets() == {first: 20, second: 0}
+        assert coordinator.fetch_offsets([first, unknown]) == {first: 20, unknown: None}
+
+
+def test_a_group_that_does_not_exist_has_no_positions(scene: Scene) -> None:
+    """Kafka: testCommitAndFetchOffsetsWithEmptyGroup, the part without a group."""
+    assert scene.coordinator().fetch_offsets() == {}
+    assert scene.coordinator().fetch_offsets([TopicPartition("flights", 0)]) == {TopicPartition("flights", 0): None}
+
+
+def test_only_the_newest_topic_of_a_name_has_positions(scene: Scene, ledger: Group) -> None:
+    """A topic that was created again starts over (I5); the old one's positions are history."""
+    ledger.commit(ledger.slice(20))
+    (topic_id,) = ledger.sql("INSERT INTO tidemark.topic (name, kafka_uuid) VALUES (%s, 'another') RETURNING topic_id", ledger.topic)[0]
+    ledger.sql(
+        "INSERT INTO tidemark.partition_offset (group_id, topic_id, partition, next_offset, validated_offset) VALUES (%s, %s, 0, 3, 0)",
+        ledger.group_id, topic_id,
+    )  # fmt: skip
+    assert scene.coordinator().fetch_offsets() == {TopicPartition(ledger.topic, 0): 3}
+
+
+def test_positions_of_a_group_that_does_not_exist_are_not_deleted(scene: Scene) -> None:
+    """Kafka: testDeleteOffsetOfNonExistingGroup, testDeleteOffsetOfDeadConsumerGroup."""
+    with pytest.raises(GroupIdNotFound):
+        scene.coordinator().delete_offsets(["flights"])
+
+
+def test_positions_of_an_empty_group_are_deleted(scene: Scene, ledger: Group) -> None:
+    """Kafka: testDeleteOffsetOfEmptyConsumerGroup: single ones, or whole topics; what has no position is no error."""
+    first, second, unknown = (TopicPartition(ledger.topic, number) for number in (0, 1, 7))
+    assert scene.coordinator().delete_offsets(partitions=[first, unknown]) == {first: None, unknown: None}
+    assert scene.coordinator().fetch_offsets() == {second: 0}
+    assert scene.coordinator().delete_offsets([ledger.topic, "never heard of"]) == {second: None}
+    assert scene.coordinator().fetch_offsets() == {}
+
+
+def test_positions_of_topics_that_members_read_are_kept(scene: Scene, ledger: Group) -> None:
+    """Kafka: testDeleteOffsetOfStableConsumerGroup: an answer for each partition, and only what nobody reads is deleted."""
+    read = TopicPartition(ledger.topic, 0)
+    other = Group(scene.url, ledger.watch, partitions=1)
+    other.sql("UPDATE tidemark.partition_offset SET group_id = %s WHERE group_id = %s", ledger.group_id, other.group_id)
+    free = TopicPartition(other.topic, 0)
+    a = scene.player("a", topics=[ledger.topic])
+    scene.start(a)
+    answers = scene.coordinator().delete_offsets(partitions=[read, free])
+    assert isinstance(answers[read], GroupSubscribedToTopic)
+    assert answers[free] is None
+    whole = scene.coordinator().delete_offsets([ledger.topic])
+    assert {type(answer) for answer in whole.values()} == {GroupSubscribedToTopic}
+    assert set(scene.coordinator().fetch_offsets()) == {read, TopicPartition(ledger.topic, 1)}
+
+
+def test_a_position_that_results_were_made_from_is_kept(scene: Scene, ledger: Group) -> None:
+    """Not so in Kafka, which knows no results. To forget it would mean to make them again (I1); a rewind takes them back instead."""
+    ledger.commit(ledger.slice(20))
+    first, second = (TopicPartition(ledger.topic, number) for number in (0, 1))
+    answers = scene.coordinator().delete_offsets([ledger.topic])
+    assert answers[second] is None
+    refused = answers[first]
+    assert isinstance(refused, OffsetHasResults)
+    assert refused.batches == 1
+    assert "rewind" in str(refused)
+    assert scene.coordinator().fetch_offsets() == {first: 20}
+    ledger.check_conserved()

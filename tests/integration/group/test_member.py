@@ -1,0 +1,393 @@
+"""Members of a group: real threads on a real Postgres, the smallest timeouts that a group may be given."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.points import until
+
+from tidemark.db import session, transaction
+from tidemark.errors import TidemarkError
+from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription, find_assignor
+from tidemark.group.coordinator import Coordinator, GroupConfig, GroupDescription, Leaving
+from tidemark.group.errors import FencedInstanceId, InconsistentGroupProtocol
+from tidemark.group.listener import RebalanceListener
+from tidemark.group.member import Member, MemberState, Seat, WokenUp
+from tidemark.group.states import State
+from tidemark.offsets.ranges import TopicPartition
+
+CONFIG = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=100)
+QUICK = {"heartbeat_interval_ms": 100, "session_timeout_ms": 2000}
+TOPIC = "flights"
+
+
+def parts(*numbers: int, topic: str = TOPIC) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic, number) for number in numbers)
+
+
+class Told(RebalanceListener):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[TopicPartition, ...]]] = []
+
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append(("assigned", tuple(partitions)))
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append(("revoked", tuple(partitions)))
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append(("lost", tuple(partitions)))
+
+
+@dataclass
+class Group:
+    """Makes members of one group, and polls them in turn, as each one's own process would."""
+
+    url: str
+    metadata: Metadata = field(default_factory=lambda: Metadata.of(flights=4))
+    members: list[Member] = field(default_factory=list)
+    told: dict[Member, Told] = field(default_factory=dict)
+    interrupted: list[Member] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def join(self, *assignors: str, listeners: Sequence[RebalanceListener] = (), **seat: Any) -> Member:
+        told = Told()
+        made: list[Member] = []
+        member = Member(
+            self.url,
+            Seat(group="g", client_id=f"client-{next(self.numbers)}", **{**QUICK, **seat}),
+            [find_assignor(name) for name in assignors or ("cooperative-sticky",)],
+            lambda: (TOPIC,),
+            lambda topics: Metadata({name: self.metadata.topics[name] for name in topics if name in self.metadata.topics}),
+            [told, *listeners],
+            interrupt=lambda: self.interrupted.extend(made),
+            config=CONFIG,
+        )
+        made.append(member)
+        self.members.append(member)
+        self.told[member] = told
+        return member
+
+    def poll(self) -> None:
+        for member in self.members:
+            member.poll()
+
+    def settle(self, *, within_s: float = 20) -> None:
+        """Until the group is stable with these members, and all have taken over what they were assigned."""
+
+        def settled() -> bool:
+            self.poll()
+            found = self.describe()
+            everybody = {member.member_id for member in self.members}
+            return found is not None and (
+                found.state == State.STABLE
+                and {each.member_id for each in found.members} == everybody
+                and all(member.settled and member.generation == found.generation for member in self.members)
+            )
+
+        until(settled, "the group settled", within_s)
+
+    def describe(self) -> GroupDescription | None:
+        with session(self.url) as connection:
+            return Coordinator(connection, "g", CONFIG).describe()
+
+    def described(self) -> GroupDescription:
+        found = self.describe()
+        assert found is not None
+        return found
+
+    def sql(self, statement: str) -> None:
+        with session(self.url) as connection, transaction(connection) as cur:
+            cur.execute(statement)
+
+    def assignment(self) -> dict[TopicPartition, Member]:
+        """Who has what; nothing is had twice."""
+        pairs = [(part, member) for member in self.members for part in member.assignment]
+        assert len(pairs) == len(dict(pairs))
+        return dict(pairs)
+
+    def close(self, member: Member) -> None:
+        self.members.remove(member)
+        member.close()
+
+
+def wait_for(who: Member | Group, condition: Callable[[], bool]) -> None:
+    """Polls until it is so."""
+
+    def polled() -> bool:
+        who.poll()
+        return condition()
+
+    until(polled, "polled until it is so", 20)
+
+
+@pytest.fixture
+def group(database_url: str) -> Iterator[Group]:
+    group = Group(database_url)
+    with contextlib.ExitStack() as ends:
+        yield group
+        for member in group.members:
+            ends.callback(member.close)
+
+
+def test_single_member_gets_every_partition(group: Group) -> None:
+    member = group.join()
+    assert member.state in (MemberState.UNJOINED, MemberState.REBALANCING)
+    group.settle()
+    assert member.assignment == parts(0, 1, 2, 3)
+    assert group.told[member].calls == [("assigned", parts(0, 1, 2, 3))]
+    assert member.state is MemberState.STABLE
+    assert member.leads
+
+
+@pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+def test_partitions_are_shared_as_members_come_and_go(group: Group, assignor: str) -> None:
+    """testNormalJoinGroupLeader, testNormalJoinGroupFollower: whatever the assignor, all is assigned, and to one."""
+    first = group.join(assignor)
+    group.settle()
+    second = group.join(assignor)
+    group.settle()
+    assert sorted(group.assignment()) == list(parts(0, 1, 2, 3))
+    assert len(first.assignment) == len(second.assignment) == 2
+    group.close(first)
+    group.settle()
+    assert second.assignment == parts(0, 1, 2, 3)
+
+
+def test_eager_member_gives_all_back_before_it_joins_again(group: Group) -> None:
+    first = group.join("range")
+    group.settle()
+    group.join("range")
+    group.settle()
+    assert group.told[first].calls == [("assigned", parts(0, 1, 2, 3)), ("revoked", parts(0, 1, 2, 3)), ("assigned", parts(0, 1))]
+
+
+def test_cooperative_member_keeps_what_stays_its_own(group: Group) -> None:
+    """Round 1 takes away what moves, round 2 gives it to its new owner; what stays is never given back."""
+    first = group.join()
+    group.settle()
+    second = group.join()
+    group.settle()
+    revoked = [part for what, partitions in group.told[first].calls if what == "revoked" for part in partitions]
+    assert set(revoked) == set(second.assignment)
+    assert set(first.assignment) | set(revoked) == set(parts(0, 1, 2, 3))
+    assert ("assigned", ()) in group.told[first].calls
+
+
+def test_generation_is_known_before_the_listeners_are_told(group: Group) -> None:
+    """shouldUpdateConsumerGroupMetadataBeforeCallbacks."""
+    seen: list[int] = []
+
+    class Asks(RebalanceListener):
+        def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+            seen.append(member.generation)
+
+    member = group.join(listeners=[Asks()])
+    group.settle()
+    assert seen == [group.described().generation]
+
+
+def test_listeners_of_the_user_hear_after_a_claim_and_before_a_release(group: Group) -> None:
+    order: list[str] = []
+
+    class Notes(RebalanceListener):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+            order.append(f"{self.name} assigned")
+
+        def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+            order.append(f"{self.name} revoked")
+
+    member = group.join(listeners=[Notes("first"), Notes("second")])
+    group.settle()
+    group.close(member)
+    assert order == ["first assigned", "second assigned", "second revoked", "first revoked"]
+
+
+def test_first_error_of_a_listener_comes_out_of_poll_when_all_were_told(group: Group) -> None:
+    """testOnPartitionsAssignExceptionThrownWhenNoPreviousThrownCallbacks, testRevokeExceptionThrownFirstNonBlockingSubCallbacks."""
+
+    class Fails(RebalanceListener):
+        def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+            raise ValueError(f"no room for {len(partitions)}")
+
+    last = Told()
+    member = group.join(listeners=[Fails(), Fails(), last])
+    with pytest.raises(ValueError, match="no room for 4"):
+        until(lambda: member.poll(1), "told")
+    assert member.assignment == parts(0, 1, 2, 3)
+    assert last.calls == [("assigned", parts(0, 1, 2, 3))]
+
+
+def test_poll_that_waits_can_be_woken_by_another_thread(group: Group) -> None:
+    """testWakeupDuringJoin, testWakeupFromAssignmentCallback: the member is as it was."""
+    member = group.join()
+    group.settle()
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(member.poll, 30)
+        member.wakeup()
+        with pytest.raises(WokenUp):
+            waits.result(20)
+    assert member.poll() is False
+    assert member.settled
+
+
+def test_member_that_closes_leaves_the_group_at_once(group: Group) -> None:
+    """testLeaveGroupOnClose, testMaybeLeaveGroup; static ones too: a run that has ended leaves nothing to wait for."""
+    for seat in ({}, {"instance_id": "dag/task/0"}):
+        member = group.join(**seat)
+        group.settle()
+        group.close(member)
+        assert group.told[member].calls[-1] == ("revoked", parts(0, 1, 2, 3))
+        assert group.described().members == ()
+
+
+def test_member_that_closes_before_it_has_joined_leaves_no_ghost(group: Group) -> None:
+    """testPendingMemberShouldLeaveGroup."""
+    first = group.join()
+    group.settle()
+    for _ in range(5):
+        group.close(group.join())
+    until(lambda: [member.member_id for member in group.described().members] == [first.member_id], "only the first is there")
+    group.settle()
+
+
+def test_slow_consumer_leaves_and_hears_of_its_loss_when_it_polls_again(group: Group) -> None:
+    """The heartbeat thread lives, but nobody polls: after max.poll.interval the partitions go to others."""
+    slow = group.join(max_poll_interval_ms=700)
+    group.settle()
+    other = group.join()
+    wait_for(other, lambda: other.assignment == parts(0, 1, 2, 3))
+    assert slow in group.interrupted
+    assert slow.state is MemberState.UNJOINED
+    group.settle()
+    assert ("lost", parts(0, 1, 2, 3)) in group.told[slow].calls
+    assert len(slow.assignment) == 2
+
+
+def test_slow_static_consumer_keeps_its_seat_until_its_session_is_over(group: Group) -> None:
+    """As in Kafka it sends no LeaveGroup: it stops its heartbeats."""
+    slow = group.join(instance_id="dag/task/0", max_poll_interval_ms=300, session_timeout_ms=900)
+    group.settle()
+    until(lambda: slow.state is MemberState.UNJOINED, "it has given itself up")
+    assert len(group.described().members) == 1
+    other = group.join()
+    wait_for(other, lambda: other.assignment == parts(0, 1, 2, 3))
+    group.settle()
+    assert ("lost", parts(0, 1, 2, 3)) in group.told[slow].calls
+
+
+def test_batch_that_keeps_an_eager_group_waiting_is_interrupted(group: Group) -> None:
+    """The group cannot go on before it has given its partitions back; first it is left a part of the rebalance timeout."""
+    busy = group.join("range", max_poll_interval_ms=1500)
+    group.settle()
+    group.join("range")
+    until(lambda: busy in group.interrupted, "interrupted")
+    assert busy.assignment == parts(0, 1, 2, 3)
+    group.settle()
+    assert ("lost", parts(0, 1, 2, 3)) not in group.told[busy].calls
+
+
+def test_member_that_was_removed_has_lost_its_partitions_and_joins_as_a_new_one(group: Group) -> None:
+    """testUnknownMemberId, shouldLoseAllOwnedPartitionsBeforeRejoiningAfterDroppingOutOfTheGroup."""
+    member = group.join()
+    group.settle()
+    before = member.member_id
+    with session(group.url) as connection:
+        assert Coordinator(connection, "g", CONFIG).leave([Leaving(before)]) == [None]
+    wait_for(member, lambda: member.member_id != before)
+    group.settle()
+    assert group.told[member].calls[:3] == [("assigned", parts(0, 1, 2, 3)), ("lost", parts(0, 1, 2, 3)), ("assigned", parts(0, 1, 2, 3))]
+    assert group.interrupted == [member]
+
+
+def test_member_of_another_generation_has_lost_its_partitions_and_keeps_its_id(group: Group) -> None:
+    """testIllegalGeneration, testHeartbeatIllegalGenerationResponseWithOldGeneration."""
+    member = group.join()
+    group.settle()
+    before = member.member_id
+    group.sql("UPDATE tidemark.consumer_group SET generation = nextval('tidemark.generation')")
+    wait_for(member, lambda: ("lost", parts(0, 1, 2, 3)) in group.told[member].calls)
+    group.settle()
+    assert member.member_id == before
+    assert member.assignment == parts(0, 1, 2, 3)
+
+
+def test_next_process_of_a_seat_takes_its_partitions_without_a_rebalance(group: Group) -> None:
+    """testHeartbeatRequestWithFencedInstanceIdException: the first is told that it was fenced, and never comes back."""
+    old = group.join(instance_id="dag/task/0")
+    other = group.join(instance_id="dag/task/1")
+    group.settle()
+    generation, had = old.generation, old.assignment
+    new = group.join(instance_id="dag/task/0")
+    with pytest.raises(FencedInstanceId):
+        until(lambda: old.poll(), "fenced")
+    assert group.told[old].calls[-1] == ("lost", had)
+    group.close(old)
+    group.settle()
+    assert (new.generation, new.assignment) == (generation, had)
+    assert [what for what, _ in group.told[other].calls].count("assigned") <= 3
+
+
+def test_seat_that_comes_back_gets_what_it_had(group: Group) -> None:
+    """Partitions that are reported as remembered stay with a sticky assignor, whoever joins first."""
+    first = group.join(instance_id="b", remembered=parts(0, 1), generation=1, expected_members=2)
+    second = group.join(instance_id="a", remembered=parts(2, 3), generation=1, expected_members=2)
+    group.settle()
+    assert (first.assignment, second.assignment) == (parts(0, 1), parts(2, 3))
+
+
+def test_new_partitions_cause_one_rebalance(group: Group) -> None:
+    """testMetadataChangeTriggersRebalance: the leader looks, and nothing but the change moves the group."""
+    first, second = group.join(metadata_max_age_ms=200), group.join(metadata_max_age_ms=200)
+    group.settle()
+    generation = first.generation
+    group.metadata = Metadata.of(flights=6)
+    wait_for(group, lambda: len(group.assignment()) == 6)
+    group.settle()
+    assert first.generation == generation + 1
+    assert len(first.assignment) == len(second.assignment) == 3
+
+
+def test_member_without_an_assignor_in_common_is_refused_and_disturbs_nobody(group: Group) -> None:
+    """testJoinGroupInconsistentGroupProtocol."""
+    first = group.join("range")
+    group.settle()
+    generation = first.generation
+    stranger = group.join("roundrobin")
+    with pytest.raises(InconsistentGroupProtocol):
+        until(lambda: stranger.poll(), "refused")
+    group.close(stranger)
+    group.settle()
+    assert first.generation == generation
+
+
+def test_assignor_of_the_users_that_hands_over_an_owned_partition_at_once_is_refused(group: Group) -> None:
+    """testPerformAssignmentShouldValidateCooperativeAssignment."""
+    name = f"{__name__}:Greedy"
+    first = group.join(name)
+    group.settle()
+    group.join(name)
+    with pytest.raises(TidemarkError, match="reports it as its own"):
+        until(lambda: first.poll(), "refused")
+
+
+class Greedy(Assignor):
+    """Gives everything to whoever comes last."""
+
+    name = "greedy"
+    protocol = "cooperative"
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
+        newest = min(subscriptions, key=lambda member: (len(subscriptions[member].owned), member))
+        return {member: parts(0, 1, 2, 3) if member == newest else () for member in subscriptions}

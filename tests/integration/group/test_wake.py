@@ -1,0 +1,146 @@
+"""Waiting for a group: a notification ends the wait, and a lost one costs time only."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.group.players import Scene
+from tests.ledger import eventually
+
+from tidemark.errors import BadInput
+from tidemark.group import wake as wake_module
+from tidemark.group.wake import Wakeups
+
+LONG_S = 60.0
+"""A wait that is not ended by anything would run into the limit of the test below."""
+SOON_S = 15.0
+SHORT_S = 0.05
+
+
+@pytest.fixture
+def wakeups(scene: Scene) -> Iterator[Wakeups]:
+    with Wakeups(scene.url, scene.group) as wakeups:
+        yield wakeups
+
+
+def ends_early(wakeups: Wakeups) -> bool:
+    began = time.monotonic()
+    wakeups.wait(LONG_S)
+    return time.monotonic() - began < SOON_S
+
+
+def takes_its_time(wakeups: Wakeups) -> bool:
+    began = time.monotonic()
+    wakeups.wait(SHORT_S)
+    return time.monotonic() - began >= SHORT_S
+
+
+def listeners(scene: Scene) -> list[int]:
+    return [
+        pid
+        for (pid,) in scene.sql(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = %s",
+            f"LISTEN {wake_module.channel_of(scene.group)}",
+        )
+    ]
+
+
+def test_every_transition_ends_a_wait(scene: Scene, wakeups: Wakeups) -> None:
+    """To PreparingRebalance: join again. To CompletingRebalance: the parked join has its answer. To Stable: the parked sync has."""
+    a, b = scene.player("a"), scene.player("b")
+    a.ask_for_id()
+    assert takes_its_time(wakeups), "an id that is handed out is no transition"
+    for act in (a.join, a.assign, b.join, a.join, b.joined, a.assign, b.leave):
+        before = scene.state
+        act()
+        if scene.state != before:
+            assert ends_early(wakeups)
+        assert takes_its_time(wakeups), "one transition ends one wait"
+
+
+def test_heartbeats_end_no_wait(scene: Scene, wakeups: Wakeups) -> None:
+    """A notification takes a lock on all databases' notifications when it commits; heartbeats must not."""
+    a = scene.player("a")
+    scene.start(a)
+    wakeups.wait(0)
+    a.heartbeat()
+    a.sync()
+    assert takes_its_time(wakeups)
+
+
+def test_another_group_ends_no_wait(scene: Scene, wakeups: Wakeups) -> None:
+    """Each group has a channel of its own."""
+    Scene(scene.url, scene.connection, scene.group + "-other").player("a", instance="i").join()
+    assert takes_its_time(wakeups)
+
+
+def test_a_transition_that_is_rolled_back_ends_no_wait(scene: Scene, wakeups: Wakeups) -> None:
+    """A notification is part of the transaction."""
+    with contextlib.suppress(ZeroDivisionError), scene.connection, scene.connection.cursor() as cur:
+        cur.execute("SELECT pg_notify('tidemark_' || md5(%s), '')", (scene.group,))
+        raise ZeroDivisionError
+    assert takes_its_time(wakeups)
+
+
+def test_a_wait_hears_what_happened_before_it(scene: Scene, wakeups: Wakeups) -> None:
+    """A transition between a request and the wait that follows is not lost."""
+    scene.player("a", instance="i").join()
+    assert ends_early(wakeups)
+
+
+def test_another_thread_ends_the_wait_that_is_under_way(wakeups: Wakeups) -> None:
+    """As a thread that closes the member, or wants it to rejoin, does."""
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (wakeups.wait(LONG_S), done.set()))
+    thread.start()
+    wakeups.wake()
+    assert done.wait(SOON_S)
+    thread.join()
+
+
+def test_a_wake_before_the_wait_ends_it_once(wakeups: Wakeups) -> None:
+    """However often it was called."""
+    for _ in range(10_000):
+        wakeups.wake()
+    assert ends_early(wakeups)
+    eventually(lambda: takes_its_time(wakeups))
+
+
+def test_a_lost_connection_costs_time_and_is_made_again(scene: Scene, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait takes its full time; once there is a connection again it returns at once, because nobody knows what was missed."""
+    scene.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = ANY (%s)", listeners(scene))
+    eventually(lambda: listeners(scene) == [])
+    assert takes_its_time(wakeups)
+    scene.player("a", instance="i").join()  # nobody hears this one
+    assert takes_its_time(wakeups), "not tried again at once: a server that is away answers slowly"
+    monkeypatch.setattr(wakeups, "_next_try", 0.0)
+    assert ends_early(wakeups)
+    scene.player("b", instance="j").join()
+    assert ends_early(wakeups)
+
+
+def test_without_a_server_every_wait_takes_its_time() -> None:
+    """Polling is the fallback; nothing is raised."""
+    with Wakeups("postgresql://nobody@127.0.0.1:1/none", "departures") as wakeups:
+        assert takes_its_time(wakeups)
+        assert takes_its_time(wakeups)
+
+
+def test_a_bad_address_is_said_at_once() -> None:
+    """It would never get better."""
+    with pytest.raises(BadInput):
+        Wakeups("host=127.0.0.1", "departures")
+
+
+def test_closing_ends_the_session_and_may_be_repeated(scene: Scene) -> None:
+    """And a wake that comes too late does nothing."""
+    wakeups = Wakeups(scene.url, scene.group)
+    assert len(listeners(scene)) == 1
+    wakeups.close()
+    wakeups.close()
+    wakeups.wake()
+    eventually(lambda: listeners(scene) == [])

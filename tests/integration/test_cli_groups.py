@@ -1,0 +1,105 @@
+"""``tidemark groups``, ``assign``, ``pause``, ``resume`` and ``flow``, as their users call them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.scenario import Scenario
+
+from tidemark.db import session
+from tidemark.group.coordinator import Coordinator, JoinRequest
+from tidemark.group.requests import GroupConfig
+from tidemark.offsets.store import TaskIdentity
+
+OF_MY_OWN = """
+from tidemark.group.assignors import Assignor
+from tidemark.offsets.ranges import TopicPartition
+
+
+class LastTakesAll(Assignor):
+    name = "last-takes-all"
+
+    def assign(self, metadata, subscriptions):
+        everything = [TopicPartition(topic, number) for topic, info in metadata.topics.items() for number in range(info.partitions)]
+        return {member: everything if member == max(subscriptions) else [] for member in subscriptions}
+"""
+
+
+@pytest.fixture
+def team(scenario: Scenario) -> Scenario:
+    """A consumer whose group has read a topic of four partitions, in the seat of its first member."""
+    topic = scenario.topics.create(4)
+    scenario.write(topics=topic, members=2).make_sink()
+    for partition in range(4):
+        scenario.topics.produce(topic, ["x"], partition=partition)
+    scenario.run(task=TaskIdentity(f"consume__{scenario.name}", "run", "consume", 0, 1))
+    return scenario
+
+
+def seated(team: Scenario, instance_id: str) -> None:
+    """Somebody joins the group and waits to be assigned."""
+    with session(team.database_url) as connection:
+        protocols = (("range", {"topics": [team.spec.topics[0]]}),)
+        Coordinator(connection, team.spec.group, GroupConfig()).join(JoinRequest("", instance_id, "cli", protocols))
+
+
+def test_groups_are_listed_described_emptied_and_deleted(team: Scenario) -> None:
+    group = team.spec.group
+    assert f"{group} Empty" in " ".join(team.command("groups", "list").stdout.split())
+    seated(team, "dag/task/7")
+    found = json.loads(team.command("groups", "describe", group, "--output", "json").stdout)
+    assert (found["state"], [member["instance_id"] for member in found["members"]]) == ("PreparingRebalance", ["dag/task/7"])
+    assert "dag/task/7" in team.command("groups", "describe", group).stdout
+    refused = team.command("groups", "delete", group)
+    assert (refused.returncode, "Stop them, or remove them" in refused.stderr) == (1, True)
+    wrong = team.command("groups", "remove-member", group, "dag/task/8")
+    assert "Write one of dag/task/7" in wrong.stderr
+    assert team.command("groups", "remove-member", group, "dag/task/7").returncode == 0
+    assert json.loads(team.command("groups", "list", "--state", "Empty", "--output", "json").stdout)[0]["members"] == 0
+    assert team.command("groups", "delete", group).returncode == 0
+    assert f"There is no group {group}" in team.command("groups", "describe", group).stderr
+
+
+def test_assign_shows_what_would_move(team: Scenario) -> None:
+    """All four are in the first seat; of two members with a sticky assignor two move."""
+    told = json.loads(team.command("assign", team.name, "--with", "sticky", "--output", "json").stdout)
+    seats = [f"consume__{team.name}/consume/{member}" for member in range(2)]
+    assert {row["now"] for row in told["partitions"]} == {seats[0]}
+    assert sorted(row["then"] for row in told["partitions"]) == [seats[0]] * 2 + [seats[1]] * 2
+    assert sum(row["moves"] for row in told["partitions"]) == 2
+    three = team.command("assign", team.name, "--members", "3", "--with", "cooperative-sticky").stdout
+    assert "3 members with cooperative-sticky, 2 of 4 partitions move" in three
+    (team.folder / "transforms" / "mine.py").write_text(OF_MY_OWN)
+    told = json.loads(team.command("assign", team.name, "--with", "mine:LastTakesAll", "--output", "json").stdout)
+    assert {row["then"] for row in told["partitions"]} == {seats[1]}
+    unknown = team.command("assign", team.name, "--with", "stickier")
+    assert (unknown.returncode, "Write one of range, roundrobin" in " ".join(unknown.stderr.split())) == (1, True)
+
+
+def test_pause_resume_and_flow(team: Scenario) -> None:
+    topic = team.spec.topics[0]
+    assert "paused from the next batch on" in team.command("pause", team.name, f"{topic}:0,2-3", "--reason", "repair").stderr
+    team.command("flow", team.name, "--priority", f"{topic}=5", "--max-ahead", "10m")
+    found = json.loads(team.command("flow", team.name, "--output", "json").stdout)
+    assert found["paused"] == [{"topic": topic, "partition": partition} for partition in (0, 2, 3)]
+    assert (found["priorities"], found["max_ahead"]) == ({topic: 5}, 600.0)
+    assert "still paused" in team.command("resume", team.name, f"{topic}:2").stderr
+    assert team.command("resume", team.name).returncode == 0
+    shown = team.command("flow", team.name, "--max-ahead", "none").stdout
+    assert ["paused", "nothing"] in [line.split() for line in shown.splitlines()]
+    assert ["max", "ahead", "any"] in [line.split() for line in shown.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pause", "orders:3-1"], "Write 1-3."),
+        (["pause", "or ders"], "Write flights, or flights:0,1,5-9."),
+        (["flow", "--priority", "orders"], "Write flights=10"),
+        (["flow", "--max-ahead", "soon"], "write a number and a unit"),
+    ],
+)
+def test_wrong_words_are_refused_with_what_to_write(team: Scenario, words: list[str], told: str) -> None:
+    done = team.command(words[0], team.name, *words[1:])
+    assert (done.returncode, told in " ".join(done.stderr.split())) == (1, True), done.stderr

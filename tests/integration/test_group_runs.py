@@ -1,0 +1,113 @@
+"""Runs of a consumer with several members: threads as drivers, real Kafka and Postgres. Exact rows, whoever comes when."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from tests.points import until
+from tests.scenario import Scenario
+
+from tidemark.consume import launch
+from tidemark.db import session
+from tidemark.group.coordinator import Coordinator
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import TaskIdentity
+
+PARTITIONS, RECORDS = 4, 100
+
+
+@dataclass
+class Team:
+    """Members of one consumer, each a mapped task of one DAG run."""
+
+    scenario: Scenario
+    topic: str
+    run_id: int = 0
+    produced: list[int] = field(default_factory=lambda: [0] * PARTITIONS)
+
+    def produce(self, count: int = RECORDS) -> None:
+        for partition in range(PARTITIONS):
+            first = self.produced[partition]
+            self.scenario.topics.produce(self.topic, [f"{partition}-{first + number}" for number in range(count)], partition=partition)
+            self.produced[partition] += count
+
+    def task(self, member: int, try_number: int = 1) -> TaskIdentity:
+        return TaskIdentity("consume__team", f"run {self.run_id}", "consume", member, try_number)
+
+    def seats(self) -> dict[int, str]:
+        return dict(self.scenario.sql("SELECT partition, seat FROM tidemark.partition_offset ORDER BY 1"))
+
+    def check(self) -> None:
+        """Every record is in the sink once."""
+        for partition, count in enumerate(self.produced):
+            found = [payload.decode() for payload in self.scenario.rows("payload", where=f"kafka_partition = {partition}")]
+            assert found == [f"{partition}-{number}" for number in range(count)]
+        self.scenario.check()
+
+    def describe(self) -> int:
+        with session(self.scenario.database_url) as connection:
+            found = Coordinator(connection, self.scenario.spec.group).describe()
+        return 0 if found is None else len(found.members)
+
+
+@pytest.fixture
+def team(scenario: Scenario) -> Team:
+    team = Team(scenario, scenario.topics.create(PARTITIONS))
+    scenario.write(topics=team.topic, members=2, batch={"max_records": 120}).make_sink()
+    team.produce()
+    return team
+
+
+def test_members_of_a_run_share_its_partitions(team: Team) -> None:
+    """They wait for each other for a moment, read what they were assigned, and leave."""
+    with ThreadPoolExecutor(2) as pool:
+        done = [each.result(60) for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in range(2)]]
+    assert sorted(progress.records for progress in done) == [2 * RECORDS, 2 * RECORDS]
+    assert team.describe() == 0
+    team.check()
+
+
+def test_partitions_stay_with_their_seats_between_runs(team: Team) -> None:
+    """Whoever of them joins first."""
+    seen = []
+    with ThreadPoolExecutor(2) as pool:
+        for run_id in range(3):
+            team.run_id = run_id
+            if run_id:
+                team.produce()
+            for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in (run_id % 2, 1 - run_id % 2)]:
+                each.result(60)
+            seen.append(team.seats())
+    assert set(seen[0].values()) == {"consume__team/consume/0", "consume__team/consume/1"}
+    assert seen == [seen[0]] * 3
+    team.check()
+
+
+def test_run_with_fewer_slots_than_members_ends_with_everything_read(team: Team) -> None:
+    """The first does not wait for the second, which starts when the first has ended and finds nothing to read."""
+    assert team.scenario.run(task=team.task(0)).records == PARTITIONS * RECORDS
+    assert team.scenario.run(task=team.task(1)).records == 0
+    team.check()
+
+
+def test_member_that_comes_late_takes_its_share(team: Team) -> None:
+    """The group rebalances between two batches of the first."""
+    team.produce(1000)
+    stands, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Slice) -> None:
+        stands.set()
+        assert go_on.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        first: Future[launch.Progress] = pool.submit(team.scenario.run, task=team.task(0), before=slow)
+        assert stands.wait(30)
+        second = pool.submit(team.scenario.run, task=team.task(1))
+        until(lambda: team.describe() == 2, "the second has joined")
+        go_on.set()
+        counts = [first.result(60).records, second.result(60).records]
+    assert min(counts) > 0
+    team.check()

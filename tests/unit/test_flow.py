@@ -1,0 +1,79 @@
+"""What an operator's word leaves open, from numbers alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.offsets.flow import Flow, Target
+from tidemark.offsets.ranges import Claim, Epoch, TopicPartition
+
+ORDERS, CLICKS = TopicPartition("orders", 0), TopicPartition("clicks", 0)
+
+
+def claim(partition: TopicPartition, position: int = 0) -> Claim:
+    return Claim(partition, 1, position, Epoch(1))
+
+
+def opened(flow: Flow, **left: int) -> list[str]:
+    """Topics that are read, of those that have so much left."""
+    claims = [claim(TopicPartition(topic, 0)) for topic in left]
+    return [one.partition.topic for one in flow.open(claims, {one.partition: left[one.partition.topic] for one in claims})]
+
+
+def test_everything_that_has_something_left_is_open_where_nothing_is_said() -> None:
+    assert opened(Flow(), orders=5, clicks=0, visits=1) == ["orders", "visits"]
+
+
+def test_pauses_cover_what_is_below_them() -> None:
+    assert opened(Flow(frozenset({Target()})), orders=5, clicks=5) == []
+    assert opened(Flow(frozenset({Target("orders")})), orders=5, clicks=5) == ["clicks"]
+    assert opened(Flow(frozenset({Target("orders", 1)})), orders=5) == ["orders"]
+    assert opened(Flow(frozenset({Target("orders", 0)})), orders=5) == []
+
+
+def test_topics_of_a_higher_priority_come_first_and_others_when_those_are_read() -> None:
+    flow = Flow(priorities={"orders": 10, "dull": -1})
+    assert opened(flow, orders=5, clicks=5, dull=5) == ["orders"]
+    assert opened(flow, orders=0, clicks=5, dull=5) == ["clicks"]
+    assert opened(flow, orders=0, clicks=0, dull=5) == ["dull"]
+
+
+def test_paused_topic_does_not_hold_back_those_below_it() -> None:
+    flow = Flow(frozenset({Target("orders")}), {"orders": 10})
+    assert opened(flow, orders=5, clicks=5) == ["clicks"]
+
+
+times = st.lists(st.integers(0, 1000), min_size=1, max_size=20)
+
+
+@given(orders=times, clicks=times, ahead=st.integers(1, 300))
+def test_no_topic_runs_further_ahead_than_it_may_and_both_are_read_to_their_ends(orders: list[int], clicks: list[int], ahead: int) -> None:
+    """Timestamps in any order: the topic that is behind always has something to read, so the run ends."""
+    logs = {ORDERS: orders, CLICKS: clicks}
+    ends = {partition: len(log) for partition, log in logs.items()}
+    positions = dict.fromkeys(logs, 0)
+    flow = Flow(max_ahead=timedelta(milliseconds=ahead))
+    while positions != ends:
+        open_ = flow.open([claim(partition, position) for partition, position in positions.items()], ends)
+        next_times = {one.partition: logs[one.partition][one.position] for one in open_}
+        found = flow.bounded(
+            open_,
+            ends,
+            lambda at: {partition: logs[partition][position] for partition, position in at.items()},
+            lambda partitions, time: {
+                partition: next(offset for offset, stamp in enumerate(logs[partition]) if stamp >= time)
+                for partition in partitions
+                if max(logs[partition]) >= time
+            },
+        )
+        moved = {partition: end for partition, end in found.items() if end > positions[partition]}
+        assert moved
+        if len(open_) == 2:
+            behind = min(next_times, key=lambda partition: (next_times[partition], partition))
+            for partition, end in moved.items():
+                if partition != behind:
+                    assert max(logs[partition][:end]) < next_times[behind] + ahead
+        positions |= moved
