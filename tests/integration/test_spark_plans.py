@@ -14,7 +14,7 @@ from tests.spark_here import spark_session
 from tidemark.connections import Connections
 from tidemark.consume.work import TransformFailed
 from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
-from tidemark.spark.plan import why_staged
+from tidemark.spark.plan import passed_on, reads_headers, why_staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -187,3 +187,36 @@ def test_transform_whose_dataframe_cannot_be_built_is_refused(spark: SparkSessio
         output_schema(spark, lambda records: records.select("carier"))
     with pytest.raises(TransformFailed, match="it returned NoneType; it must return a DataFrame"):
         output_schema(spark, lambda records: None)
+
+
+HEADERS = {
+    "untouched": (lambda records: text(records).select("word", "kafka_offset"), False),
+    "passed on": (lambda records: records.select("headers", "kafka_offset"), True),
+    "computed from": (lambda records: records.selectExpr("size(headers) AS many"), True),
+    "filtered by": (lambda records: records.where("headers IS NULL").select("value"), True),
+    "dropped": (lambda records: records.drop("headers"), False),
+    "cached": (lambda records: text(records).select("word").cache(), True),
+}
+
+
+@pytest.mark.parametrize(("transform", "wanted"), HEADERS.values(), ids=HEADERS.keys())
+def test_headers_are_unpacked_where_a_transform_looks_at_them(records: DataFrame, transform, wanted: bool) -> None:
+    assert reads_headers(transform(records)) is wanted
+
+
+PASSED_ON = {
+    "as they were given": (lambda records: text(records), ["kafka_topic", "kafka_partition"]),
+    "through a filter and an explode": (
+        lambda records: text(records).where("word > ''").selectExpr("kafka_topic", "kafka_partition", "explode(split(word, ' '))"),
+        ["kafka_topic", "kafka_partition"],
+    ),
+    "one of them computed": (lambda records: records.withColumn("kafka_partition", records.kafka_partition + 1), ["kafka_topic"]),
+    "another column under the name": (lambda records: records.selectExpr("topic AS kafka_topic", "kafka_partition"), ["kafka_partition"]),
+    "left out": (lambda records: records.select("kafka_partition"), ["kafka_partition"]),
+}
+
+
+@pytest.mark.parametrize(("transform", "names"), PASSED_ON.values(), ids=PASSED_ON.keys())
+def test_lineage_that_is_the_sources_own_need_not_travel(records: DataFrame, transform, names: list[str]) -> None:
+    """What a transform computes in its place is looked at, row by row."""
+    assert passed_on(records, transform(records), ["kafka_topic", "kafka_partition"]) == names

@@ -78,3 +78,15 @@ def test_a_java_that_fails_is_refused_with_its_first_words(machine, tmp_path):
     machine.setenv("JAVA_HOME", str(java(tmp_path, "17.0.1", status=1)))
     with pytest.raises(JavaUnusable, match="it does not tell its version"):
         find_java()
+
+
+def test_a_java_that_was_killed_while_it_answered_is_asked_once_more(machine, tmp_path):
+    """As when somebody ends processes at random: that is no word about Java."""
+    home = java(tmp_path / "seventeen", "17.0.15")
+    program, first = home / "bin" / "java", tmp_path / "first"
+    program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n[ -e {first} ] || {{ : > {first}; kill -9 $$; }}\n"))
+    machine.setenv("JAVA_HOME", str(home))
+    assert find_java() == program
+    program.write_text("#!/bin/sh\nkill -9 $$\n")
+    with pytest.raises(JavaUnusable, match="no output"):
+        find_java()

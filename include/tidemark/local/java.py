@@ -32,7 +32,9 @@ def find_java() -> Path:
             raise JavaUnusable(where="JAVA_HOME is not set", found="no java is on PATH", needed=NEEDED)
         java, where = Path(on_path), f"java on PATH is {on_path}"
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        answer = _asked(java)
+        if answer.returncode < 0:  # somebody killed it, which says nothing about Java
+            answer = _asked(java)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaUnusable(where=where, found=f"it does not run ({error})", needed=NEEDED) from error
     found = major(answer.stderr + answer.stdout)
@@ -42,6 +44,10 @@ def find_java() -> Path:
     if found < NEEDED:
         raise JavaUnusable(where=where, found=f"its version is {found}", needed=NEEDED)
     return java
+
+
+def _asked(java: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
 
 
 def major(text: str) -> int | None:

@@ -29,7 +29,7 @@ from tidemark.sink.load import SinkRejected
 from tidemark.sink.staged import drop_staging, make_staging, promote, stage
 from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import BadOutput, judge
-from tidemark.spark.plan import partitions_of_tasks, why_staged
+from tidemark.spark.plan import partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import start_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
-    "includeHeaders": "true",
     "kafka.isolation.level": "read_committed",
     # measured: Spark's own defaults leave a third of the rate behind
     "kafka.max.poll.records": "10000",
@@ -100,12 +99,21 @@ class SparkEngine:
             self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)
 
     def layout(self, connection: Connection) -> Layout:
-        return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark))
+        with lost_jvm():
+            return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark))
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
-        if self._transform.form is not Form.SPARK:
-            return self._by_worker(target, slices, isolate)
-        result = _transformed(self._transform.function, kafka_records(self._spark, self._connections, slices))
+        with lost_jvm():
+            if self._transform.form is not Form.SPARK:
+                return self._by_worker(target, slices, isolate)
+            return self._by_plan(target, slices, isolate)
+
+    def _by_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
+        given = kafka_records(self._spark, self._connections, slices)
+        result = _transformed(self._transform.function, given)
+        if not reads_headers(result):  # unpacking them costs a twentieth of the whole way
+            given = kafka_records(self._spark, self._connections, slices, headers=False)
+            result = _transformed(self._transform.function, given)
         why = why_staged(result)
         if why is not None:
             log.info("staged commit, rows of several slices may come together group=%s plan=%s", self._spec.group, why)
@@ -113,7 +121,7 @@ class SparkEngine:
         if not target.layout.by_record:
             problem = f"the plan makes each row of one record, so the row must say of which: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
-        return self._direct(target, slices, result, isolate)
+        return self._direct(target, slices, result, passed_on(given, result, GIVEN[:2]), isolate)
 
     def cancel(self) -> None:
         self._spark.sparkContext.cancelAllJobs()
@@ -130,10 +138,14 @@ class SparkEngine:
         with _translated():
             return _answers(parts.mapPartitions(partial(_worker_task, work, isolate)).collect())
 
-    def _direct(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
+    def _direct(
+        self, target: Target, slices: Sequence[Slice], result: DataFrame, known: Sequence[str], isolate: bool
+    ) -> list[Receipt | TidemarkError]:
+        """``known``: lineage columns that are the source's own, so that the slice of a task says what is in them; they need not travel."""
         by_partition = {part.partition: part for part in slices}
         parts = [by_partition[TopicPartition(*partition)] for partition in partitions_of_tasks(result)]
-        return self._in_arrow(result, partial(_direct_task, target, dict(self._connections.kafka), parts, isolate))
+        task = partial(_direct_task, target, dict(self._connections.kafka), parts, isolate, known)
+        return self._in_arrow(result.drop(*known), task)
 
     def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
         self._batches += 1
@@ -158,8 +170,8 @@ class SparkEngine:
             return _answers(bytes(row.answer) for row in result.mapInArrow(task, "answer binary").collect())
 
 
-def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice]) -> DataFrame:
-    """Exactly the slices' records, with the columns of `tidemark.consume.work.input_schema`."""
+def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice], *, headers: bool = True) -> DataFrame:
+    """Exactly the slices' records, with the columns of `tidemark.consume.work.input_schema`. Without ``headers`` these are null."""
     from pyspark.sql import functions as F
 
     def offsets(pick: Callable[[Slice], int]) -> str:
@@ -178,8 +190,11 @@ def kafka_records(spark: SparkSession, connections: Connections, slices: Sequenc
         reader.option("assign", json.dumps(by_topic))
         .option("startingOffsets", offsets(lambda part: part.start))
         .option("endingOffsets", offsets(lambda part: part.end))
+        .option("includeHeaders", str(headers).lower())
         .load()
     )
+    if not headers:
+        source = source.withColumn("headers", F.expr("CAST(NULL AS array<struct<key: string, value: binary>>)"))
     return source.select(*_given(F))
 
 
@@ -238,7 +253,12 @@ def _worker_task(work: Work, isolate: bool, parts: Iterator[Slice]) -> Iterator[
 
 
 def _direct_task(
-    target: Target, kafka: dict[str, str], parts: Sequence[Slice], isolate: bool, batches: Iterator[pa.RecordBatch]
+    target: Target,
+    kafka: dict[str, str],
+    parts: Sequence[Slice],
+    isolate: bool,
+    known: Sequence[str],
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """``parts`` are the tasks' slices in their order: what the rows say of themselves is compared with it, and not believed."""
     from pyspark import TaskContext
@@ -248,10 +268,19 @@ def _direct_task(
     part = parts[context.partitionId()]
 
     def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
-        judged = (judge(batch, part) for batch in rest)
+        judged = (judge(_with_known(batch, part, known), part) for batch in rest)
         return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
 
     return _in_task(batches, commit)
+
+
+def _with_known(batch: pa.RecordBatch, part: Slice, known: Sequence[str]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    values = dict(zip(GIVEN, (pa.scalar(part.partition.topic), pa.scalar(part.partition.partition, pa.int32())), strict=False))
+    for name in known:
+        batch = batch.append_column(name, pa.repeat(values[name], batch.num_rows))
+    return batch
 
 
 def _staging_task(
@@ -284,6 +313,19 @@ def _answer(act: Callable[[], object]) -> bytes:
 
 def _answers(answers: Iterable[bytes]) -> list[Any]:
     return [pickle.loads(answer) for answer in answers]  # noqa: S301 - made by our own tasks
+
+
+@contextlib.contextmanager
+def lost_jvm() -> Iterator[None]:
+    """A JVM that is gone shows in the middle of whatever was asked of it; what it answers itself is left alone."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError) as error:
+        raise SparkFailed(cause=" ".join(str(error).split())[:2000]) from error
 
 
 class _translated:

@@ -6,6 +6,7 @@ the Kafka scan: with anything else a partition's rows could reach two tasks, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,6 +77,36 @@ def partitions_of_tasks(result: DataFrame) -> list[tuple[str, int]]:
     return [(str(each.topic()), int(each.partition())) for each in read]
 
 
+def passed_on(given: DataFrame, result: DataFrame, names: Sequence[str]) -> list[str]:
+    """Those columns of ``result`` that are the very ones of ``given``, in every row: nothing was computed in their place."""
+    before, after = _ids(given), _ids(result)
+    return [name for name in names if name in before and before[name] == after.get(name)]
+
+
+def reads_headers(result: DataFrame) -> bool:
+    """Does anything in the plan above the scan use a column called ``headers``? True also where that cannot be told."""
+    nodes = [result._jdf.queryExecution().optimizedPlan()]  # noqa: SLF001 - the plan is not in PySpark's public interface
+    if any(word in str(nodes[0].toString()) for word in ("InMemoryRelation", "subquery")):
+        return True
+    while nodes:
+        node = nodes.pop()
+        children = _children(node)
+        if children and any(str(attribute.name()) == "headers" for attribute in _listed(node.references().toSeq())):
+            return True
+        nodes += children
+    return any(str(attribute.name()) == "headers" for attribute in _listed(result._jdf.queryExecution().optimizedPlan().output()))  # noqa: SLF001
+
+
+def _ids(frame: DataFrame) -> dict[str, int]:
+    """The identity that Spark gives each column of ``frame``; a new one for everything that is computed."""
+    columns = _listed(frame._jdf.queryExecution().analyzed().output())  # noqa: SLF001 - as above
+    return {str(column.name()): int(column.exprId().id()) for column in columns}
+
+
+def _listed(found: Any) -> list[Any]:
+    return [found.apply(index) for index in range(found.size())]
+
+
 def _is_kafka_scan(node: Any, name: str) -> bool:
     """Told by classes: in a node's text "kafka" may be a column's name, and a cached plan may have shuffled."""
     scanned = {"RowDataSourceScanExec": "relation", "BatchScanExec": "scan"}.get(name)
@@ -83,8 +114,7 @@ def _is_kafka_scan(node: Any, name: str) -> bool:
 
 
 def _children(node: Any) -> list[Any]:
-    found = node.children()
-    return [found.apply(index) for index in range(found.size())]
+    return _listed(node.children())
 
 
 def _is_broadcast(node: Any) -> bool:
