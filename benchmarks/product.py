@@ -7,7 +7,7 @@ keeps it between batches; everything else (look-ups, claims, plan, guard, commit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,12 @@ class _Product:
         sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else Sink(table=TABLE)
         self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sink": sink})
         self._engine._engine._spec = self._this  # noqa: SLF001 - a driver's engine has one consumer for life
+        self._wake_workers()
+
+    def _wake_workers(self) -> None:
+        """Spark ends Python workers that were idle for a minute, as they are while the others have their turns; in a run they never are."""
+        context = self._engine._engine._spark.sparkContext  # noqa: SLF001 - as above
+        context.parallelize(range(self._site.cores), self._site.cores).mapPartitions(_imported).collect()
 
     def run(self, job: Job) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())
@@ -81,6 +87,17 @@ class _Product:
 
     def close(self) -> None:
         self._engine._engine.stop()  # noqa: SLF001
+
+
+def _imported(_: Iterator[int]) -> Iterator[None]:
+    """What a worker imports for its first slice; waits a little, so that each task has a worker of its own."""
+    import time
+
+    import tidemark.spark.engine  # noqa: F401
+    from benchmarks.transforms import bench_arrow  # noqa: F401
+
+    time.sleep(0.2)
+    yield None
 
 
 class Arrow(_Product):

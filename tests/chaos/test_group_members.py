@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 from tests.attempts import FAST_JVM, all_gone
+from tests.chaos.postgres_server import PostgresServer
 from tests.chaos.trial import Trial, failure
+from tests.members import Group, wait_for
 from tests.points import Mark, until
 
 from tidemark.consume.launch import DriverDied, Progress
@@ -84,3 +86,23 @@ def test_member_that_slept_through_its_session_commits_nothing_of_it_and_goes_on
         done = member.wait(90)
         assert isinstance(done, Progress), member.log
         assert done.state == "COMMITTED"
+
+
+def test_members_outlive_a_restart_of_the_database(database_url: str, server: PostgresServer) -> None:
+    """Their sessions with Postgres are lost, not their seats: nobody joins again, and the next heartbeats go through."""
+    group = Group(database_url)
+    try:
+        first, second = group.join(), group.join()
+        group.settle()
+        generation, ids = first.generation, {first.member_id, second.member_id}
+        server.stop(0)
+        server.up()
+        seen = group.described().members
+        wait_for(group, lambda: all(now.seen_at > before.seen_at for now, before in zip(group.described().members, seen, strict=True)))
+        group.settle()
+        assert (first.generation, {first.member_id, second.member_id}) == (generation, ids)
+        group.close(first)
+        wait_for(second, lambda: len(second.assignment) == PARTITIONS)
+    finally:
+        for member in group.members:
+            member.close()

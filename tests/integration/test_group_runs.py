@@ -12,6 +12,7 @@ from tests.scenario import Scenario
 
 from tidemark.consume import launch
 from tidemark.db import session
+from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import TaskIdentity
@@ -111,3 +112,39 @@ def test_member_that_comes_late_takes_its_share(team: Team) -> None:
         counts = [first.result(60).records, second.result(60).records]
     assert min(counts) > 0
     team.check()
+
+
+LISTENER = """
+from pathlib import Path
+
+from tidemark.group.listener import RebalanceListener
+
+
+class Notes(RebalanceListener):
+    def on_partitions_assigned(self, partitions):
+        self.note("assigned", partitions)
+
+    def on_partitions_revoked(self, partitions):
+        self.note("revoked", partitions)
+
+    def note(self, what, partitions):
+        with Path(__file__).with_suffix(".notes").open("a") as notes:
+            notes.write(f"{what} {','.join(str(part.partition) for part in partitions)}\\n")
+"""
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_listeners_of_the_user_hear_of_partitions(team: Team, monkeypatch: pytest.MonkeyPatch, members: int) -> None:
+    """Whether they are taken by hand or assigned by the group."""
+    folder, module = team.scenario.folder / "transforms", f"notes_{team.scenario.name}"
+    (folder / f"{module}.py").write_text(LISTENER)
+    monkeypatch.syspath_prepend(folder)
+    team.scenario.set(members=members, listeners=[f"{module}:Notes"])
+    team.scenario.run(task=team.task(0))
+    assert (folder / f"{module}.notes").read_text().splitlines() == ["assigned 0,1,2,3", "revoked 0,1,2,3"]
+
+
+def test_listener_that_is_none_is_refused_with_what_to_write(team: Team) -> None:
+    team.scenario.set(listeners=["tidemark.errors:Refused"])
+    with pytest.raises(BadInput, match="Write module:Class"):
+        team.scenario.run(task=team.task(0))

@@ -15,7 +15,9 @@ from tidemark.consume.claims import Claimant, Found, Holding
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
 from tidemark.group.assignors import Metadata, TopicInfo, find_assignor
+from tidemark.group.listener import Listeners, RebalanceListener
 from tidemark.group.member import Member, Seat
+from tidemark.group.named import find_class
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.offsets import store
@@ -76,7 +78,8 @@ class TakenByHand:
         spec, attempt_id = attempt.spec, attempt.attempt_id
         me = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, f"attempt {attempt_id}")
         self.held = Holding(connection, cluster, found, lambda: me)
-        self.held.on_partitions_assigned(sorted(found.logs))
+        self._listeners = Listeners([self.held, *_listeners(spec)])
+        self._listeners.assigned(sorted(found.logs))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Nothing changes but by force, and that shows at the next commit."""
@@ -89,7 +92,7 @@ class TakenByHand:
 
     def close(self) -> None:
         with contextlib.suppress(TidemarkError):
-            self.held.on_partitions_revoked([claim.partition for claim in self.held.claims])
+            self._listeners.revoked([claim.partition for claim in self.held.claims])
 
 
 class GroupSeat:
@@ -98,14 +101,14 @@ class GroupSeat:
     def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: Found, interrupt: Interrupt) -> None:
         spec, group_id, attempt_id = attempt.spec, attempt.group_id, attempt.attempt_id
         with transaction(connection) as cur:
-            instance_id = store.seat_of(cur, attempt_id)
-            remembered, generation = store.partitions_of_seat(cur, group_id, instance_id) if instance_id else ((), Generation(-1))
-        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", instance_id)
+            seat_id = store.seat_of(cur, attempt_id)
+            remembered, generation = store.partitions_of_seat(cur, group_id, seat_id) if seat_id else ((), Generation(-1))
+        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", seat_id)
         self.held = Holding(connection, cluster, found, self._me)
         seat = Seat(
             group=spec.group,
             client_id=f"tidemark-{spec.name}-{socket.gethostname()}",
-            instance_id=instance_id,
+            instance_id=seat_id,
             expected_members=spec.members,
             remembered=remembered,
             generation=generation,
@@ -117,7 +120,7 @@ class GroupSeat:
             [find_assignor(name) for name in spec.assignment],
             lambda: _subscribed(spec, cluster),
             lambda topics: metadata_of(cluster, topics),
-            [self.held],
+            [self.held, *_listeners(spec)],
             interrupt=interrupt,
         )
 
@@ -156,6 +159,11 @@ def group_settings(config: KafkaConfig) -> dict[str, Any]:
                 raise BadInput(what=f"Kafka setting {name}", found=config[name], fix="Write milliseconds, a whole number above 0.")
             found[name.replace(".", "_")] = int(config[name])
     return found
+
+
+def _listeners(spec: ConsumerSpec) -> list[RebalanceListener]:
+    fix = "Write module:Class, a class that needs no arguments."
+    return [find_class(name, RebalanceListener, what="listener", fix=fix)() for name in spec.listeners]
 
 
 def _subscribed(spec: ConsumerSpec, cluster: Cluster) -> Collection[str]:

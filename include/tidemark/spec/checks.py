@@ -148,6 +148,13 @@ def assignor(text: str) -> str:
     raise NotThis("is not an assignment strategy", f"write {near}" if near else f"write one of {', '.join(ASSIGNORS)}, or module:Class")
 
 
+def listener(text: str) -> str:
+    module, colon, name = text.partition(":")
+    if not (colon and _dotted(module) and name.isidentifier()):
+        raise NotThis("is not a listener", "write module:Class of a RebalanceListener of yours")
+    return text
+
+
 def schedule(text: str) -> str:
     """Five cron fields that come due at some time, or one of Airflow's presets."""
     if text.startswith("@"):

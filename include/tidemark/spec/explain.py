@@ -39,6 +39,8 @@ _WORDS: dict[str, tuple[str, str]] = {
     "assignment": ("is not a list of strategies", "write a list: [cooperative-sticky, range]"),
     "assignment[]": ("is not an assignment strategy", "write range, roundrobin, sticky or cooperative-sticky"),
     "members": ("is not a number of members", "write a whole number, 1 or more"),
+    "listeners": ("is not a list of listeners", "write a list: [orders:Listener]"),
+    "listeners[]": ("is not a listener", "write module:Class of a RebalanceListener of yours"),
     "run": ("is not a kind of run", "write bounded or continuous"),
     "batch": ("is not a mapping", "write {max_records: 500000}, or remove the key"),
     "batch.max_records": ("is not a number of records", "write a whole number from 1 to 10000000"),

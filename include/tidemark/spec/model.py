@@ -157,6 +157,8 @@ class ConsumerSpec(_Part):
     """Strategies in order of preference."""
     members: Annotated[int, Field(ge=1)] = 1
     """Spark applications that share the group."""
+    listeners: tuple[Annotated[str, AfterValidator(checks.listener)], ...] = ()
+    """``module:Class`` of each `tidemark.group.listener.RebalanceListener` of the user's."""
     run: Annotated[Run, Field(strict=False)] = Run.BOUNDED
     batch: Batch = Batch()
     schedule: Annotated[str, AfterValidator(checks.schedule)] | None = None

@@ -86,7 +86,14 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
     for key, fix in (("topics", "write at least one topic: [flights]"), ("assignment", "write at least one: [range]")):
         if data.get(key) == ():
             yield Finding((key,), f"{key} is empty", fix)
-    lists: tuple[KeyPath, ...] = (("topics",), ("assignment",), ("sink", "key"), ("retry", "permanent"), ("airflow", "tags"))
+    lists: tuple[KeyPath, ...] = (
+        ("topics",),
+        ("assignment",),
+        ("listeners",),
+        ("sink", "key"),
+        ("retry", "permanent"),
+        ("airflow", "tags"),
+    )
     for path in lists:
         entries = _at(data, path)
         if not isinstance(entries, tuple):

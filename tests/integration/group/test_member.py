@@ -3,130 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
+from tests.members import CONFIG, Group, Told, parts, wait_for
 from tests.points import until
 
-from tidemark.db import session, transaction
+from tidemark.db import session
 from tidemark.errors import TidemarkError
-from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription, find_assignor
-from tidemark.group.coordinator import Coordinator, GroupConfig, GroupDescription, Leaving
+from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription
+from tidemark.group.coordinator import Coordinator, Leaving
 from tidemark.group.errors import FencedInstanceId, InconsistentGroupProtocol
 from tidemark.group.listener import RebalanceListener
-from tidemark.group.member import Member, MemberState, Seat, WokenUp
-from tidemark.group.states import State
+from tidemark.group.member import MemberState, WokenUp
 from tidemark.offsets.ranges import TopicPartition
-
-CONFIG = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=100)
-QUICK = {"heartbeat_interval_ms": 100, "session_timeout_ms": 2000}
-TOPIC = "flights"
-
-
-def parts(*numbers: int, topic: str = TOPIC) -> tuple[TopicPartition, ...]:
-    return tuple(TopicPartition(topic, number) for number in numbers)
-
-
-class Told(RebalanceListener):
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[TopicPartition, ...]]] = []
-
-    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self.calls.append(("assigned", tuple(partitions)))
-
-    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self.calls.append(("revoked", tuple(partitions)))
-
-    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self.calls.append(("lost", tuple(partitions)))
-
-
-@dataclass
-class Group:
-    """Makes members of one group, and polls them in turn, as each one's own process would."""
-
-    url: str
-    metadata: Metadata = field(default_factory=lambda: Metadata.of(flights=4))
-    members: list[Member] = field(default_factory=list)
-    told: dict[Member, Told] = field(default_factory=dict)
-    interrupted: list[Member] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def join(self, *assignors: str, listeners: Sequence[RebalanceListener] = (), **seat: Any) -> Member:
-        told = Told()
-        made: list[Member] = []
-        member = Member(
-            self.url,
-            Seat(group="g", client_id=f"client-{next(self.numbers)}", **{**QUICK, **seat}),
-            [find_assignor(name) for name in assignors or ("cooperative-sticky",)],
-            lambda: (TOPIC,),
-            lambda topics: Metadata({name: self.metadata.topics[name] for name in topics if name in self.metadata.topics}),
-            [told, *listeners],
-            interrupt=lambda: self.interrupted.extend(made),
-            config=CONFIG,
-        )
-        made.append(member)
-        self.members.append(member)
-        self.told[member] = told
-        return member
-
-    def poll(self) -> None:
-        for member in self.members:
-            member.poll()
-
-    def settle(self, *, within_s: float = 20) -> None:
-        """Until the group is stable with these members, and all have taken over what they were assigned."""
-
-        def settled() -> bool:
-            self.poll()
-            found = self.describe()
-            everybody = {member.member_id for member in self.members}
-            return found is not None and (
-                found.state == State.STABLE
-                and {each.member_id for each in found.members} == everybody
-                and all(member.settled and member.generation == found.generation for member in self.members)
-            )
-
-        until(settled, "the group settled", within_s)
-
-    def describe(self) -> GroupDescription | None:
-        with session(self.url) as connection:
-            return Coordinator(connection, "g", CONFIG).describe()
-
-    def described(self) -> GroupDescription:
-        found = self.describe()
-        assert found is not None
-        return found
-
-    def sql(self, statement: str) -> None:
-        with session(self.url) as connection, transaction(connection) as cur:
-            cur.execute(statement)
-
-    def assignment(self) -> dict[TopicPartition, Member]:
-        """Who has what; nothing is had twice."""
-        pairs = [(part, member) for member in self.members for part in member.assignment]
-        assert len(pairs) == len(dict(pairs))
-        return dict(pairs)
-
-    def close(self, member: Member) -> None:
-        self.members.remove(member)
-        member.close()
-
-
-def wait_for(who: Member | Group, condition: Callable[[], bool]) -> None:
-    """Polls until it is so."""
-
-    def polled() -> bool:
-        who.poll()
-        return condition()
-
-    until(polled, "polled until it is so", 20)
 
 
 @pytest.fixture
@@ -264,7 +155,7 @@ def test_member_that_closes_before_it_has_joined_leaves_no_ghost(group: Group) -
 
 def test_slow_consumer_leaves_and_hears_of_its_loss_when_it_polls_again(group: Group) -> None:
     """The heartbeat thread lives, but nobody polls: after max.poll.interval the partitions go to others."""
-    slow = group.join(max_poll_interval_ms=700)
+    slow = group.join(max_poll_interval_ms=1500)
     group.settle()
     other = group.join()
     wait_for(other, lambda: other.assignment == parts(0, 1, 2, 3))
@@ -277,7 +168,7 @@ def test_slow_consumer_leaves_and_hears_of_its_loss_when_it_polls_again(group: G
 
 def test_slow_static_consumer_keeps_its_seat_until_its_session_is_over(group: Group) -> None:
     """As in Kafka it sends no LeaveGroup: it stops its heartbeats."""
-    slow = group.join(instance_id="dag/task/0", max_poll_interval_ms=300, session_timeout_ms=900)
+    slow = group.join(instance_id="dag/task/0", max_poll_interval_ms=1000, session_timeout_ms=4000)
     group.settle()
     until(lambda: slow.state is MemberState.UNJOINED, "it has given itself up")
     assert len(group.described().members) == 1
@@ -289,7 +180,7 @@ def test_slow_static_consumer_keeps_its_seat_until_its_session_is_over(group: Gr
 
 def test_batch_that_keeps_an_eager_group_waiting_is_interrupted(group: Group) -> None:
     """The group cannot go on before it has given its partitions back; first it is left a part of the rebalance timeout."""
-    busy = group.join("range", max_poll_interval_ms=1500)
+    busy = group.join("range", max_poll_interval_ms=5000)
     group.settle()
     group.join("range")
     until(lambda: busy in group.interrupted, "interrupted")

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from tidemark.errors import BadInput
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription, TopicInfo, member_order
 from tidemark.group.assignors.check import check_assignment
@@ -15,6 +13,7 @@ from tidemark.group.assignors.random import RandomAssignor
 from tidemark.group.assignors.range import RangeAssignor
 from tidemark.group.assignors.roundrobin import RoundRobinAssignor
 from tidemark.group.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
+from tidemark.group.named import find_class
 
 __all__ = [
     "ASSIGNORS",
@@ -41,20 +40,11 @@ def find_assignor(name: str) -> Assignor:
     """
     if name in ASSIGNORS:
         return ASSIGNORS[name]()
-    module_name, colon, class_name = name.partition(":")
-    if not (colon and module_name and class_name):
-        raise _refusal(name, "no assignor has this name")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name, None)
-    except ImportError as error:
-        raise _refusal(name, f"{module_name} cannot be imported: {error}") from error
-    if found is None:
-        raise _refusal(name, f"{module_name} has no {class_name}")
-    if not (isinstance(found, type) and issubclass(found, Assignor)):
-        raise _refusal(name, f"{class_name} does not implement tidemark.group.assignors.Assignor")
+    fix = f"Write one of {', '.join(ASSIGNORS)}, or module:Class of one of your own."
+    found = find_class(name, Assignor, what="assignor", fix=fix)  # type: ignore[type-abstract]
     problem = _unusable(found)
     if problem:
-        raise _refusal(name, problem)
+        raise BadInput(what=f"assignor {name!r}", found=problem, fix=fix)
     return found()
 
 
@@ -66,8 +56,3 @@ def _unusable(found: type[Assignor]) -> str | None:
     if found.protocol not in ("eager", "cooperative"):
         return f"{found.__name__}.protocol is {found.protocol!r}, neither eager nor cooperative"
     return None
-
-
-def _refusal(name: str, found: str) -> BadInput:
-    known = ", ".join(ASSIGNORS)
-    return BadInput(what=f"assignor {name!r}", found=found, fix=f"Write one of {known}, or module:Class of one of your own.")

@@ -1,0 +1,123 @@
+"""Members of one group, each with its threads, polled in turn by one test; and what they were told."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.points import until
+from tidemark.db import session, transaction
+from tidemark.group.assignors import Metadata, find_assignor
+from tidemark.group.coordinator import Coordinator, GroupConfig, GroupDescription
+from tidemark.group.listener import RebalanceListener
+from tidemark.group.member import Member, Seat
+from tidemark.group.states import State
+from tidemark.offsets.ranges import TopicPartition
+
+CONFIG = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=100)
+QUICK = {"heartbeat_interval_ms": 100, "session_timeout_ms": 20_000}
+TOPIC = "flights"
+
+
+def parts(*numbers: int, topic: str = TOPIC) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic, number) for number in numbers)
+
+
+class Told(RebalanceListener):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[TopicPartition, ...]]] = []
+
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append(("assigned", tuple(partitions)))
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append(("revoked", tuple(partitions)))
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append(("lost", tuple(partitions)))
+
+
+@dataclass
+class Group:
+    """Makes members of one group, and polls them in turn, as each one's own process would."""
+
+    url: str
+    metadata: Metadata = field(default_factory=lambda: Metadata.of(flights=4))
+    members: list[Member] = field(default_factory=list)
+    told: dict[Member, Told] = field(default_factory=dict)
+    interrupted: list[Member] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def join(self, *assignors: str, listeners: Sequence[RebalanceListener] = (), **seat: Any) -> Member:
+        told = Told()
+        made: list[Member] = []
+        member = Member(
+            self.url,
+            Seat(group="g", client_id=f"client-{next(self.numbers)}", **{**QUICK, **seat}),
+            [find_assignor(name) for name in assignors or ("cooperative-sticky",)],
+            lambda: (TOPIC,),
+            lambda topics: Metadata({name: self.metadata.topics[name] for name in topics if name in self.metadata.topics}),
+            [told, *listeners],
+            interrupt=lambda: self.interrupted.extend(made),
+            config=CONFIG,
+        )
+        made.append(member)
+        self.members.append(member)
+        self.told[member] = told
+        return member
+
+    def poll(self) -> None:
+        for member in self.members:
+            member.poll()
+
+    def settle(self, *, within_s: float = 20) -> None:
+        """Until the group is stable with these members, and all have taken over what they were assigned."""
+
+        def settled() -> bool:
+            self.poll()
+            found = self.describe()
+            everybody = {member.member_id for member in self.members}
+            return found is not None and (
+                found.state == State.STABLE
+                and {each.member_id for each in found.members} == everybody
+                and all(member.settled and member.generation == found.generation for member in self.members)
+            )
+
+        until(settled, "the group settled", within_s)
+
+    def describe(self) -> GroupDescription | None:
+        with session(self.url) as connection:
+            return Coordinator(connection, "g", CONFIG).describe()
+
+    def described(self) -> GroupDescription:
+        found = self.describe()
+        assert found is not None
+        return found
+
+    def sql(self, statement: str) -> None:
+        with session(self.url) as connection, transaction(connection) as cur:
+            cur.execute(statement)
+
+    def assignment(self) -> dict[TopicPartition, Member]:
+        """Who has what; nothing is had twice."""
+        pairs = [(part, member) for member in self.members for part in member.assignment]
+        assert len(pairs) == len(dict(pairs))
+        return dict(pairs)
+
+    def close(self, member: Member) -> None:
+        self.members.remove(member)
+        member.close()
+
+
+def wait_for(who: Member | Group, condition: Callable[[], bool]) -> None:
+    """Polls until it is so."""
+
+    def polled() -> bool:
+        who.poll()
+        return condition()
+
+    until(polled, "polled until it is so", 20)
