@@ -14,9 +14,7 @@ from tidemark.connections import Connections
 from tidemark.consume.claims import Claimant, Found, Holding
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
-from tidemark.group.assignors import Metadata, TopicInfo, find_assignor
 from tidemark.group.listener import Listeners, RebalanceListener
-from tidemark.group.member import Member, Seat
 from tidemark.group.named import find_class
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
@@ -28,6 +26,7 @@ from tidemark.spec import ConsumerSpec
 if TYPE_CHECKING:
     from tidemark.consume.run import Engine
     from tidemark.db import Connection
+    from tidemark.group.assignors import Metadata
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +98,9 @@ class GroupSeat:
     """What the group assigns, for as long as it does. A task of Airflow's is a static member: whoever tries it again takes its seat."""
 
     def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: Found, interrupt: Interrupt) -> None:
+        from tidemark.group.assignors import find_assignor  # here, because they bring numpy: a run by hand starts without
+        from tidemark.group.member import Member, Seat
+
         spec, group_id, attempt_id = attempt.spec, attempt.group_id, attempt.attempt_id
         with transaction(connection) as cur:
             seat_id = store.seat_of(cur, attempt_id)
@@ -177,4 +179,6 @@ def instance_id(consumer: str, member: int) -> str:
 
 def metadata_of(cluster: Cluster, topics: Collection[str]) -> Metadata:
     """What an assignor is told of these topics."""
+    from tidemark.group.assignors import Metadata, TopicInfo
+
     return Metadata({topic.name: TopicInfo(topic.partitions, topic.racks) for topic in cluster.topics(topics)})

@@ -111,7 +111,7 @@ class _Shared:
 
 
 class Member:
-    """One seat of a group. `poll` and `close` belong to one thread; `wakeup`, `rejoin` and what it shows may be used from any.
+    """One seat of a group. `poll` and `close` belong to one thread; `wakeup` and what it shows may be used from any.
 
     ``topics`` says what is read now (a pattern is resolved anew at each join), ``metadata`` what exists of these topics. ``interrupt`` is
     called from the protocol thread when the polling thread is needed and has been busy for too long, or when its partitions are lost:
@@ -221,12 +221,6 @@ class Member:
                 task()
             elif failed is not None:
                 raise failed
-
-    def rejoin(self, reason: str) -> None:
-        """Has the member join again, and with it the group rebalance."""
-        with self._changed:
-            self._shared.rejoin = reason
-        self._wakeups.wake()
 
     def wakeup(self) -> None:
         """Has the poll that waits, or the next one, raise `WokenUp`. From any thread."""
