@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
@@ -78,8 +78,11 @@ class _Product:
 
     def _wake_workers(self) -> None:
         """Spark ends Python workers that were idle for a minute, as they are while the others have their turns; in a run they never are."""
-        context = self._engine._engine._spark.sparkContext  # noqa: SLF001 - as above
-        context.parallelize(range(self._site.cores), self._site.cores).mapPartitions(_imported).collect()
+        spark, cores = self._engine._engine._spark, self._site.cores  # noqa: SLF001 - as above
+        if self.transform == Spark.transform:  # they are others, because Spark starts them with other settings
+            spark.range(0, cores, 1, cores).mapInArrow(_imported, "id long").collect()
+        else:
+            spark.sparkContext.parallelize(range(cores), cores).mapPartitions(_imported).collect()
 
     def run(self, job: Job) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())
@@ -89,7 +92,7 @@ class _Product:
         self._engine._engine.stop()  # noqa: SLF001
 
 
-def _imported(_: Iterator[int]) -> Iterator[None]:
+def _imported(given: Iterator[Any]) -> Iterator[Any]:
     """What a worker imports for its first slice; waits a little, so that each task has a worker of its own."""
     import time
 
@@ -97,7 +100,7 @@ def _imported(_: Iterator[int]) -> Iterator[None]:
     from benchmarks.transforms import bench_arrow  # noqa: F401
 
     time.sleep(0.2)
-    yield None
+    yield from given
 
 
 class Arrow(_Product):

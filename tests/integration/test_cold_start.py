@@ -18,7 +18,7 @@ from tests.scenario import eventually
 
 from tidemark.local.jars import cache, spark_jars
 from tidemark.local.java import find_java
-from tidemark.spark.session import local_archive
+from tidemark.spark.session import COLLECTOR, local_archive
 
 DRIVER = """
 import json, sys
@@ -35,7 +35,7 @@ words, maps = (process / "cmdline").read_text().split("\\0"), (process / "maps")
 found = {
     "sum": spark.range(1000).selectExpr("sum(id)").first()[0],
     "kafka": spark.read.format("kafka").option("kafka.bootstrap.servers", "host:1").option("subscribe", "t").load().columns,
-    "options": [word for word in words if word.startswith("-XX:TieredStop") or word in ("-Dmine=1", "-Dtheirs=1")],
+    "options": [word for word in words if word.startswith(("-XX:TieredStop", "-XX:+UseParallel", "-XX:NewRatio", "-Dmine", "-Dtheirs"))],
     "archives": sorted({line[line.index("/") :] for line in maps if line.endswith(".jsa")}),
 }
 spark.stop()
@@ -116,7 +116,21 @@ def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(driv
     conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -Dmine=1", "spark.driver.defaultJavaOptions": "-Dtheirs=1"}
     found = ended(drivers.start(cache(), conf=conf))
     assert str(archive) in found["archives"]
-    assert found["options"] == ["-XX:TieredStopAtLevel=1", "-Dtheirs=1", "-XX:TieredStopAtLevel=4", "-Dmine=1"]
+    assert found["options"] == ["-XX:TieredStopAtLevel=1", *COLLECTOR, "-Dtheirs=1", "-XX:TieredStopAtLevel=4", "-Dmine=1"]
+
+
+@pytest.mark.parametrize("where", ["spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions", "JDK_JAVA_OPTIONS"])
+def test_a_collector_that_somebody_has_chosen_is_the_only_one(
+    drivers: Drivers, archive: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A JVM that is told two does not start. The archive, made with another one, is mapped all the same."""
+    chosen = "-XX:+UseSerialGC"
+    conf = {where: chosen} if where.startswith("spark.") else {}
+    if not conf:
+        monkeypatch.setenv(where, chosen)
+    found = ended(drivers.start(cache(), conf=conf))
+    assert str(archive) in found["archives"]
+    assert not set(COLLECTOR) & set(found["options"])
 
 
 def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(drivers: Drivers) -> None:

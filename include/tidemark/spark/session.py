@@ -41,14 +41,19 @@ SETTINGS = {
 }
 CLASS_PATH = "spark.driver.extraClassPath"
 
+EXTRA_OPTIONS = "spark.driver.extraJavaOptions"
 OPTIONS = "spark.driver.defaultJavaOptions"
-"""Spark puts the user's ``spark.driver.extraJavaOptions`` behind these, and of an option that is given twice the JVM takes the last."""
+"""Spark puts the user's `EXTRA_OPTIONS` behind these, and of an option that is given twice the JVM takes the last."""
 
 IF_INTACT = ("-XX:+VerifySharedSpaces", "-Xlog:cds*=off")
 """Go on without an archive that cannot be used, and do not write so to stdout."""
 
 C1 = "-XX:TieredStopAtLevel=1"
 """Compile quickly and once. Half of what a small run's JVM does is the other compiler's work."""
+
+COLLECTOR = ("-XX:+UseParallelGC", "-XX:NewRatio=1")
+"""Nearly all that passes through is garbage at once, in pieces of megabytes: a large young generation, and no collector that takes such
+pieces for long-lived. Measured on 2 cores and 1 GB: 8 % more records a second in the Spark form than with the JVM's own choice."""
 
 C1_RECORDS = 250_000
 """Records through the JVM up to which C1 is chosen. It saves about 6 s of CPU and costs 5 µs more a record of a plain ``from_json``, so it
@@ -71,6 +76,8 @@ def start_session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     alone = not submitted and _alone(user.get("spark.master", connections.spark_master))
     options = [C1] if alone and records is not None and records <= C1_RECORDS else []
+    if alone and not _names_collector(user):
+        options += COLLECTOR
     if not any(name in user for name in BRINGS_JARS) and not (submitted and _submitted_with_jars()):
         if not alone:
             settings["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
@@ -148,6 +155,12 @@ def _alone(master: str) -> bool:
     conf = Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
     configured = "PYSPARK_SUBMIT_ARGS" in os.environ or (conf.is_dir() and any(conf.iterdir()))
     return re.fullmatch(r"local(\[.*\])?", master) is not None and not configured
+
+
+def _names_collector(user: Mapping[str, str]) -> bool:
+    """Has somebody else chosen? A JVM that is told two collectors does not start."""
+    told = [user.get(OPTIONS), user.get(EXTRA_OPTIONS), *map(os.environ.get, ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))]
+    return any(re.search(r"-XX:\+Use\w+GC\b", options or "") for options in told)
 
 
 def _class_path() -> str:
