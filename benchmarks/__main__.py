@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks import assignors, cold, growth, memory, packages, report, where
+from benchmarks import assignors, cold, group, growth, latency, memory, packages, report, where
 from benchmarks.contestants import ALL, BY_NAME, Contestant, Needs, Reads
 from benchmarks.harness import ROOT, Figure, Harness
 from benchmarks.packages import Unobtainable
@@ -23,7 +23,7 @@ from benchmarks.stage import Stage, set_up
 
 BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
-WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors")
+WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency")
 PARTITIONS = 4
 SHARE = 4
 """Contestants of `Reads.PART` read one in so many records."""
@@ -88,9 +88,14 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
     if "growth" in options.what:
         extent = growth.QUICK if options.quick else growth.FULL
         sections["growth"] = growth.measure(stage, harness, extent, options.width, rounds, say)
+    harness.close_all_but([BY_NAME["arrow_transform"]])
+    if "group" in options.what:
+        sections["group"] = group.measure(stage, harness, group.QUICK if options.quick else group.FULL, options.width, say)
     harness.close()
     if "cold" in options.what:
         sections["cold"] = cold.measure(stage, site, options.width, 1 if options.quick else 3, say)
+    if "latency" in options.what:
+        sections["latency"] = latency.measure(stage, site, options.width, 5 if options.quick else 60, say)
     if "where" in options.what:
         records = min(options.records, 1_000_000)
         topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))

@@ -29,6 +29,7 @@ from benchmarks.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 900
+WARM_RUNS = 3
 DISTURBED = 0.15
 """A run is marked when more than this share of the machine's CPU time went elsewhere. The kernel's own work (writing back, loopback)
 counts there too and stays well below."""
@@ -210,13 +211,15 @@ class Harness:
         return {name: Figure(tuple(done)) for name, done in runs.items()}
 
     def warm(self, jobs: Sequence[tuple[Contestant, Job]]) -> dict[str, str]:
-        """Everybody once, without a figure. What cannot run at all, and why."""
-        failed = {}
+        """Everybody `WARM_RUNS` times, without a figure, until the JVMs have compiled what they run. What cannot run at all, and why."""
+        failed: dict[str, str] = {}
         for contestant, job in jobs:
-            run = self.once(contestant, job)
-            self._report(f"warm-up    {contestant.title:<46} {said(run)}")
-            if run.error:
-                failed[contestant.name] = run.error
+            for _ in range(WARM_RUNS):
+                run = self.once(contestant, job)
+                self._report(f"warm-up    {contestant.title:<46} {said(run)}")
+                if run.error:
+                    failed[contestant.name] = run.error
+                    break
         return failed
 
     def _seat(self, contestant: Contestant) -> Seat:

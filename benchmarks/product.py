@@ -7,9 +7,9 @@ keeps it between batches; everything else (look-ups, claims, plan, guard, commit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg2
 
@@ -40,6 +40,9 @@ class _Warm:
 
     def __init__(self, engine: SparkEngine) -> None:
         self._engine = engine
+
+    def warm_up(self, sample: Sequence[Slice]) -> None:
+        self._engine.warm_up(sample)
 
     def layout(self, connection: Connection) -> Layout:
         return self._engine.layout(connection)
@@ -74,15 +77,7 @@ class _Product:
         sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else Sink(table=TABLE)
         self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sink": sink})
         self._engine._engine._spec = self._this  # noqa: SLF001 - a driver's engine has one consumer for life
-        self._wake_workers()
-
-    def _wake_workers(self) -> None:
-        """Spark ends Python workers that were idle for a minute, as they are while the others have their turns; in a run they never are."""
-        spark, cores = self._engine._engine._spark, self._site.cores  # noqa: SLF001 - as above
-        if self.transform == Spark.transform:  # they are others, because Spark starts them with other settings
-            spark.range(0, cores, 1, cores).mapInArrow(_imported, "id long").collect()
-        else:
-            spark.sparkContext.parallelize(range(cores), cores).mapPartitions(_imported).collect()
+        self._engine.warm_up(())  # Spark ends workers that were idle for a minute, as they are while the others have their turns
 
     def run(self, job: Job) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())
@@ -90,17 +85,6 @@ class _Product:
 
     def close(self) -> None:
         self._engine._engine.stop()  # noqa: SLF001
-
-
-def _imported(given: Iterator[Any]) -> Iterator[Any]:
-    """What a worker imports for its first slice; waits a little, so that each task has a worker of its own."""
-    import time
-
-    import tidemark.spark.engine  # noqa: F401
-    from benchmarks.transforms import bench_arrow  # noqa: F401
-
-    time.sleep(0.2)
-    yield from given
 
 
 class Arrow(_Product):
@@ -111,10 +95,10 @@ class Spark(_Product):
     transform = "bench_spark"
 
 
-def write_spec(folder: Path, transform: str, topics: Sequence[str], group: str | None = None) -> ConsumerSpec:
+def write_spec(folder: Path, transform: str, topics: Sequence[str], group: str | None = None, **keys: str) -> ConsumerSpec:
     """A consumer's file in ``folder/consumers``, named after its transform, and what it says."""
     file = folder / "consumers" / f"{transform}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     text = f"group: {group or transform}\ntopics: [{', '.join(topics)}]\ntransform: {transform}:transform\nsink: {{table: {TABLE}}}\n"
-    file.write_text(text)
+    file.write_text(text + "".join(f"{key}: {value}\n" for key, value in keys.items()))
     return load_consumer(file)

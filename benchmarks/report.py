@@ -101,7 +101,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory", "assignors"}):
+    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency"}):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("\n".join(lines))
@@ -124,6 +124,10 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made.append(memory.table(found["memory"]))
     if "assignors" in only and "assignors" in found:
         made.append(_assignors(found["assignors"]))
+    if "group" in only and "group" in found:
+        made += _group(found["group"])
+    if "latency" in only and "latency" in found:
+        made.append(_latency(found["latency"]))
     if "where" in only and "where" in found:
         rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
         made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))
@@ -188,6 +192,45 @@ def _assignors(rows: list[dict[str, Any]]) -> TableOf:
         times = [f"{one['fresh_s']:.3g}{ratios[0]}", f"{one['one_left_s']:.3g}{ratios[1]}"]
         cells.append([name, one["group"], "equal" if one["equal"] else "unequal", *times])
     return "Assignors: CPU seconds of an assignment", ["assignor", "group", "subscriptions", "fresh", "one member gone"], cells
+
+
+def _group(found: Mapping[str, Any]) -> list[TableOf]:
+    rebalances = [
+        [
+            str(one["members"]),
+            one["assignor"],
+            str(one["count"]),
+            *(f"{one[name]:.3f}" for name in ("median_s", "p99_s", "leaves_median_s", "joins_median_s")),
+            *(f"{one[name]:.1f}" for name in ("statements_of_joiner", "statements_of_each_other")),
+        ]
+        for one in found["rebalances"]
+    ]
+    columns = ["members", "assignor", "rebalances", "median", "p99", "one leaves", "one joins", "statements of a joiner", "of each other"]
+    statements = [[name, str(count)] for name, count in found["statements"].items()]
+    overhead = [
+        [
+            f"{one['records']:,}",
+            f"{one['by_hand_s']:.3f}",
+            f"{one['in_a_group_s']:.3f}",
+            f"{one['in_a_group_s'] - one['by_hand_s']:+.3f}",
+            f"{one['in_a_group_s'] / one['by_hand_s']:.2f}",
+        ]
+        for one in found["overhead"]
+    ]
+    return [
+        ("Rebalances of a group: seconds until all have their partitions", columns, rebalances),
+        ("Statements of Postgres, beside BEGIN and COMMIT", ["", "statements"], statements),
+        ("A run in a group of one, in seconds", ["records", "by hand", "in a group", "difference", "ratio"], overhead),
+    ]
+
+
+def _latency(rows: list[dict[str, Any]]) -> TableOf:
+    cells = [[one["form"], *(f"{one[name]:.0f}" for name in ("p50_ms", "p99_ms", "max_ms", "handover_ms"))] for one in rows]
+    return (
+        "A continuous run at 1,000 records/s: milliseconds from produce to commit",
+        ["form", "p50", "p99", "max", "max while the next run takes over"],
+        cells,
+    )
 
 
 def _machine_text(found: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ def _consume(options: argparse.Namespace) -> None:
     import_from(folders)  # an assignor of the user's is needed before the transform is
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
 
-    def start(records: int) -> run.Engine:
+    def start(records: int | None) -> run.Engine:
         from tidemark.spark.engine import SparkEngine
 
         transform = load_transform(spec, folders)
@@ -56,7 +56,7 @@ def _consume(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="One bounded run of a consumer.")
+    parser = argparse.ArgumentParser(description="One run of a consumer.")
     parser.add_argument("name", help="the consumer's name: its file's stem")
     parser.add_argument("--consumers", type=Path, metavar="DIR", help="where the consumers' files are")
     parser.add_argument("--transforms", type=Path, action="append", default=[], metavar="DIR", help="a further folder of transforms")

@@ -97,6 +97,8 @@ class LocalEngine:
     """Called before each slice; what it raises takes the slice's place."""
     batches: list[list[Slice]] = field(default_factory=list)
 
+    def warm_up(self, sample: Sequence[Slice]) -> None: ...
+
     def layout(self, connection: Connection) -> Layout:
         return layout_of(self.transform, self.spec.sink, connection, _no_spark)
 
@@ -190,7 +192,7 @@ class Scenario:
         attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity())
         self.engine = None
 
-        def start(_records: int) -> LocalEngine:
+        def start(_records: int | None) -> LocalEngine:
             transform, permanent = load_transform(spec, self.folders), load_permanent(spec, self.folders)
             self.engine = LocalEngine(spec, transform, self.connections, permanent, before)
             return self.engine

@@ -65,7 +65,7 @@ def task(task):
         "kind": type(task).__name__, "owner": task.owner, "retries": task.retries, "retry_delay": task.retry_delay.total_seconds(),
         "pool": task.pool, "timeout": task.execution_timeout and task.execution_timeout.total_seconds(), "doc": task.doc_md,
         "upstream": sorted(task.upstream_task_ids), "outlets": [asset.name for asset in task.outlets],
-        "templates": {name: getattr(task, name) for name in task.template_fields}, "rule": task.trigger_rule.value,
+        "templates": {name: getattr(task, name, None) for name in task.template_fields}, "rule": task.trigger_rule.value,
         "policy": policy and policy.serialize(),
     }
 
@@ -222,6 +222,13 @@ def test_documentation_tells_what_the_consumer_does(facts):
 def test_consumer_without_a_schedule_runs_by_hand_only(facts):
     """No schedule in the file, none in Airflow."""
     assert facts["dags"]["consume__news"]["schedule"] is None
+
+
+def test_continuous_consumer_has_a_run_for_each_stretch_of_time_and_one_beside_it_to_take_over(read, tmp_path):
+    (tmp_path / "news.yaml").write_text(f"{SMALL}run: continuous\nrun_for: 10m\n")
+    dag = read(tmp_path)["dags"]["consume__news"]
+    assert (dag["schedule"], dag["max_active_runs"], dag["catchup"]) == ("0:10:00", 2, False)
+    assert "one after the other, 10m each" in dag["doc"]
 
 
 def test_bad_file_makes_a_dag_that_tells_its_problems(facts):

@@ -53,11 +53,16 @@ def test_readme_suite_can_be_loaded(tmp_path: Path) -> None:
 
 
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
-    """The page's example is a good file, and leaves no key out."""
-    text = snippets(CONSUMERS, "yaml")[0]
+    """The page's example is a good file, and leaves no key out but those that go with none of its others."""
+    text, continuous = (next(one for one in snippets(CONSUMERS, "yaml") if word in one) for word in ("every key", "run: continuous"))
     (tmp_path / "orders.yaml").write_text(text)
     load_consumer(tmp_path / "orders.yaml")
-    assert set(yaml.safe_load(text)) | {"topic_pattern"} == set(ConsumerSpec.model_fields) - {"name", "source"}
+    (tmp_path / "live.yaml").write_text(re.sub(r"^(run|schedule):.*\n", "", text, flags=re.MULTILINE) + continuous)
+    load_consumer(tmp_path / "live.yaml")
+    assert set(yaml.safe_load(text)) | set(yaml.safe_load(continuous)) | {"topic_pattern"} == set(ConsumerSpec.model_fields) - {
+        "name",
+        "source",
+    }
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((project.root() / "docs").glob("*.md")))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ include/consumers/departures.yaml:10:1: unknown key "owner"; did you mean "airfl
 
 def test_what_is_not_available_yet_is_told_beside_what_is_wrong(tmp_path):
     """A key that nothing acts on is refused in words, never ignored; its value is checked all the same."""
-    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h]}}\nrun: continuous\n"
+    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h]}}\n"
     assert (
         str(refused(tmp_path, text)).replace(f"{tmp_path}/", "")
         == """\
@@ -84,16 +85,12 @@ departures.yaml:4:17: retry.delays is not available yet: there is no retry ladde
 departures.yaml:4:26: retry.delays[2] is not a duration: "30 m"
     4 | retry: {delays: [5m, 5m, 30 m, 1h]}
       |                          ^^^^ write a number and a unit without a space: 30s, 5m, 1h
-departures.yaml:5:6: run: continuous is not available yet: every run ends at the end offsets it saw
-    5 | run: continuous
-      |      ^^^^^^^^^^ write bounded, and a schedule
-3 problems; departures was not loaded"""
+2 problems; departures was not loaded"""
     )
 
 
 NOT_YET = {
     ("retry", "delays"): "retry: {delays: [5m]}",
-    ("run",): "run: continuous",
     ("validation", "on_failure"): "validation: {suite: departures, on_failure: rewind}",
 }
 
@@ -134,6 +131,8 @@ WRONG = [
     ("members: 1.0", 10, 3, "members is not a number of members: 1.0", "1 or more"),
     ("members: 0", 10, 1, "members is not a number of members: 0", "1 or more"),
     ("run: no", 6, 2, "run is not a kind of run: no", "write bounded or continuous"),
+    ("run_for: 15m", 1, 7, "run_for has no use in a bounded run", "write run: continuous"),
+    ("run_for: 15", 10, 2, "run_for is not a duration: 15", "30s, 5m, 1h"),
     ("batch: {max_records: 10000001}", 22, 8, "batch.max_records is not a number of records: 10000001", "from 1 to 10000000"),
     ("batch: {max_failed_records: -1}", 29, 2, "batch.max_failed_records is not a number of records: -1", "null for no limit"),
     ("batch: 5", 8, 1, "batch is not a mapping: 5", "write {max_records: 500000}"),
@@ -168,6 +167,18 @@ WRONG = [
     ("? [run]\n: bounded", 3, 5, "a key is a list or a mapping", "write a plain word"),
     ("transform: other:transform", 1, 9, "transform stands twice, first in line 2", "remove one of them"),
 ]
+
+
+def test_a_continuous_run_has_no_schedule_and_time_to_hand_over(tmp_path):
+    text = f"{SMALL}run: continuous\nrun_for: 10m\nschedule: '@hourly'\nairflow: {{execution_timeout: 11m}}\n"
+    first, second = refused(tmp_path, text).problems
+    assert (first.line, first.message) == (6, "schedule has no use where runs are continuous: each is followed by the next")
+    assert (second.line, second.column, second.fix) == (7, 30, "write 12m or more, or a shorter run_for")
+    good = tmp_path / "good"
+    good.mkdir()
+    file = good / "departures.yaml"
+    file.write_text(f"{SMALL}run: continuous\nrun_for: 10m\nairflow: {{execution_timeout: 12m}}\n")
+    assert load_consumer(file).run_for == timedelta(minutes=10)
 
 
 @pytest.mark.parametrize(("line", "column", "length", "message", "fix"), WRONG, ids=[row[0][:40] for row in WRONG])

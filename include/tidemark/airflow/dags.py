@@ -10,8 +10,9 @@ from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule
 
 from tidemark import project
 from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
-from tidemark.spec import AirflowSettings, ConsumerSpec, Problem, SpecInvalid, read_folder
+from tidemark.spec import AirflowSettings, ConsumerSpec, Problem, Run, SpecInvalid, read_folder
 from tidemark.spec.checks import CONSUMER_NAME_LIMIT
+from tidemark.spec.duration import format_duration
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """Long ago and always the same: with ``catchup=False`` a schedule begins with its next interval."""
@@ -39,7 +40,11 @@ def consume_dags() -> dict[str, DAG]:
 
 def _dag(spec: ConsumerSpec) -> DAG:
     settings = spec.airflow
-    with DAG(**_common(spec.name, _doc(spec), settings), schedule=spec.schedule, description=spec.description) as dag:
+    continuous = spec.run is Run.CONTINUOUS
+    schedule = spec.run_for if continuous else spec.schedule
+    runs = 2 if continuous else 1  # of continuous ones the next starts beside the last, and takes over from it
+    reads = "comes" if continuous else "is in the topics when it starts"
+    with DAG(**_common(spec.name, _doc(spec), settings, runs), schedule=schedule, description=spec.description) as dag:
         common: dict[str, Any] = {"owner": settings.owner, "retries": settings.retries, "retry_delay": settings.retry_delay}
         if settings.pool is not None:
             common["pool"] = settings.pool
@@ -48,7 +53,7 @@ def _dag(spec: ConsumerSpec) -> DAG:
             "task_id": "consume",
             "execution_timeout": settings.execution_timeout,
             "retry_policy": RETRY_POLICY,
-            "doc_md": "Reads what is in the topics when it starts, loads it, and commits offsets with the rows.",
+            "doc_md": f"Reads what {reads}, loads it, and commits offsets with the rows.",
             **common,
         }
         consume: Any
@@ -79,14 +84,14 @@ def _bad_dag(name: str, error: SpecInvalid) -> DAG:
     return dag
 
 
-def _common(name: str, doc: str, settings: AirflowSettings) -> dict[str, Any]:
+def _common(name: str, doc: str, settings: AirflowSettings, runs: int = 1) -> dict[str, Any]:
     return {
         "dag_id": f"consume__{name}",
         "doc_md": doc,
         "tags": ["tidemark", "consume", *settings.tags],
         "start_date": START,
         "catchup": False,
-        "max_active_runs": 1,
+        "max_active_runs": runs,
         "default_args": {"owner": settings.owner},
     }
 
@@ -97,6 +102,7 @@ def _doc(spec: ConsumerSpec) -> str:
     rows = {
         "Group": f"`{spec.group}`",
         "Reads": f"{topics}, at most {spec.batch.max_records:,} records a batch",
+        "Runs": f"one after the other, {format_duration(spec.run_for)} each" if spec.run is Run.CONTINUOUS else "to the ends that it finds",
         "Members": f"{spec.members}, partitions by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Transform": f"`{spec.transform}`",
         "Loads": f"`{spec.sink.table}`, offsets in the transaction of the rows",

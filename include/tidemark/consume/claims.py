@@ -29,6 +29,10 @@ GRACE_MS = 10_000
 """How long a commit that is in flight on a partition is waited for, before its database session is ended."""
 
 
+LogNow = Callable[[TopicPartition], Log]
+"""Looks at a partition once more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claimant:
     """Who claims: an attempt, for a group; ``owner`` is what stands on the rows.
@@ -48,7 +52,7 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run found in the cluster when it started; it reads up to these ``ends``."""
+    """What a look at the cluster found: a run reads up to these ``ends``."""
 
     topics: Sequence[Topic]
     logs: Mapping[TopicPartition, Log]
@@ -61,7 +65,12 @@ class Holding(RebalanceListener):
     def __init__(self, connection: Connection, cluster: Cluster, found: Found, me: Callable[[], Claimant]) -> None:
         self._connection, self._cluster, self._found, self._me = connection, cluster, found, me
         self._claims: dict[TopicPartition, Claim] = {}
+        self._unborn: set[TopicPartition] = set()
         self._planned: dict[TopicPartition, dict[str, object]] = {}
+
+    @property
+    def found(self) -> Found:
+        return self._found
 
     @property
     def claims(self) -> list[Claim]:
@@ -73,10 +82,33 @@ class Holding(RebalanceListener):
         """Offsets that are still to be read."""
         return sum(max(0, self._found.ends[claim.partition] - claim.position) for claim in self.claims)
 
+    def see(self, found: Found) -> None:
+        """Reads on up to other ends. Claims what was assigned before it was found. Raises `TopicRecreated`."""
+        known = {topic.name: topic.kafka_uuid for topic in self._found.topics}
+        for topic in found.topics:
+            if known.get(topic.name, topic.kafka_uuid) != topic.kafka_uuid:
+                raise self.recreated(topic.name)
+        moved = found.ends != self._found.ends
+        self._found = found
+        if born := sorted(partition for partition in self._unborn if partition in found.logs):
+            self.on_partitions_assigned(born)
+        elif moved:
+            self._plan(self._me())
+
+    def recreated(self, topic: str) -> TopicRecreated:
+        """The error for a topic that was deleted and created again."""
+        positions = {claim.partition.partition: claim.position for claim in self.claims if claim.partition.topic == topic}
+        return TopicRecreated(topic=topic, positions=positions)
+
     def next_batch(self, max_records: int) -> list[Slice]:
-        """What to read next, as far as an operator lets it flow (`tidemark.offsets.flow`); empty when there is nothing left."""
+        """What to read next, as far as an operator lets it flow (`tidemark.offsets.flow`); empty when there is nothing left.
+
+        Raises `OffsetFenced` if a partition was taken away or rewound: better now than at the commit.
+        """
+        me = self._me()
         with transaction(self._connection) as cur:
-            now = flow.read(cur, self._me().group_id)
+            now = flow.read(cur, me.group_id)
+            store.require_held(cur, me.group_id, self.claims)
         open_ = now.open(self.claims, self._found.ends)
         ends = now.bounded(open_, self._found.ends, self._cluster.times_at, self._cluster.offsets_for_time)
         return plan_batch(open_, ends, max_records)
@@ -96,8 +128,9 @@ class Holding(RebalanceListener):
         that a newer generation holds is left out under the group protocol, where the next rebalance says whose it is; else `ClaimRefused`.
         """
         me = self._me()
-        known = [partition for partition in partitions if partition in self._found.logs]  # one that was born later is the next run's
-        for claim in claim_all(self._connection, me, self._found, known):
+        known = [partition for partition in partitions if partition in self._found.logs]
+        self._unborn = (self._unborn | set(partitions)) - set(known)  # they are read as soon as a look has found them
+        for claim in claim_all(self._connection, me, self._found, known, self._log_now):
             self._claims[claim.partition] = claim
         self._plan(me)
         log.info("partitions claimed group=%s attempt=%s generation=%s partitions=%s", me.group, me.attempt_id, me.generation, len(known))
@@ -105,6 +138,7 @@ class Holding(RebalanceListener):
     def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Gives partitions back. What is already somebody else's is left alone."""
         me = self._me()
+        self._unborn -= set(partitions)
         held = [self._claims.pop(partition) for partition in partitions if partition in self._claims]
         with transaction(self._connection) as cur:
             for claim in held:
@@ -112,6 +146,7 @@ class Holding(RebalanceListener):
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
         """They are not ours to give back."""
+        self._unborn -= set(partitions)
         for partition in partitions:
             self._claims.pop(partition, None)
 
@@ -121,22 +156,30 @@ class Holding(RebalanceListener):
         self._claims.clear()
         self.on_partitions_assigned(sorted(held))
 
+    def _log_now(self, partition: TopicPartition) -> Log:
+        """A partition's log as it is now: since this run has looked, another member may have read on."""
+        start, end = self._cluster.log_starts([partition])[partition], self._cluster.stable_ends([partition])[partition]
+        return Log(partition, start, max(start, end))
+
     def _plan(self, me: Claimant) -> None:
         for claim in self.claims:
             end = self._found.ends[claim.partition]
-            if end > claim.position and claim.partition not in self._planned:
-                self._planned[claim.partition] = {
-                    "topic": claim.partition.topic,
-                    "topic_id": claim.topic_id,
-                    "partition": claim.partition.partition,
-                    "start": claim.position,
-                    "end": end,
-                }
+            if end > claim.position:
+                planned = self._planned.setdefault(
+                    claim.partition,
+                    {
+                        "topic": claim.partition.topic,
+                        "topic_id": claim.topic_id,
+                        "partition": claim.partition.partition,
+                        "start": claim.position,
+                    },
+                )
+                planned["end"] = end
         with transaction(self._connection) as cur:
             store.plan_attempt(cur, me.attempt_id, list(self._planned.values()))
 
 
-def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Collection[TopicPartition]) -> list[Claim]:
+def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Collection[TopicPartition], log_now: LogNow) -> list[Claim]:
     """See `Holding.on_partitions_assigned`."""
     wanted = {partition.topic for partition in partitions}
     topics = sorted((topic for topic in found.topics if topic.name in wanted), key=lambda topic: topic.name)
@@ -157,7 +200,7 @@ def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Co
         for partition in (partition for partition in topic.all() if partition in partitions):
             try:
                 # what is new under a name that the group has read is read from its start, also under `latest`
-                claims.append(_claim(connection, me, ids[topic.name], found.logs[partition], topic_known=bool(mine or old)))
+                claims.append(_claim(connection, me, ids[topic.name], found.logs[partition], log_now, topic_known=bool(mine or old)))
             except ClaimRefused as error:
                 if me.member_id is None:
                     raise
@@ -165,14 +208,14 @@ def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Co
     return claims
 
 
-def _claim(connection: Connection, me: Claimant, topic_id: int, found: Log, *, topic_known: bool) -> Claim:
+def _claim(connection: Connection, me: Claimant, topic_id: int, found: Log, log_now: LogNow, *, topic_known: bool) -> Claim:
     for grace_ms in (GRACE_MS, GRACE_MS):
         try:
             with transaction(connection) as cur:
                 cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(grace_ms),))
                 if me.member_id is not None:
                     store.require_member(cur, me.group, me.group_id, me.member_id)
-                return _claim_row(cur, me, topic_id, found, topic_known=topic_known)
+                return _claim_row(cur, me, topic_id, found, log_now, topic_known=topic_known)
         except DatabaseUnavailable as error:
             if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
                 raise
@@ -183,7 +226,7 @@ def _claim(connection: Connection, me: Claimant, topic_id: int, found: Log, *, t
     raise blocked
 
 
-def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, *, topic_known: bool) -> Claim:
+def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, log_now: LogNow, *, topic_known: bool) -> Claim:
     partition = found.partition
     cur.execute(
         "SELECT FROM tidemark.partition_offset WHERE group_id = %s AND topic_id = %s AND partition = %s",
@@ -194,6 +237,8 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, *, topic_kn
         store.start_partition(cur, me.group_id, topic_id, partition.partition, first)
         log.info("partition starts group=%s partition=%s offset=%s", me.group, partition, first)
     claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, seat=me.seat, end=found.end)
+    if claim.position > found.end:  # read on by somebody who looked later, or a log that was truncated
+        found = log_now(partition)
     jump = check_position(found, claim.position, me.reset)
     if jump is None:
         return claim

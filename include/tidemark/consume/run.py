@@ -1,4 +1,4 @@
-"""A bounded run: what is in the topics now, then stop.
+"""A run of a consumer: what is in the topics now, then stop; or, if it is continuous, whatever comes until its time is up.
 
     ① look up topics and ends   ② take a seat in the group: claim what is assigned   ③ store what the run will read
     ④ start the engine and check the sink   ⑤ batch after batch until every position has reached its end   ⑥ release, leave
@@ -8,6 +8,9 @@ from there.
 
 A consumer with one member takes all partitions by hand. With several, each is a member of the group (`tidemark.group.member`): between two
 batches it hears what was assigned to it and what was taken away, and it ends when nothing that it holds is left to read.
+
+A continuous run starts the engine first, and then takes over from the run before it, which learns so before its next batch and ends. A run
+whose partitions a rewind has moved learns it likewise, claims them again and goes on from the new positions.
 """
 
 from __future__ import annotations
@@ -20,32 +23,32 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemark import schema
 from tidemark.connections import Connections
-from tidemark.consume.claims import Found, Holding
+from tidemark.consume.claims import Holding
 from tidemark.consume.seat import Attempt, GroupSeat, Interrupt, TakenByHand
+from tidemark.consume.window import Window, last_records, look, window_of
 from tidemark.consume.work import payloads
 from tidemark.db import session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
-from tidemark.kafka.cluster import Cluster, Topic
+from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
-from tidemark.offsets.reset import Log, TopicRecreated
-from tidemark.offsets.store import TaskIdentity
+from tidemark.offsets.store import ClaimRefused, TaskIdentity
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.table import Layout
-from tidemark.spec import ConsumerSpec
+from tidemark.spec import ConsumerSpec, Run
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 1.0
-"""How long a member without anything to read waits for news of its group at a time."""
-
 
 class Engine(Protocol):
     """Turns slices into committed slices. Made once a run has something to read; used by one thread."""
+
+    def warm_up(self, sample: Sequence[Slice]) -> None:
+        """Spends beforehand what the first batch would have to. May read ``sample``; commits nothing."""
 
     def layout(self, connection: Connection) -> Layout:
         """How the transform's output goes into the sink. Raises `SinkMismatch` before anything is read."""
@@ -103,8 +106,8 @@ def open_attempt(database_url: str, group: str, task: TaskIdentity) -> int:
             return store.new_attempt(cur, store.ensure_group(cur, group), task)
 
 
-Start = Callable[[int], Engine]
-"""Makes the engine of a run that has so many offsets to read."""
+Start = Callable[[int | None], Engine]
+"""Makes the engine of a run that has so many offsets to read; `None`: nobody knows how many."""
 
 
 def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
@@ -125,26 +128,37 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
 def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
     with transaction(connection) as cur:
         group_id = store.ensure_group(cur, spec.group)
-        done_by = _already_committed(store.earlier_attempts(cur, attempt_id), store.positions(cur, spec.group))
+        earlier = store.earlier_attempts(cur, attempt_id)
+        if spec.run is Run.CONTINUOUS:  # its ends are those of the moment; it is done when it says so
+            earlier = [one for one in earlier if one["state"] == "COMMITTED"]
+        done_by = _already_committed(earlier, store.positions(cur, spec.group))
     if done_by is not None:
         log.info("an earlier attempt has committed the whole run group=%s attempt=%s committed_by=%s", spec.group, attempt_id, done_by)
         return
 
-    cluster = Cluster(connections.kafka)  # ①
-    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
-    partitions = [partition for topic in topics for partition in topic.all()]
-    ends = cluster.stable_ends(partitions)
-    starts = cluster.log_starts(partitions)
-    logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in partitions}
-    found = Found(topics, logs, ends)
-
-    attempt = Attempt(attempt_id, group_id, spec, connections)
+    cluster = Cluster(connections.kafka)
+    window = window_of(cluster, spec)
     interrupt = Interrupt()
-    taken = (
-        GroupSeat(connection, attempt, cluster, found, interrupt) if spec.members > 1 else TakenByHand(connection, attempt, cluster, found)
-    )
-    with contextlib.closing(taken) as seat:  # ②, ③, ⑥
-        _read(connection, attempt, seat, interrupt, start, lambda: _require_same(cluster, topics, seat.held))
+    try:
+        if spec.run is Run.CONTINUOUS:  # before it takes over from the run before it, which reads meanwhile
+            interrupt.engine = start(None)
+            interrupt.engine.warm_up(last_records(look(cluster, spec)))
+        found = look(cluster, spec)  # ①
+        attempt = Attempt(attempt_id, group_id, spec, connections)
+        taken = (
+            GroupSeat(connection, attempt, cluster, found, interrupt)
+            if spec.members > 1
+            else TakenByHand(connection, attempt, cluster, found)
+        )
+        with contextlib.closing(taken) as seat:  # ②, ③, ⑥
+            _read(connection, attempt, seat, interrupt, start, window, lambda: _require_same(cluster, seat.held))
+    except Fenced as error:
+        if spec.run is not Run.CONTINUOUS:
+            raise
+        log.info("the next run has taken over group=%s attempt=%s: %s", spec.group, attempt_id, error)
+    finally:
+        if interrupt.engine is not None:
+            interrupt.engine.stop()
 
 
 def _read(
@@ -153,57 +167,57 @@ def _read(
     seat: TakenByHand | GroupSeat,
     interrupt: Interrupt,
     start: Start,
+    window: Window,
     require_same: Callable[[], None],
 ) -> None:
     spec, attempt_id = attempt.spec, attempt.attempt_id
     limit = spec.batch.max_failed_records
     target: Target | None = None
     rejected = tries = 0
-    try:
-        while True:
-            seat.poll()
-            interrupt.reset()
+    while True:
+        seat.poll()
+        interrupt.reset()
+        try:
+            window.move(seat)
             slices = seat.held.next_batch(spec.batch.max_records)
-            if not slices and seat.settled:
+            if window.over(seat, drained=not slices):
                 break
             if not slices:
-                seat.poll(WAIT_S)
+                seat.poll(window.wait_s)
                 continue
             if interrupt.engine is None:
                 interrupt.engine = start(seat.held.left)  # ④
             if target is None:
                 target = Target(attempt.connections.database_url, attempt.group_id, attempt_id, interrupt.engine.layout(connection))
                 target = target if limit is None else replace(target, max_rejected=limit)
+            require_same()  # ⑤
+            receipts = _batch(interrupt.engine, target, attempt.connections, slices)
+        except TidemarkError as error:
+            tries += 1
+            if not seat.may_go_on(error, tries, interrupted=interrupt.pulled):
+                raise
             try:
-                require_same()  # ⑤
-                receipts = _batch(interrupt.engine, target, attempt.connections, slices)
-            except TidemarkError as error:
-                tries += 1
-                if not seat.may_go_on(error, tries, interrupted=interrupt.pulled):
-                    raise
-                log.warning("batch ended early, going on from what is committed group=%s attempt=%s: %s", spec.group, attempt_id, error)
                 seat.start_over()
-                continue
-            tries = 0
-            seat.held.advance(receipts)
-            rejected += sum(receipt.counts.retried + receipt.counts.failed for receipt in receipts)
-            _log_batch(spec.group, attempt_id, receipts)
-            if limit is not None and rejected > limit:
-                raise TooManyFailed(failed=rejected, limit=limit)
-        if interrupt.engine is None:
-            log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, attempt_id, len(seat.held.claims))
-    finally:
-        if interrupt.engine is not None:
-            interrupt.engine.stop()
+            except ClaimRefused as refused:
+                raise error from refused
+            log.warning("batch ended early, going on from what is committed group=%s attempt=%s: %s", spec.group, attempt_id, error)
+            continue
+        tries = 0
+        seat.held.advance(receipts)
+        rejected += sum(receipt.counts.retried + receipt.counts.failed for receipt in receipts)
+        _log_batch(spec.group, attempt_id, receipts)
+        if limit is not None and rejected > limit:
+            raise TooManyFailed(failed=rejected, limit=limit)
+    if interrupt.engine is None:
+        log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, attempt_id, len(seat.held.claims))
 
 
-def _require_same(cluster: Cluster, topics: Sequence[Topic], held: Holding) -> None:
+def _require_same(cluster: Cluster, held: Holding) -> None:
     """Raises `TopicRecreated` or `TopicsMissing` if a topic is not the one any more that the run began with: offsets would mean others."""
-    now = {topic.name: topic.kafka_uuid for topic in cluster.topics(topic.name for topic in topics)}
-    for topic in topics:
-        if now[topic.name] != topic.kafka_uuid:
-            positions = {claim.partition.partition: claim.position for claim in held.claims if claim.partition.topic == topic.name}
-            raise TopicRecreated(topic=topic.name, positions=positions)
+    begun = {topic.name: topic.kafka_uuid for topic in held.found.topics}
+    for topic in cluster.topics(begun):
+        if begun[topic.name] != topic.kafka_uuid:
+            raise held.recreated(topic.name)
 
 
 def _batch(engine: Engine, target: Target, connections: Connections, slices: Sequence[Slice]) -> list[Receipt]:

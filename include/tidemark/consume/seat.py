@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -80,14 +81,24 @@ class TakenByHand:
         self._listeners = Listeners([self.held, *_listeners(spec)])
         self._listeners.assigned(sorted(found.logs))
 
+    def see(self, found: Found) -> None:
+        """Reads on up to other ends, also of partitions that are new."""
+        new = found.logs.keys() - self.held.found.logs.keys()
+        self.held.see(found)
+        if new:
+            self._listeners.assigned(sorted(new))
+
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Nothing changes but by force, and that shows at the next commit."""
+        """Nothing changes but by force, and that shows before the next batch."""
+        time.sleep(timeout_s)
 
     def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
-        """Is a failed batch to be tried again in this run?"""
-        return False
+        """Is a failed batch to be tried again in this run? One that a rewind has cut off, for which nobody else need claim."""
+        return isinstance(error, OffsetFenced)
 
-    def start_over(self) -> None: ...
+    def start_over(self) -> None:
+        """Claims again from the new positions on. Raises `ClaimRefused` if it was no rewind but a newer attempt."""
+        self.held.claim_again()
 
     def close(self) -> None:
         with contextlib.suppress(TidemarkError):
@@ -135,6 +146,10 @@ class GroupSeat:
     def settled(self) -> bool:
         return self._member.settled
 
+    def see(self, found: Found) -> None:
+        """Reads on up to other ends."""
+        self.held.see(found)
+
     def poll(self, timeout_s: float = 0.0) -> None:
         self._member.poll(timeout_s)
 
@@ -178,7 +193,7 @@ def instance_id(consumer: str, member: int) -> str:
 
 
 def metadata_of(cluster: Cluster, topics: Collection[str]) -> Metadata:
-    """What an assignor is told of these topics."""
+    """What an assignor is told of these topics. One that does not exist (any more) is left out, and nothing of it is given away."""
     from tidemark.group.assignors import Metadata, TopicInfo
 
-    return Metadata({topic.name: TopicInfo(topic.partitions, topic.racks) for topic in cluster.topics(topics)})
+    return Metadata({topic.name: TopicInfo(topic.partitions, topic.racks) for topic in cluster.topics(topics, missing_ok=True)})

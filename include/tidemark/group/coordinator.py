@@ -81,7 +81,7 @@ Request = Literal["heartbeat", "joined", "sync"]
 class Coordinator:
     """A group's coordinator, over a connection of the caller's; for one thread at a time.
 
-    Every method is exactly one transaction. Those that answer with a `GroupError` have committed what was due by then. A
+    Every method changes a group in exactly one transaction. Those that answer with a `GroupError` have committed what was due by then. A
     `DatabaseUnavailable` leaves open whether the call was done: ask again, each request may be repeated.
     """
 
@@ -259,10 +259,8 @@ class Coordinator:
         with transaction(self._connection) as cur:
             cur.execute(SQL["beat"], {**who, **_LIMITS})
             beat = cur.fetchone()
-            if beat is None:  # and so nothing is locked yet: the group's row comes first
-                answer = self._answer(cur, lambda group, *_: ask(group), create=False)
-        if beat is None:
-            return self._told(answer, UnknownMemberId(group=self._group, member_id=member_id, instance_id=instance_id))
+        if beat is None:  # in a transaction of its own: a row that was waited for, and found to be another one, stays locked
+            return self._locked(ask, UnknownMemberId(group=self._group, member_id=member_id, instance_id=instance_id))
         if request == "heartbeat" and beat[0] == State.PREPARING_REBALANCE:
             raise RebalanceInProgress(group=self._group, member_id=member_id)
         return None

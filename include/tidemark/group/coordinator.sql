@@ -3,7 +3,8 @@
 
 -- name: beat
 -- One member says that it lives: the only statement of a Heartbeat, and of a parked JoinGroup or SyncGroup that asks again, as long as
--- nothing is due. Locks the member's row. No row returned: something is due, or the request has another answer; nothing was changed.
+-- nothing is due. Locks the member's row, also one that it had to wait for and that is another one by then. No row returned: something is
+-- due, or the request has another answer; nothing was changed.
 WITH grp AS (
     SELECT group_id, state, generation, set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) AS idle,
            set_config('lock_timeout', %(lock_ms)s, true) AS wait,

@@ -282,6 +282,8 @@ class Member:
             wanted, self._shared.pending = self._shared.pending, None
             self._shared.waiting_since = None
             before = self._shared.owned
+            # what it said it had: under a cooperative assignor nobody else is given that in this round, also what it only remembered
+            let_go = self._cooperative and not self._shared.complete and not set(self._shared.had) <= set(wanted)
             gone = tuple(part for part in before if part not in set(wanted))
             new = tuple(part for part in wanted if part not in set(before))
             self._shared.owned_generation = self._shared.pending_generation
@@ -291,7 +293,7 @@ class Member:
         finally:
             with self._changed:
                 self._shared.owned = self._shared.had = wanted
-                if gone:
+                if let_go:
                     self._shared.rejoin = "gave partitions back"
         self._wakeups.wake()
         log.info(
@@ -406,7 +408,7 @@ class Member:
             self._wakeups.wait(PARKED_S)
             return
         if self._leads and joined.skip_assignment:
-            self._take_snapshot(answer.get("partitions", ()))
+            self._take_snapshot(_read_by(_subscriptions(joined)))
         self._beat_at = time.monotonic()
         with self._changed:
             self._shared.pending = _partitions(answer)
@@ -418,8 +420,8 @@ class Member:
     def _assign(self, joined: Joined) -> dict[str, Any]:
         """The leader's work: the assignment of every member, as JSON."""
         assignor = self._assignors[joined.protocol]
-        subscriptions = {member: Subscription.from_json(known.metadata) for member, known in joined.members.items()}
-        metadata = self._take_snapshot({topic for one in subscriptions.values() for topic in one.topics})
+        subscriptions = _subscriptions(joined)
+        metadata = self._take_snapshot(_read_by(subscriptions))
         assignment = assignor.assign(metadata, subscriptions)
         check_assignment(assignor, metadata, subscriptions, assignment)
         wanted = {(topic, number) for topic, info in metadata.topics.items() for number in range(info.partitions)}
@@ -520,6 +522,16 @@ def _cooperative(assignors: Sequence[Assignor]) -> bool:
     if not assignors:
         raise BadInput(what="assignment", found="it is empty", fix="Name at least one assignor.")
     return all(assignor.protocol == "cooperative" for assignor in assignors)
+
+
+def _subscriptions(joined: Joined) -> dict[str, Subscription]:
+    """What the leader is told of the members."""
+    return {member: Subscription.from_json(known.metadata) for member, known in joined.members.items()}
+
+
+def _read_by(subscriptions: Mapping[str, Subscription]) -> set[str]:
+    """Every topic that any member reads."""
+    return {topic for one in subscriptions.values() for topic in one.topics}
 
 
 def _as_json(parts: Sequence[TopicPartition], *, complete: bool) -> dict[str, Any]:

@@ -72,8 +72,8 @@ class Cluster:
         expression = re.compile(pattern)
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
 
-    def topics(self, names: Iterable[str]) -> list[Topic]:
-        """The topics of these names. Raises `TopicsMissing` with all that do not exist."""
+    def topics(self, names: Iterable[str], *, missing_ok: bool = False) -> list[Topic]:
+        """The topics of these names. Raises `TopicsMissing` with all that do not exist, unless these may be left out."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         wanted = list(dict.fromkeys(names))
@@ -91,7 +91,7 @@ class Cluster:
             else:
                 racks = tuple(tuple(node.rack for node in part.replicas) for part in described.partitions)
                 found.append(Topic(name, str(described.topic_id), len(described.partitions), racks))
-        if missing:
+        if missing and not missing_ok:
             raise TopicsMissing(topics=sorted(missing), servers=self.servers)
         return found
 
@@ -136,6 +136,19 @@ class Cluster:
         finally:
             consumer.close()
         return found
+
+    def group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """What a consumer group has committed to Kafka of these partitions; left out where it has not."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        from confluent_kafka import TopicPartition as Wire
+
+        request = [ConsumerGroupTopicPartitions(group, [Wire(part.topic, part.partition) for part in partitions])]
+        (future,) = self._admin().list_consumer_group_offsets(request, request_timeout=REQUEST_TIMEOUT_S).values()
+        try:
+            answers = future.result().topic_partitions
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        return {TopicPartition(part.topic, part.partition): part.offset for part in answers if part.error is None and part.offset >= 0}
 
     def retention(self, topics: Iterable[str]) -> dict[str, timedelta | None]:
         """How long each topic keeps a record by time; `None`: for ever."""

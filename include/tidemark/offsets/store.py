@@ -163,6 +163,16 @@ def claim(
     return Claim(partition, topic_id, row[0], Epoch(row[1]))
 
 
+def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim]) -> None:
+    """Raises `OffsetFenced` for the first of these partitions whose epoch is another by now."""
+    held = {(claim.topic_id, claim.partition.partition): claim for claim in claims}
+    cur.execute(SQL["epochs"], {"group_id": group_id, "topic_ids": sorted({claim.topic_id for claim in claims})})
+    for topic_id, partition, epoch, position, owner in cur.fetchall():
+        claim = held.get((topic_id, partition))
+        if claim is not None and claim.epoch != epoch:
+            raise OffsetFenced(partition=claim.partition, held=claim.epoch, current=Epoch(epoch), position=position, owner=owner)
+
+
 def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int:
     """Ends the session that has moved a partition in a transaction that is still open; returns how many there were."""
     cur.execute(SQL["end_writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})

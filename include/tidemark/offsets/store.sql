@@ -46,6 +46,11 @@ UPDATE tidemark.partition_offset
    AND (generation < %(generation)s OR (generation = %(generation)s AND owner = %(owner)s))
 RETURNING next_offset, owner_epoch;
 
+-- name: epochs
+-- The fences of a group's partitions. Locks nothing.
+SELECT topic_id, partition, owner_epoch, next_offset, owner FROM tidemark.partition_offset
+ WHERE group_id = %(group_id)s AND topic_id = ANY (%(topic_ids)s::smallint[]) ORDER BY topic_id, partition;
+
 -- name: end_writers
 -- Ends the database session of a commit that has moved a partition and is still open. Locks nothing.
 SELECT pg_terminate_backend(pid)

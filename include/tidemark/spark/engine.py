@@ -98,6 +98,23 @@ class SparkEngine:
         if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's own 200 are for larger batches
             self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)
 
+    def warm_up(self, sample: Sequence[Slice]) -> None:
+        """Gives each core a Python worker that has imported what it will need. Spark ends those that were idle for a minute.
+
+        The Spark form's are others, because Spark starts them with other settings. There the plan runs too, over ``sample``, so that the
+        JVM has loaded what it is made of.
+        """
+        cores = self._spark.sparkContext.defaultParallelism
+        idle = partial(_idle, self._transform.function)
+        with lost_jvm(), _translated():
+            if self._transform.form is not Form.SPARK:
+                self._spark.sparkContext.parallelize(range(cores), cores).mapPartitions(idle).collect()
+                return
+            self._spark.range(0, cores, 1, cores).mapInArrow(idle, "id long").collect()
+            if sample:
+                result = _transformed(self._transform.function, kafka_records(self._spark, self._connections, sample))
+                result.mapInArrow(_drained, "id long").collect()
+
     def layout(self, connection: Connection) -> Layout:
         with lost_jvm():
             return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark))
@@ -245,6 +262,25 @@ def _transformed(function: Callable[..., Any], records: DataFrame) -> DataFrame:
     if not isinstance(result, DataFrame):
         raise TransformFailed(where="building its DataFrame", problem=f"it returned {type(result).__name__}; it must return a DataFrame.")
     return result
+
+
+def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:
+    """Imports what a slice needs, the transform among it; waits a little, so that each task has a worker of its own."""
+    import time
+
+    import confluent_kafka  # noqa: F401
+    import pgpq  # noqa: F401
+    import pyarrow.compute  # noqa: F401
+
+    time.sleep(0.2)
+    yield from given
+
+
+def _drained(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Reads, and keeps nothing."""
+    for _ in given:
+        pass
+    return iter(())
 
 
 def _worker_task(work: Work, isolate: bool, parts: Iterator[Slice]) -> Iterator[bytes]:

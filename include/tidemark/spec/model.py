@@ -43,7 +43,7 @@ class Run(StrEnum):
     BOUNDED = "bounded"
     """Read up to the end offsets seen at the start, then end."""
     CONTINUOUS = "continuous"
-    """Read on until a time is up."""
+    """Read what comes for a time, then until the next run has taken over."""
 
 
 class OnFailure(StrEnum):
@@ -52,6 +52,13 @@ class OnFailure(StrEnum):
     BLOCK = "block"
     REPORT = "report"
     REWIND = "rewind"
+
+
+class Approval(StrEnum):
+    """Does a rewind that was planned in Airflow wait for a person?"""
+
+    REQUIRED = "required"
+    NONE = "none"
 
 
 Duration = Annotated[timedelta, BeforeValidator(checks.duration)]
@@ -111,6 +118,32 @@ class Validation(_Part):
     on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.BLOCK
 
 
+def _approval(value: object) -> object:
+    if value not in tuple(Approval):
+        raise checks.NotThis("is not an approval", "write required or none")
+    return value
+
+
+def _yes_or_no(value: object) -> object:
+    if not isinstance(value, bool):
+        raise checks.NotThis("is not true or false", "write true or false")
+    return value
+
+
+def _mapping(value: object) -> object:
+    if not isinstance(value, Mapping | BaseModel):
+        raise checks.NotThis("is not a mapping", "write {approval: required}, or remove the key")
+    return value
+
+
+class RewindSettings(_Part):
+    """Whom Airflow asks before the consumer's group is moved."""
+
+    approval: Annotated[Approval, Field(strict=False), BeforeValidator(_approval)] = Approval.REQUIRED
+    own: Annotated[bool, BeforeValidator(_yes_or_no)] = True
+    """May who asked for a rewind also approve it?"""
+
+
 class AirflowSettings(_Part):
     """How the consumer's DAG looks and its task behaves."""
 
@@ -160,10 +193,13 @@ class ConsumerSpec(_Part):
     listeners: tuple[Annotated[str, AfterValidator(checks.listener)], ...] = ()
     """``module:Class`` of each `tidemark.group.listener.RebalanceListener` of the user's."""
     run: Annotated[Run, Field(strict=False)] = Run.BOUNDED
+    run_for: SomeTime = timedelta(minutes=15)
+    """How long a continuous run lasts, and how often one is started."""
     batch: Batch = Batch()
     schedule: Annotated[str, AfterValidator(checks.schedule)] | None = None
     """Five cron fields or one of Airflow's presets. None: runs are started by hand."""
     validation: Annotated[Validation | None, _GIVEN] = None
+    rewind: Annotated[RewindSettings, BeforeValidator(_mapping)] = RewindSettings()
     airflow: AirflowSettings = AirflowSettings()
     spark: SparkSettings = SparkSettings()
 

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+from tidemark.errors import BadInput
+from tidemark.spec.duration import format_duration, parse_duration
 from tidemark.spec.problem import SECRET, KeyPath, key_text
+
+HANDOVER = timedelta(minutes=2)
+"""What a continuous run needs beyond its time, until the next one has taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,6 @@ NOT_YET = (
         "there is no retry ladder; failed records are kept in tidemark.failed_record",
         "remove the key",
     ),
-    NotYet(("run",), lambda value: value == "continuous", "every run ends at the end offsets it saw", "write bounded, and a schedule"),
     NotYet(
         ("validation", "on_failure"),
         lambda value: value == "rewind",
@@ -55,8 +60,10 @@ NOT_YET = (
 def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _where_records_come_from(data)
     yield from _key_of_the_sink(data)
+    yield from _how_it_runs(data)
     yield from _lists(data)
     yield from _spark_conf(data)
+    yield from _approval(data)
     yield from _not_yet(data)
 
 
@@ -79,6 +86,28 @@ def _key_of_the_sink(data: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(("sink", "key"), "sink.key is empty", "upsert needs the columns of a unique index: key: [flight_id]")
     if not upsert and "key" in sink and sink.get("mode", "append") == "append":
         yield Finding(("sink", "key"), "sink.key has no use in an append sink", "remove the key", at_key=True)
+
+
+def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Finding]:
+    if data.get("run", "bounded") == "bounded" and "run_for" in data:
+        yield Finding(("run_for",), "run_for has no use in a bounded run", "remove the key, or write run: continuous", at_key=True)
+    if data.get("run") != "continuous":
+        return
+    if "schedule" in data:
+        fix = "remove the key, and say with run_for how long each of them lasts"
+        yield Finding(("schedule",), "schedule has no use where runs are continuous: each is followed by the next", fix, at_key=True)
+    limit, lasts = _length(_at(data, ("airflow", "execution_timeout"))), _length(data.get("run_for", "15m"))
+    if limit and lasts and limit < lasts + HANDOVER:
+        where = ("airflow", "execution_timeout")
+        fix = f"write {format_duration(lasts + HANDOVER)} or more, or a shorter run_for"
+        yield Finding(where, f"{key_text(where)} ends a continuous run before the next one can have taken over", fix)
+
+
+def _length(value: Any) -> timedelta | None:
+    try:
+        return parse_duration(value) if isinstance(value, str) else None
+    except BadInput:  # told where it stands
+        return None
 
 
 def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -112,6 +141,12 @@ def _spark_conf(data: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(path, f"{key_text(path)} may hold a secret", "put it in the connection", at_key=True)
         elif not name.startswith("spark."):
             yield Finding(path, f"{key_text(path)} is not a Spark setting", "write its full name: spark.executor.memory", at_key=True)
+
+
+def _approval(data: Mapping[str, Any]) -> Iterator[Finding]:
+    if _at(data, ("rewind", "own")) is False and _at(data, ("rewind", "approval")) == "none":
+        said = "rewind.own: false has no use where no approval is asked for"
+        yield Finding(("rewind", "own"), said, "write approval: required, or remove the key", at_key=True)
 
 
 def _not_yet(data: Mapping[str, Any]) -> Iterator[Finding]:

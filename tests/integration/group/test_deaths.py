@@ -283,6 +283,29 @@ def test_no_moment_comes_from_python() -> None:
 # ---- several at once
 
 
+def test_a_heartbeat_that_finds_another_row_than_it_waited_for_keeps_no_lock(scene: Scene) -> None:
+    """Postgres leaves such a row locked. Whoever holds the group's row may change members' rows: they would wait for one another."""
+    player = scene.player("a")
+    scene.start(player)
+    with contextlib.ExitStack() as stack:
+        holder, leader, beating, watch = (stack.enter_context(contextlib.closing(connect(scene.url))) for _ in range(4))
+        player.coordinator = scene.coordinator(beating)
+        of_group = "WHERE group_id = (SELECT group_id FROM tidemark.consumer_group WHERE name = %s)"
+        with leader.cursor() as cur:
+            cur.execute("SELECT FROM tidemark.consumer_group WHERE name = %s FOR NO KEY UPDATE", (scene.group,))
+        with holder.cursor() as cur:
+            cur.execute(f"UPDATE tidemark.group_member SET member_id = 'another' {of_group}", (scene.group,))
+        with in_thread(player.heartbeat) as beat:
+            until_somebody_waits(watch)
+            holder.commit()
+            until_somebody_waits(watch)
+            with leader.cursor() as cur:
+                cur.execute(f"UPDATE tidemark.group_member SET joining = joining {of_group}", (scene.group,))
+            leader.commit()
+            with pytest.raises(UnknownMemberId):
+                beat.result(10)
+
+
 def run_at_once(acts: list[Callable[[], None]]) -> None:
     """Each in a thread of its own, all begun together; raises what any of them raised."""
     errors: list[BaseException] = []

@@ -1,0 +1,347 @@
+"""Two to five Spark members of one topic: killed, stopped and continued, removed by an operator and added at random, while records arrive.
+
+Every member is a driver with a JVM and Python workers of its own. What happens in which order, to whom, and at which step of a commit,
+follows from a seed that is printed; ``TIDEMARK_CHURN_SEED`` sets it. In the end each record is stored once, and the takeover of every dead
+member's partitions is within its session timeout and `BOUND_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.attempts import FAST_JVM, Attempt, all_gone
+from tests.chaos.reader import Reader
+from tests.chaos.trial import Trial, failure
+from tests.members import Group, parts
+from tests.points import until
+from tests.scenario import Scenario
+
+from tidemark.consume.launch import DriverDied, Progress
+from tidemark.db import session
+from tidemark.group.coordinator import Coordinator, Leaving
+from tidemark.offsets.ranges import Slice
+from tidemark.offsets.store import TaskIdentity
+
+SEED = "TIDEMARK_CHURN_SEED"
+PARTITIONS, BACKLOG, SLICE = 6, 60, 36
+"""Partitions, rounds of the feed that are there before anybody reads, and offsets of a batch, which is one slice."""
+FEWEST, MOST, FIRST = 2, 5, 4
+ENOUGH = 5 * SLICE
+"""What those that live must have left of each partition, so that they do not end their runs before they take over."""
+SESSION_MS = 6000
+"""The least that a group allows unless it is told otherwise."""
+BOUND_S = 25
+"""What a takeover may take beyond the session timeout. A heartbeat of half a second, a rebalance, the batch in flight of whoever takes over
+and then one of the partition: some 4 s. A row that a stopped process holds is waited for, 10 s (`GRACE_MS`). The rest is for two cores with
+five JVMs on them."""
+BUSY_S = 90
+"""For whatever is not a takeover: a driver that starts beside four others, a run that ends."""
+STEPS = ("stop", "remove", "add", "kill")
+"""After a first member was killed, in an order of the seed's."""
+
+PAUSES = '''
+"""Has a commit stand still for a moment before one of its steps, so that whoever is struck is struck there."""
+
+import os
+import random
+import threading
+from pathlib import Path
+
+PAUSE_S = 0.8
+
+
+def hook(step, part):
+    chance = random.Random(f"{os.environ['TIDEMARK_CHURN_SEED']} {part.partition} {part.epoch}")
+    if step.value == chance.randrange(1, 7) and Path(os.environ["TIDEMARK_CHURN_SLOW"]).exists():
+        threading.Event().wait(PAUSE_S)
+'''
+
+
+class Churn:
+    """The members that run now, by their seats, and what is done to them."""
+
+    def __init__(self, trial: Trial, seed: int) -> None:
+        self.trial, self.chance = trial, random.Random(seed)
+        self.running: dict[int, Attempt] = {}
+        self.ends: dict[int, list[int]] = {}
+        """What was there when each began: so far it reads, at least."""
+        self.takeovers: list[float] = []
+        self.said: list[str] = []
+        self._began = time.monotonic()
+
+    # ---- what is stored
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self.trial.scenario.sql(statement, *parameters)
+
+    def members(self) -> dict[str, str]:
+        """Member ids by instance id."""
+        return dict(self.sql("SELECT instance_id, member_id FROM tidemark.group_member WHERE NOT pending"))
+
+    def owned(self, seat: int) -> dict[int, int]:
+        """The positions of the partitions that a seat holds."""
+        return dict(self.sql("SELECT partition, next_offset FROM tidemark.partition_offset WHERE owner = %s", instance(seat)))
+
+    def reads(self, attempt: Attempt) -> bool:
+        """Has it committed anything?"""
+        return self.sql("SELECT 1 FROM tidemark.batch WHERE attempt_id = %s LIMIT 1", attempt.attempt_id) != []
+
+    def now(self) -> Any:
+        return self.sql("SELECT clock_timestamp()")[0][0]
+
+    # ---- members
+
+    def add(self, count: int = 1) -> None:
+        """Members of seats that nobody has, in a run of their own; they join before they start Spark."""
+        free = [seat for seat in range(MOST) if seat not in self.running]
+        added = self.chance.sample(free, count)
+        for seat in added:
+            self.trial.next_run()
+            self.ends[seat] = list(self.trial.feed.ends)
+            self.running[seat] = self.trial.begin(seat)
+            self.say(f"added {seat}")
+        for seat in added:
+            self.wait_for(seat, lambda seat=seat: instance(seat) in self.members(), "it has joined", BUSY_S)  # type: ignore[misc]
+
+    def wait_for(self, seat: int, condition: Callable[[], Any], what: str, within_s: float) -> None:
+        """Until it is so, or the member has ended: `mend` says how."""
+        until(lambda: condition() or not self.running[seat].running, what, within_s)
+
+    def mend(self) -> None:
+        """Those that have read all that there was when they began have ended well; others come in their place."""
+        for seat, attempt in list(self.running.items()):
+            if not attempt.running:
+                self.ended(attempt)
+                del self.running[seat]
+                self.say(f"ended {seat}")
+        while len(self.running) < FEWEST:
+            self.add()
+
+    @staticmethod
+    def ended(attempt: Attempt) -> None:
+        done = attempt.wait(BUSY_S)
+        assert isinstance(done, Progress), f"{done}\n{attempt.log}"
+        assert done.state == "COMMITTED"
+
+    def victim(self, *, all_read: bool = False) -> int:
+        """Anybody, so long as as many stay behind as a group has; if asked, when all have begun to read."""
+        while True:
+            self.mend()
+            while len(self.running) <= FEWEST:
+                self.add()
+            if all_read:
+                until(lambda: all(self.reads(one) or not one.running for one in self.running.values()), "all members read", BUSY_S)
+            alive = [seat for seat, attempt in self.running.items() if attempt.running]
+            if len(alive) > FEWEST:
+                return self.chance.choice(sorted(alive))
+
+    # ---- what is done to them
+
+    def kill(self) -> None:
+        """SIGKILL for the driver; its JVM and workers die with it. Those that take over have been reading before: what is
+        measured is not the start of Spark."""
+        seat = self.victim(all_read=True)
+        dead = self.running.pop(seat)
+        tree = dead.tree()
+        left = sorted(self.owned(seat)) if self.much_is_left() else []
+        assert dead.driver is not None
+        began = self.now()
+        dead.driver.kill()
+        self.say(f"killed {seat}, which had {left}")
+        assert isinstance(failure(dead.wait()), DriverDied)
+        until(lambda: all_gone(tree), "driver, JVM and workers gone")
+        for part in left:
+            found = until(lambda part=part: self.by_another(part, dead, began), f"{part} taken over", SESSION_MS / 1000 + BOUND_S)
+            self.takeovers.append((found - began).total_seconds())
+
+    def much_is_left(self) -> bool:
+        at = dict(self.sql("SELECT partition, next_offset FROM tidemark.partition_offset"))
+        return all(at.get(part, 0) + ENOUGH < self.ends[seat][part] for seat in self.running for part in range(PARTITIONS))
+
+    def by_another(self, part: int, dead: Attempt, began: Any) -> Any:
+        """When another member first committed something of a partition."""
+        query = "SELECT min(committed_at) FROM tidemark.batch WHERE partition = %s AND attempt_id <> %s AND committed_at > %s"
+        return self.sql(query, part, dead.attempt_id, began)[0][0]
+
+    def stop(self) -> None:
+        """SIGSTOP for the driver, JVM and workers until others have all its partitions; SIGCONT. It joins again, and goes on."""
+        seat = self.victim()
+        asleep = self.running[seat]
+        had, suspended = self.owned(seat), asleep.suspend()
+        self.say(f"stopped {seat}, which had {sorted(had)}")
+        try:
+            until(lambda: instance(seat) not in self.members(), "the group has removed it", SESSION_MS / 1000 + BOUND_S)
+            until(lambda: not self.owned(seat), "others have claimed its partitions", 2 * BOUND_S)
+        finally:
+            for process in suspended:
+                process.resume()
+        self.say(f"continued {seat}")
+        self.wait_for(seat, lambda: instance(seat) in self.members(), "it has joined again", BUSY_S)
+
+    def remove(self) -> None:
+        """An operator's LeaveGroup. Whoever is removed has lost its partitions, and joins again as a new member."""
+        seat = self.victim()
+        before = self.members()[instance(seat)]
+        with session(self.trial.scenario.database_url) as connection:
+            told = Coordinator(connection, self.trial.scenario.spec.group).leave([Leaving("", instance(seat), "removed by an operator")])
+        self.say(f"removed {seat}")
+        assert told == [None]
+        self.wait_for(seat, lambda: self.members().get(instance(seat), before) != before, "it has joined again", BUSY_S)
+
+    def say(self, what: str) -> None:
+        self.said.append(f"{time.monotonic() - self._began:5.1f} s: {what}")
+
+
+def instance(seat: int) -> str:
+    return f"consume__chaos/consume/{seat}"
+
+
+@pytest.fixture
+def seed(record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch) -> int:
+    seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(1_000_000))
+    sys.stdout.write(f"{SEED}={seed}\n")
+    record_property("seed", seed)
+    monkeypatch.setenv(SEED, str(seed))
+    return seed
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As long as this file is there, commits pause."""
+    slow = tmp_path / "slow"
+    slow.touch()
+    monkeypatch.setenv("TIDEMARK_CHURN_SLOW", str(slow))
+    return slow
+
+
+@pytest.fixture
+def churn(trial: Callable[..., Trial], seed: int, slow: Path, monkeypatch: pytest.MonkeyPatch) -> Churn:
+    made = trial(PARTITIONS)
+    made.reader.close()
+    made.reader = Reader(made.scenario.database_url, made.scenario.table, made.feed.topic, made.feed, pause_s=0.5)
+    (made.scenario.folder / "transforms" / "churn_pauses.py").write_text(PAUSES)
+    monkeypatch.setenv("TIDEMARK_STEP_HOOK", "churn_pauses:hook")
+    made.scenario.set(members=FIRST, batch={"max_records": SLICE})
+    kafka = {**made.scenario.connections.kafka, "session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "500"}
+    conf = {**FAST_JVM, "spark.driver.memory": "512m", "spark.ui.enabled": "false"}
+    made.scenario.connections = replace(made.scenario.connections, kafka=kafka, spark_master="local[1]", spark_conf=conf)
+    return Churn(made, seed)
+
+
+def test_records_are_stored_once_whatever_becomes_of_the_members(
+    churn: Churn, slow: Path, record_property: Callable[[str, object], None]
+) -> None:  # fmt: skip
+    """The trial's own check comes at the end: rows, ledger, failed records and positions are what the topic says, each record once."""
+    feed = churn.trial.feed
+    feed.add(BACKLOG)
+    fed, enough = [0], threading.Event()
+
+    def arrive() -> None:
+        while not enough.wait(1):
+            feed.add()
+            fed[0] += 1
+
+    arriving = threading.Thread(target=arrive)
+    arriving.start()
+    try:
+        try:
+            churn.add(FIRST)
+            for step in ("kill", *churn.chance.sample(STEPS, len(STEPS))):
+                churn.mend()
+                getattr(churn, step)()
+        finally:
+            enough.set()
+            arriving.join()
+            slow.unlink()
+        for attempt in churn.running.values():
+            churn.ended(attempt)
+        churn.say("all have ended")
+        churn.trial.scenario.set(members=None, batch=None)
+        churn.trial.next_run()
+        churn.trial.run_here()  # what came after the last one began
+        churn.say("what was left is read")
+    finally:
+        sys.stdout.write("\n".join([*churn.said, ""]))
+    assert churn.members() == {}
+    assert churn.takeovers
+    takeovers = sorted(round(one, 1) for one in churn.takeovers)
+    sys.stdout.write(f"takeovers {takeovers} s, session timeout {SESSION_MS / 1000:g} s, {fed[0]} rounds of records arrived\n")
+    record_property("takeovers_s", takeovers)
+    record_property("session_timeout_s", SESSION_MS / 1000)
+    assert max(churn.takeovers) < SESSION_MS / 1000 + BOUND_S
+
+
+def test_member_that_began_earlier_takes_over_what_another_has_read_further(scenario: Scenario) -> None:
+    """Records arrive between the starts of two members, and the later one, which reads further, ends first. What the earlier one is given
+    then lies beyond the ends that it saw: there is nothing of it to read in this run, and nothing wrong with the log."""
+    partitions, count = 4, 50
+    topic = scenario.topics.create(partitions)
+
+    def produce(name: str) -> None:
+        for partition in range(partitions):
+            scenario.topics.produce(topic, [f"{name}-{partition}-{number}" for number in range(count)], partition=partition)
+
+    def run(member: int, before: Callable[[Slice], None] = lambda part: None) -> Progress:
+        return scenario.run(before=before, task=TaskIdentity("consume__chaos", "run", "consume", member, 1))
+
+    stands, joined, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(_: Slice) -> None:
+        """In the first slice until the other has joined; in the next, before which its partitions were given back, until it has ended."""
+        if stands.is_set():
+            assert ended.wait(60)
+        stands.set()
+        assert joined.wait(60)
+
+    produce("a")
+    scenario.write(topics=topic, members=2, batch={"max_records": count}).make_sink("payload bytea")
+    kafka = {**scenario.connections.kafka, "session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "100"}
+    scenario.connections = replace(scenario.connections, kafka=kafka)
+    with ThreadPoolExecutor(2) as pool:
+        earlier = pool.submit(run, 0, wait)
+        try:
+            assert stands.wait(30)
+            produce("b")
+            later = pool.submit(run, 1)
+            beating = (
+                "SELECT 1 FROM tidemark.group_member JOIN tidemark.consumer_group USING (group_id)"
+                " WHERE state = 'Stable' AND seen_at > state_since + interval '0.2 s'"
+            )
+            until(lambda: len(scenario.sql(beating)) == 2, "both have their assignment")
+            joined.set()
+            assert later.result(60).records == 2 * 2 * count
+            ended.set()
+            assert earlier.result(60).records == 2 * count
+        finally:
+            joined.set()
+            ended.set()
+    scenario.set(members=None)
+    scenario.run()
+    wanted = [f"{name}-{partition}-{number}".encode() for partition in range(partitions) for name in "ab" for number in range(count)]
+    assert scenario.rows() == wanted
+    scenario.check()
+
+
+def test_seat_that_remembers_more_than_its_share_lets_the_rest_go(database_url: str) -> None:
+    """It read everything in the run before, alone. What a cooperative assignor keeps back for others, because this seat reports it as its
+    own, is given to them in a second round, although the new process never held it."""
+    group = Group(database_url)
+    try:
+        first = group.join(instance_id="b", remembered=parts(0, 1, 2, 3), generation=1, expected_members=2)
+        second = group.join(instance_id="a", expected_members=2)
+        group.settle()
+        assert sorted(group.assignment()) == list(parts(0, 1, 2, 3))
+        assert len(first.assignment) == len(second.assignment) == 2
+    finally:
+        for member in group.members:
+            member.close()

@@ -1,0 +1,178 @@
+"""The leader is gone, or stands still, between its JoinGroup and its SyncGroup: in its assignor, where nobody else can do its work.
+
+GroupCoordinatorTest.testLeaderFailureInSyncGroup, testSyncGroupFollowerAfterLeader and the sync deadline, by real members: threads with
+sessions of their own, and once a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from tests.members import CONFIG, QUICK, TOPIC, Group, Told, parts, wait_for
+from tests.points import until
+
+from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription, find_assignor
+from tidemark.group.member import Member, Seat
+from tidemark.group.states import State
+
+ALL = parts(0, 1, 2, 3)
+SLACK_S = 6
+"""What a slow machine may take for a heartbeat of 0.1 s, two parked SyncGroups of at most 1 s each, and two phases of a rebalance."""
+LONG = {"session_timeout_ms": 30_000, "max_poll_interval_ms": 60_000}
+
+
+class Stands(Assignor):
+    """Assigns as ``range`` does a member that is alone; with several it says so and stands still until it is let go."""
+
+    name = "stands"
+
+    def __init__(self, inside: Any, go_on: Any) -> None:
+        self.inside, self.go_on = inside, go_on
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
+        if len(subscriptions) > 1:
+            self.inside.set()
+            self.go_on.wait()
+        return find_assignor("range").assign(metadata, subscriptions)
+
+
+class Assigns(Assignor):
+    """The same under the same name, without standing still."""
+
+    name = "stands"
+
+    def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
+        return find_assignor("range").assign(metadata, subscriptions)
+
+
+class Team(Group):
+    """Members with an assignor that is given as an object."""
+
+    def join(self, assignor: Assignor | None = None, **seat: Any) -> Member:  # type: ignore[override]
+        told = Told()
+        member = made(self.url, f"client-{next(self.numbers)}", assignor or Assigns(), told, **seat)
+        self.members.append(member)
+        self.told[member] = told
+        return member
+
+
+def made(url: str, client: str, assignor: Assignor, told: Told, **seat: Any) -> Member:
+    wanted = Seat(group="g", client_id=client, **{**QUICK, **LONG, **seat})
+    return Member(url, wanted, [assignor], lambda: (TOPIC,), lambda _: Metadata.of(flights=4), [told], config=CONFIG)
+
+
+@pytest.fixture
+def group(database_url: str) -> Iterator[Team]:
+    group = Team(database_url)
+    with contextlib.ExitStack() as ends:
+        yield group
+        for member in group.members:
+            ends.callback(member.close)
+
+
+@pytest.fixture
+def stands() -> Iterator[Stands]:
+    assignor = Stands(threading.Event(), threading.Event())
+    yield assignor
+    assignor.go_on.set()
+
+
+def have_all(group: Team, but: Member | None = None) -> bool:
+    """Do the others have an assignment of one generation that leaves nothing out?"""
+    others = [member for member in group.members if member is not but]
+    return sorted(part for member in others for part in member.assignment) == list(ALL) and all(member.settled for member in others)
+
+
+@pytest.mark.parametrize(
+    ("of_leader", "of_followers", "deadline_s"),
+    [
+        pytest.param({"session_timeout_ms": 1500}, {}, 1.5, id="its-session-ends"),
+        pytest.param({"max_poll_interval_ms": 3000}, {"max_poll_interval_ms": 3000}, 3.0, id="the-sync-deadline-passes"),
+    ],
+)
+def test_followers_get_an_assignment_from_another_leader_within_the_deadline(
+    group: Team, stands: Stands, of_leader: dict[str, int], of_followers: dict[str, int], deadline_s: float
+) -> None:
+    """Whichever comes first: the end of the leader's session, whose heartbeats stop with it, or the time that SyncGroups may take."""
+    leader = group.join(stands, **of_leader)
+    group.settle()
+    followers = [group.join(**of_followers) for _ in range(2)]
+    wait_for(group, stands.inside.is_set)
+    began = time.monotonic()
+    assert group.described().state == State.COMPLETING_REBALANCE
+    wait_for(group, lambda: have_all(group, but=leader))
+    assert time.monotonic() - began < deadline_s + SLACK_S
+    assert sum(follower.leads for follower in followers) == 1
+    assert [len(follower.assignment) for follower in followers] == [2, 2]
+
+
+def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(group: Team, stands: Stands) -> None:
+    """Its SyncGroup is answered by UNKNOWN_MEMBER_ID: it joins as a new member, a follower, and what it had worked out is nobody's."""
+    leader = group.join(stands, session_timeout_ms=1500)
+    group.settle()
+    before = leader.member_id
+    group.join()
+    group.join()
+    wait_for(group, stands.inside.is_set)
+    wait_for(group, lambda: have_all(group, but=leader))
+    stands.go_on.set()
+    group.settle()
+    assert leader.member_id != before
+    assert not leader.leads
+    assert sorted(group.assignment()) == list(ALL)
+    assert group.told[leader].calls[:2] == [("assigned", ALL), ("revoked", ALL)]
+
+
+def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Team, stands: Stands) -> None:
+    """Its followers ask again and again meanwhile, which keeps their sessions; nobody is removed, and there is one generation."""
+    leader = group.join(stands, session_timeout_ms=20_000)
+    group.settle()
+    followers = [group.join(session_timeout_ms=4000) for _ in range(2)]  # asked for again each second
+    wait_for(group, stands.inside.is_set)
+    generation = group.described().generation
+    heard = {each.member_id: each.seen_at for each in group.described().members}
+
+    def asked() -> bool:
+        now = {each.member_id: each.seen_at for each in group.described().members}
+        return all((now[each.member_id] - heard[each.member_id]).total_seconds() > 4.5 for each in followers)
+
+    wait_for(group, asked)
+    stands.go_on.set()
+    group.settle()
+    assert leader.leads
+    assert group.described().generation == generation
+    assert sorted(len(member.assignment) for member in group.members) == [1, 1, 2]
+
+
+def lead(url: str, inside: Any, go_on: Any) -> None:
+    """The leader's process."""
+    member = made(url, "leader", Stands(inside, go_on), Told(), session_timeout_ms=1500)
+    while True:
+        member.poll(0.1)
+
+
+def test_leader_whose_process_is_killed_in_its_assignor_is_replaced_when_its_session_ends(group: Team) -> None:
+    """SIGKILL: no LeaveGroup, a session that Postgres finds closed, and nobody who would hand the assignment in."""
+    context = multiprocessing.get_context("spawn")
+    inside, never = context.Event(), context.Event()
+    process = context.Process(target=lead, args=(group.url, inside, never), daemon=True)
+    process.start()
+    try:
+        until(lambda: (found := group.describe()) is not None and found.state == State.STABLE, "it leads a group of its own")
+        followers = [group.join() for _ in range(2)]
+        wait_for(group, inside.is_set)
+        process.kill()
+        killed = time.monotonic()
+        wait_for(group, lambda: have_all(group))
+        assert time.monotonic() - killed < 1.5 + SLACK_S
+        group.settle()
+        assert sum(follower.leads for follower in followers) == 1
+    finally:
+        process.kill()
+        process.join(10)

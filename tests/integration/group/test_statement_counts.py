@@ -1,0 +1,195 @@
+"""What the protocol costs Postgres: statements of each call and of a commit, beside BEGIN and COMMIT, counted so that they cannot creep.
+
+A call costs the same in a group of two and of twenty: what grows with the members are rows of a statement, never statements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2.extensions import cursor as PostgresCursor
+from tests import ledger
+from tests.integration.group.players import Player, Scene
+from tests.members import Group, wait_for
+
+from tidemark.db import Connection, connect
+from tidemark.group import member as member_module
+from tidemark.group.coordinator import Coordinator
+from tidemark.sink import commit as commit_module
+
+UNDER_THE_LOCK = 4
+"""Limits, the lock on the group's row, the group, its members."""
+MOVE = 2
+"""A change of state: the group's row, and the notification."""
+COSTS = {
+    "heartbeat": 1,
+    "joined, still parked": 1,
+    "sync, still parked": 1,
+    "join, an id is handed out": UNDER_THE_LOCK + 1,
+    "join, begins a rebalance": UNDER_THE_LOCK + MOVE + 2,
+    "join, parked": UNDER_THE_LOCK + 1,
+    "join, ends the join phase": UNDER_THE_LOCK + MOVE + 2,
+    "joined, the answer": 1 + UNDER_THE_LOCK + 1,
+    "sync of the leader": UNDER_THE_LOCK + MOVE + 1,
+    "sync, the answer": 1 + UNDER_THE_LOCK + 1,
+    "leave": UNDER_THE_LOCK + MOVE + 2,
+}
+"""Of a call by name. One of a member that waits, or has nothing new to hear, is the statement on its own row and no more; where that finds
+something to do, the lock is taken after it."""
+COMMIT = 4
+"""Limits, the compare-and-set of the position, COPY, the ledger row."""
+
+
+def counted(connection: Connection, sent: list[str]) -> Connection:
+    """The connection, whose cursors note what they send."""
+
+    class Noting(PostgresCursor):
+        def execute(self, query: Any, *args: Any) -> None:
+            sent.append(str(query))
+            super().execute(query, *args)
+
+        def copy_expert(self, query: Any, *args: Any, **named: Any) -> None:
+            sent.append(str(query))
+            super().copy_expert(query, *args, **named)
+
+    connection.cursor_factory = Noting
+    return connection
+
+
+def is_stable(scene: Scene, size: int) -> list[Player]:
+    players = [scene.player(f"m{number:02}", instance=f"i-{number:02}") for number in range(size)]
+    scene.start(*players)
+    return players
+
+
+def is_joining(scene: Scene, size: int) -> list[Player]:
+    """All but the last have joined again."""
+    players = is_stable(scene, size)
+    for player in players[:-1]:
+        assert player.join() is None
+    return players
+
+
+def has_joined(scene: Scene, size: int) -> list[Player]:
+    """The join phase is over; only the one who ended it knows."""
+    players = is_joining(scene, size)
+    assert players[-1].join() is not None
+    return players
+
+
+def is_syncing(scene: Scene, size: int) -> list[Player]:
+    """The followers' SyncGroups are parked."""
+    players = has_joined(scene, size)
+    scene.finish_join(*players)
+    assert [player.sync() for player in players[1:]] == [None] * (size - 1)
+    return players
+
+
+def is_assigned(scene: Scene, size: int) -> list[Player]:
+    players = is_syncing(scene, size)
+    players[0].assign()
+    return players
+
+
+CALLS: dict[str, tuple[Callable[[Scene, int], list[Player]], Callable[[list[Player]], Player], Callable[[Player], object]]] = {
+    "heartbeat": (is_stable, lambda players: players[1], Player.heartbeat),
+    "joined, still parked": (is_joining, lambda players: players[0], Player.joined),
+    "sync, still parked": (is_syncing, lambda players: players[1], Player.sync),
+    "join, an id is handed out": (is_stable, lambda players: players[0].scene.player("new"), Player.ask_for_id),
+    "join, begins a rebalance": (is_stable, lambda players: players[0].scene.player("new", instance="i-new"), Player.join),
+    "join, parked": (is_joining, lambda players: players[0], Player.join),
+    "join, ends the join phase": (is_joining, lambda players: players[-1], Player.join),
+    "joined, the answer": (has_joined, lambda players: players[0], Player.joined),
+    "sync of the leader": (is_syncing, lambda players: players[0], Player.assign),
+    "sync, the answer": (is_assigned, lambda players: players[1], Player.sync),
+    "leave": (is_stable, lambda players: players[1], Player.leave),
+}
+
+
+@pytest.mark.parametrize("size", [2, 20])
+@pytest.mark.parametrize("call", CALLS)
+def test_call_costs_as_many_statements_as_it_is_said_to_whatever_the_size_of_the_group(scene: Scene, call: str, size: int) -> None:
+    setup, who, act = CALLS[call]
+    player = who(setup(scene, size))
+    sent: list[str] = []
+    with contextlib.closing(connect(scene.url)) as connection:
+        player.coordinator = scene.coordinator(counted(connection, sent))
+        player.coordinator._new_ids.update({player.instance_id: player.member_id} if player.instance_id and player.member_id else {})
+        act(player)
+    assert len(sent) == COSTS[call], "\n\n".join(sent)
+
+
+@pytest.mark.parametrize("count", [10, 1000], ids=["10-records", "1000-records"])
+@pytest.mark.parametrize("kinds", [ledger.all_loaded, ledger.of_all_kinds], ids=["all-loaded", "some-failed"])
+def test_commit_costs_as_many_statements_whatever_the_number_of_records(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, count: int, kinds: Callable[..., Any]
+) -> None:
+    """One COPY of the rows, one of the records that are kept where there are any, and what the claim costs is not paid again."""
+    sent: list[str] = []
+    with contextlib.closing(psycopg2.connect(database_url)) as watch:
+        group = ledger.Group(database_url, watch)
+        group.sql(ledger.DDL)
+        part = group.slice(end=count)
+        monkeypatch.setattr(commit_module, "connect", lambda *args, **named: counted(connect(*args, **named), sent))
+        group.commit(part, kinds(part))
+        group.check_conserved()
+    assert len(sent) == COMMIT + (kinds is ledger.of_all_kinds), "\n\n".join(sent)
+
+
+# ---- members as they are
+
+
+@pytest.fixture
+def group(database_url: str) -> Iterator[Group]:
+    group = Group(database_url)
+    with contextlib.ExitStack() as ends:
+        yield group
+        for member in group.members:
+            ends.callback(member.close)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What members send to Postgres, from those on that are made in the test."""
+    sent: list[str] = []
+    monkeypatch.setattr(member_module, "connect", lambda *args, **named: counted(connect(*args, **named), sent))
+    return sent
+
+
+def test_members_at_rest_send_their_heartbeats_and_nothing_else(group: Group, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader too, which looks at the metadata all the time."""
+    beats = 0
+    heartbeat = Coordinator.heartbeat
+
+    def beat(self: Coordinator, *who: Any) -> None:
+        nonlocal beats
+        heartbeat(self, *who)
+        beats += 1
+
+    group.join(metadata_max_age_ms=1)
+    group.join(metadata_max_age_ms=1)
+    group.settle()
+    monkeypatch.setattr(Coordinator, "heartbeat", beat)
+    wait_for(group, lambda: beats >= 4)  # what the rebalance had begun is over
+    began, before = beats, len(sent)
+    wait_for(group, lambda: beats >= began + 20)
+    assert abs((len(sent) - before) - (beats - began)) <= len(group.members)  # those that are under way
+
+
+REBALANCE = 100
+"""The most that a member may send in one. Both rounds of a cooperative one, with the heartbeats in between, are about 45 to 60."""
+
+
+def test_rebalance_costs_each_member_few_statements(group: Group, sent: list[str]) -> None:
+    """Nobody asks in a loop while it waits: who is parked hears of the next state by its notification."""
+    for _ in range(3):
+        group.join(heartbeat_interval_ms=3000)
+    group.settle()
+    sent.clear()
+    group.join(heartbeat_interval_ms=3000)
+    group.settle()
+    assert len(sent) <= REBALANCE * len(group.members), len(sent)

@@ -1,0 +1,193 @@
+"""Continuous runs: they read what comes, until the next one has taken over or nobody does. Real Kafka and Postgres."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.kafka_topics import Topics
+from tests.points import until
+from tests.scenario import LocalEngine, Scenario
+
+from tidemark.consume import launch, run, window
+from tidemark.errors import TidemarkError
+from tidemark.offsets.store import OffsetFenced, TaskIdentity
+from tidemark.spec.transform import load_transform
+
+HOUR = "1h"
+
+
+class Running:
+    """A run of a scenario's consumer in a thread of its own, with an engine of its own."""
+
+    def __init__(self, scenario: Scenario, task: TaskIdentity) -> None:
+        self.result: launch.Progress | TidemarkError | None = None
+        self._scenario, self._task = scenario, task
+        self.attempt_id = run.open_attempt(scenario.database_url, scenario.spec.group, task)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        scenario, spec = self._scenario, self._scenario.spec
+        transform = load_transform(spec, scenario.folders)
+
+        def start(_records: int | None) -> LocalEngine:
+            return LocalEngine(spec, transform, scenario.connections, ())
+
+        try:
+            run.consume(spec, scenario.connections, self.attempt_id, start)
+            self.result = launch.progress(scenario.database_url, self.attempt_id)
+        except TidemarkError as error:
+            self.result = error
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self.alive
+
+    def ended(self, within_s: float = 60) -> launch.Progress:
+        self._thread.join(within_s)
+        assert not self.alive
+        assert isinstance(self.result, launch.Progress), self.result
+        return self.result
+
+    def failed(self, within_s: float = 60) -> TidemarkError:
+        self._thread.join(within_s)
+        assert isinstance(self.result, TidemarkError), self.result
+        return self.result
+
+
+@pytest.fixture
+def begin(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
+    """Begins the next run of the consumer's DAG; the time of one that still reads at the end of the test is up then."""
+    monkeypatch.setattr(window, "LOOK_EVERY_S", 0.2)
+    begun: list[Running] = []
+    stop = threading.Event()
+    over = window.Continuous.over
+    monkeypatch.setattr(window.Continuous, "over", lambda self, *args, **named: stop.is_set() or over(self, *args, **named))
+
+    def start(member: int = -1) -> Running:
+        begun.append(Running(scenario, TaskIdentity(f"consume__{scenario.name}", f"run {len(begun)}", "consume", member, 1)))
+        return begun[-1]
+
+    yield start
+    stop.set()
+    for one in begun:
+        one.join()
+
+
+def loaded(scenario: Scenario) -> list[str]:
+    return sorted(row.decode() for row in scenario.rows())
+
+
+def test_reads_what_comes_until_its_time_is_up(scenario: Scenario, topics: Topics, begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes over: it ends by itself, and its row says what it has read."""
+    monkeypatch.setattr(window, "HANDOVER_S", 0.0)
+    topic = topics.create(partitions=2)
+    scenario.write(topics=topic, run="continuous", run_for="4s").make_sink()
+    running = begin()
+    for number in range(3):
+        topics.produce(topic, [f"{number}{letter}" for letter in "abc"])
+        until(lambda number=number: len(scenario.rows()) == 3 * (number + 1), f"what came {number}")  # type: ignore[misc]
+    done = running.ended()
+    assert loaded(scenario) == sorted(f"{number}{letter}" for number in range(3) for letter in "abc")
+    assert (done.state, done.records) == ("COMMITTED", 9)
+    assert {(part.start, part.end == part.planned_end) for part in done.partitions} == {(0, True)}
+    scenario.check()
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_next_run_takes_over_from_one_that_reads_on(scenario: Scenario, topics: Topics, begin, members: int) -> None:
+    """The older ones end well, though their time is not up; every record is loaded once, while records come all the time."""
+    topic = topics.create(partitions=4)
+    scenario.write(topics=topic, run="continuous", run_for=HOUR, members=members).make_sink()
+    seats = [-1] if members == 1 else list(range(members))
+    old = [begin(seat) for seat in seats]
+    topics.produce(topic, [str(number) for number in range(100)])
+    until(lambda: len(scenario.rows()) == 100, "the first run reads")
+    generation = scenario.sql("SELECT generation FROM tidemark.consumer_group WHERE name = %s", scenario.spec.group)
+    new = [begin(seat) for seat in seats]
+    stop = threading.Event()
+    produced = [100]
+
+    def produce() -> None:
+        while not stop.wait(0.05):
+            topics.produce(topic, [str(number) for number in range(produced[0], produced[0] + 20)])
+            produced[0] += 20
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        for one in old:
+            assert one.ended().state == "COMMITTED"
+    finally:
+        stop.set()
+        producer.join()
+    topics.produce(topic, [str(produced[0])])
+    produced[0] += 1
+    until(lambda: len(scenario.rows()) == produced[0], "the next run reads on")
+    assert loaded(scenario) == sorted(str(number) for number in range(produced[0]))
+    assert all(one.alive for one in new)
+    assert sum(launch.progress(scenario.database_url, one.attempt_id).records for one in new) > 0
+    if members > 1:  # each seat was taken over as it was
+        assert scenario.sql("SELECT generation FROM tidemark.consumer_group WHERE name = %s", scenario.spec.group) == generation
+    scenario.check()
+
+
+def test_idle_run_learns_too_that_it_was_taken_over(scenario: Scenario, topics: Topics, begin) -> None:
+    """It commits nothing at which it could be fenced."""
+    scenario.write(topics=topics.create(), run="continuous", run_for=HOUR).make_sink()
+    old = begin()
+    until(lambda: scenario.sql("SELECT 1 FROM tidemark.partition_offset WHERE owner = %s", f"attempt {old.attempt_id}"), "claimed")
+    begin()
+    assert old.ended(10).records == 0
+
+
+def test_new_partitions_and_topics_are_read_by_the_run_that_is_there(scenario: Scenario, topics: Topics, begin) -> None:
+    first = topics.create()
+    scenario.write(topics=None, topic_pattern=f"{first}.*", run="continuous", run_for=HOUR).make_sink()
+    running = begin()
+    topics.produce(first, ["a"])
+    until(lambda: loaded(scenario) == ["a"], "what is there")
+    topics.grow(first, 2)
+    topics.produce(first, ["b"], partition=1)
+    second = topics.create(name=f"{first}-more")
+    topics.produce(second, ["c"])
+    until(lambda: loaded(scenario) == ["a", "b", "c"], "what is new")
+    assert running.alive
+
+
+def test_run_goes_on_from_where_a_rewind_has_put_it(scenario: Scenario, topics: Topics, begin) -> None:
+    """Its partition is moved under it: epoch and position change, owner and generation do not."""
+    topic = topics.create()
+    scenario.write(topics=topic, run="continuous", run_for=HOUR).make_sink()
+    topics.produce(topic, ["a", "b"])
+    running = begin()
+    until(lambda: len(scenario.rows()) == 2, "read")
+    scenario.sql(
+        f"DELETE FROM {scenario.table}; DELETE FROM tidemark.batch; "
+        "UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1, next_offset = 0"
+    )
+    until(lambda: loaded(scenario) == ["a", "b"], "read again")
+    topics.produce(topic, ["c"])
+    until(lambda: loaded(scenario) == ["a", "b", "c"], "read on")
+    assert running.alive
+    scenario.check()
+
+
+def test_bounded_run_that_was_taken_over_fails_as_before(scenario: Scenario, topics: Topics) -> None:
+    """Only a continuous run may expect a successor."""
+    topic = topics.create(partitions=2)
+    scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
+    for partition in range(2):
+        topics.produce(topic, ["a", "b"], partition=partition)
+
+    def taken(part: object) -> None:
+        scenario.sql("UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1, generation = generation + 1, owner = 'newer'")
+
+    with pytest.raises(OffsetFenced, match="owner newer"):
+        scenario.run(before=taken)

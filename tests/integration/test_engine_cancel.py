@@ -1,0 +1,221 @@
+"""`SparkEngine.cancel` on a real batch in flight, whose transform stands still until it is told to go on.
+
+The batch ends early, what it had committed stays, nothing else of it is stored, and whoever reads on begins at the last commits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.points import until
+from tests.scenario import Scenario
+from tests.spark_here import Lasting, spark_session
+
+from tidemark.consume import launch, run
+from tidemark.local.processes import gone
+from tidemark.offsets.store import TaskIdentity
+from tidemark.spark.engine import SparkFailed
+from tidemark.spec.transform import load_permanent, load_transform
+
+EARLY_S = 15
+"""A cancelled batch ends at once; its Python workers are killed some 4 s later. The rest is for a slow machine."""
+POLL_MS = 6000
+"""``max.poll.interval.ms``, of which a part is left to a batch that keeps others waiting."""
+
+HELD = """
+    import os
+    import threading
+    from pathlib import Path
+
+    FOLDER = Path({folder!r})
+    PAUSE = threading.Event()
+
+
+    def held(value):
+        if value == b"wait" and (FOLDER / "hold").exists():
+            (FOLDER / f"{{os.getpid()}}.worker").touch()
+            while (FOLDER / "hold").exists():
+                PAUSE.wait(0.02)
+        return value
+"""
+"""Stands at a record as long as there is a file, and says in which process."""
+FUNCTION = (
+    HELD
+    + """
+
+    from typing import TypedDict
+
+    from tidemark.transform import Record
+
+
+    class Row(TypedDict):
+        payload: bytes | None
+
+
+    def transform(record: Record) -> Row:
+        return {{"payload": held(record.value or b"")}}
+"""
+)
+SPARK = (
+    HELD
+    + """
+
+    from pyspark.sql import DataFrame
+
+
+    def transform(records: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return records.select("kafka_topic", "kafka_partition", "kafka_offset", F.udf(held, "binary")("value").alias("payload"))
+"""
+)
+
+
+class Held:
+    """A consumer of two partitions, of which the second has a record at which its transform stands."""
+
+    def __init__(self, scenario: Scenario, source: str) -> None:
+        self.scenario, self.folder = scenario, scenario.folder / f"hold-{scenario.name}"
+        self.folder.mkdir()
+        (self.folder / "hold").touch()
+        self.topic = scenario.topics.create(2)
+        scenario.topics.produce(self.topic, [b"a", b"b", b"c"], partition=0)
+        scenario.topics.produce(self.topic, [b"x", b"wait", b"z"], partition=1)
+        scenario.write(source.format(folder=str(self.folder)), topics=self.topic).make_sink("payload bytea")
+        self.cancelled = threading.Event()
+
+    def go_on(self) -> None:
+        (self.folder / "hold").unlink(missing_ok=True)
+
+    def worker(self, of: Future[launch.Progress]) -> psutil.Process:
+        """The Python worker of a run that stands at the record."""
+        until(lambda: list(self.folder.glob("*.worker")) or of.done(), "a worker stands at the record", 60)
+        assert not of.done(), of.result()
+        (found,) = self.folder.glob("*.worker")
+        return psutil.Process(int(found.stem))
+
+    def engine(self, attempt: int) -> Lasting:
+        scenario, cancelled = self.scenario, self.cancelled
+
+        class Cancels(Lasting):
+            def cancel(self) -> None:
+                cancelled.set()
+                super().cancel()
+
+        transform, permanent = load_transform(scenario.spec, scenario.folders), load_permanent(scenario.spec, scenario.folders)
+        engine = Cancels(scenario.spec, scenario.connections, transform, permanent, attempt, scenario.folders)
+        engine.before = lambda: None
+        return engine
+
+    def run(self, engines: list[Lasting], task: TaskIdentity) -> launch.Progress:
+        scenario = self.scenario
+        attempt = run.open_attempt(scenario.database_url, scenario.spec.group, task)
+
+        def start(_records: int) -> Lasting:
+            engines.append(self.engine(attempt))
+            return engines[-1]
+
+        run.consume(scenario.spec, scenario.connections, attempt, start)
+        return launch.progress(scenario.database_url, attempt)
+
+    def stored(self) -> dict[int, list[bytes]]:
+        return {partition: self.scenario.rows(where=f"kafka_partition = {partition}") for partition in (0, 1)}
+
+    def first_is_committed(self) -> bool:
+        return self.scenario.positions().get((self.topic, 0)) == 3
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of all consumers of this module."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "consumers").mkdir()
+    (home / "transforms").mkdir()
+    return home
+
+
+@pytest.fixture
+def project_dir(home: Path) -> Path:
+    return home
+
+
+@pytest.fixture(scope="module")
+def session_here(home: Path) -> Iterator[None]:
+    """The session of all engines."""
+    with spark_session(home / "transforms"):
+        yield
+
+
+pytestmark = pytest.mark.usefixtures("session_here")
+
+
+@pytest.fixture
+def held(scenario: Scenario) -> Iterator[Callable[[str], Held]]:
+    made: list[Held] = []
+
+    def make(source: str) -> Held:
+        made.append(Held(scenario, source))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.go_on()
+
+
+@pytest.mark.parametrize("source", [FUNCTION, SPARK], ids=["function", "spark"])
+def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callable[[str], Held], source: str) -> None:
+    """From another thread, as the group's protocol thread does it. The slice that was committed stays; the transform of the other stands
+    all the time, until its worker is killed."""
+    consumer, engines = held(source), []
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            done = pool.submit(consumer.run, engines, TaskIdentity())
+            worker = consumer.worker(done)
+            until(consumer.first_is_committed, "the other slice is committed")
+            engines[0].cancel()
+            cancelled = time.monotonic()
+            with pytest.raises(SparkFailed, match="cancelled"):
+                done.result(60)
+            assert time.monotonic() - cancelled < EARLY_S
+            until(lambda: gone(worker), "its worker has ended")
+            assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: []}
+            assert consumer.scenario.positions() == {(consumer.topic, 0): 3, (consumer.topic, 1): 0}
+        finally:
+            consumer.go_on()
+    assert consumer.run(engines, TaskIdentity()).records == 3
+    assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
+    consumer.scenario.check()
+
+
+def test_member_whose_batch_keeps_the_group_waiting_goes_on_from_the_last_commits(
+    held: Callable[[str], Held], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another member has joined, and the batch does not end: the protocol thread cancels it. Nothing of it is stored, the member stays in
+    its run, hears what it keeps, and both together read everything once."""
+    consumer = held(FUNCTION)
+    scenario, engines = consumer.scenario, []
+    scenario.set(members=2)
+    kafka = {**scenario.connections.kafka, "max.poll.interval.ms": str(POLL_MS), "session.timeout.ms": str(POLL_MS)}
+    scenario.connections = replace(scenario.connections, kafka={**kafka, "heartbeat.interval.ms": "500"})
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            first = pool.submit(consumer.run, engines, TaskIdentity("dag", "run", "consume", 0, 1))
+            worker = consumer.worker(first)
+            until(consumer.first_is_committed, "the other slice is committed")
+            second = pool.submit(scenario.run, task=TaskIdentity("dag", "run", "consume", 1, 1))
+            until(consumer.cancelled.is_set, "the batch is cancelled", POLL_MS / 1000 + EARLY_S)
+            until(lambda: gone(worker), "its worker has ended")
+            assert consumer.stored()[1] == []  # whoever has the partition now stands at the record again
+        finally:
+            consumer.go_on()
+        assert [each.result(60).state for each in (first, second)] == ["COMMITTED", "COMMITTED"]
+    assert "batch ended early, going on from what is committed" in caplog.text
+    assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
+    scenario.check()
