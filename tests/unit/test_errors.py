@@ -11,6 +11,7 @@ import pkgutil
 import re
 import types
 import typing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ SAMPLES: dict[Any, Any] = {
     float: 1.5,
     bool: True,
     Path: Path("departures.yaml"),
+    datetime: datetime(2026, 3, 29, tzinfo=UTC),
     TopicPartition: PARTITION,
     Slice: Slice(PARTITION, 1, 10, 20, Epoch(4)),
 }

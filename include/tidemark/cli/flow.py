@@ -14,9 +14,11 @@ from tidemark.db import Cursor, session, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
+from tidemark.rewind.scope import Scope
 from tidemark.spec import find_consumer, format_duration, parse_duration
 
-TARGET = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)(?::(?P<partitions>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
+MOST = 10_000
+"""Partitions that a range may name."""
 
 
 @contextlib.contextmanager
@@ -69,19 +71,17 @@ def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, con
 
 def _targets(words: Sequence[str]) -> list[Target]:
     """``flights`` and ``flights:0,1,5-9``; everything where nothing is said."""
-    found = [] if words else [Target()]
-    for word in words:
-        match = TARGET.fullmatch(word)
-        if match is None:
-            raise BadInput(what="topic or partitions", found=word, fix="Write flights, or flights:0,1,5-9.")
-        if match["partitions"] is None:
-            found.append(Target(match["topic"]))
-            continue
-        for part in match["partitions"].split(","):
-            first, _, last = part.partition("-")
-            if last and int(last) < int(first):
-                raise BadInput(what="range of partitions", found=part, fix=f"Write {last}-{first}.")
-            found += [Target(match["topic"], number) for number in range(int(first), int(last or first) + 1)]
+    items = Scope.parse(words).items
+    for item in items:
+        for first, last in item.partitions:
+            if last - first >= MOST:
+                raise BadInput(
+                    what="range of partitions", found=f"{first}-{last}", fix=f"Name at most {MOST} partitions, or the whole topic."
+                )
+    found = [] if items else [Target()]
+    for item in items:
+        numbers = [number for first, last in item.partitions for number in range(first, last + 1)]
+        found += [Target(item.topic, number) for number in numbers] if numbers else [Target(item.topic)]
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, stderr
+from tidemark.cli.rewind import app as rewind_app
+from tidemark.cli.rewind import seek
 from tidemark.errors import TidemarkError
 from tidemark.group.states import State
 from tidemark.local.cli import app as local_app
@@ -27,6 +29,7 @@ groups_app = typer.Typer(help="Consumer groups: who reads what.", no_args_is_hel
 app.add_typer(consumers_app, name="consumers")
 app.add_typer(sink_app, name="sink")
 app.add_typer(groups_app, name="groups")
+app.add_typer(rewind_app, name="rewind")
 app.add_typer(local_app, name="local")
 
 
@@ -174,6 +177,20 @@ def flow(
     from tidemark.cli.flow import change_flow
 
     change_flow(name, priority or [], max_ahead, consumers, output)
+
+
+app.command()(seek)
+
+
+@app.command()
+def maintain(
+    keep: Annotated[str | None, typer.Option(metavar="DURATION", help="How long what rewinds took out is kept: 30d if left out.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Remove the rows of old rewinds, which can be neither undone nor verified from then on."""
+    from tidemark.cli.maintain import maintain as tidy_up
+
+    tidy_up(keep, output)
 
 
 def main() -> None:

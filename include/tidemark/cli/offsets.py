@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from datetime import UTC
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.lag import PartitionLag, lags
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.store import Replay, replays
 from tidemark.spec import find_consumer
 
 
@@ -26,6 +29,7 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
         schema.require_current(connection)
         with transaction(connection) as cur:
             positions = store.positions(cur, spec.group)
+            replaying = {replay.partition: replay for replay in replays(cur, spec.group)}
     cluster = Cluster(connections.kafka)
     topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
     partitions = [partition for topic in topics for partition in topic.all()]
@@ -33,9 +37,17 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
     rows = lags(positions, uuids, cluster.log_starts(partitions), cluster.stable_ends(partitions))
     if output is OutputFormat.JSON:
         lag = sum(row.lag_records for row in rows)
-        print_json({"group": spec.group, "lag_records": lag, "partitions": [dataclasses.asdict(row) for row in rows]})
+        parts = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} for row in rows]
+        print_json({"group": spec.group, "lag_records": lag, "partitions": parts})
     else:
         stdout.print(_table(spec.group, rows))
+        for replay in replaying.values():
+            stdout.print(f"{replay.partition} is replaying until {replay.until:,} after rewind {replay.rewind_id}")
+
+
+def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionLag) -> int | None:
+    replay = replaying.get(TopicPartition(row.topic, row.partition))
+    return None if replay is None else replay.until
 
 
 def _table(group: str, rows: list[PartitionLag]) -> Table:

@@ -1,0 +1,48 @@
+"""The DAG ``maintain``: once a day, in each database that consumers write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import DAG, BaseOperator, Context, Param
+
+from tidemark import project
+from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.spec import parse_duration, read_folder
+
+
+def maintain_dag() -> DAG:
+    with DAG(
+        dag_id="maintain",
+        description="Removes what rewinds have taken out and nobody has undone, after its time.",
+        doc_md="Drops the archives of rewinds that are older than `keep`: these can be neither undone nor verified any more. "
+        "Who rewound what, when and why is kept for ever.",
+        schedule="@daily",
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        tags=["tidemark", "maintain"],
+        default_args={"owner": "tidemark"},
+        params={"keep": Param("30d", type="string", title="Keep", description_md="How long archives are kept: `12h`, `30d`.")},
+    ) as dag:
+        MaintainOperator(task_id="maintain", retries=2, retry_policy=RETRY_POLICY)
+    return dag
+
+
+class MaintainOperator(BaseOperator):
+    """Pushes how many archives it has removed, and of how many rows."""
+
+    def execute(self, context: Context) -> dict[str, int]:
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session
+        from tidemark.rewind.retention import remove_archives
+
+        keep = parse_duration(context["params"]["keep"])
+        good, _ = read_folder(project.consumers())
+        databases = {spec.connections.postgres: spec for spec in good.values()}
+        removed: list[Any] = []
+        for spec in databases.values():
+            with session(database_url(spec)) as connection:
+                removed += remove_archives(connection, keep)
+        self.log.info("archives removed: %s", len(removed))
+        return {"archives": len(removed), "rows": sum(one.rows for one in removed)}

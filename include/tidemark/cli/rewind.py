@@ -1,0 +1,316 @@
+"""``tidemark rewind`` and ``tidemark seek``: moving a group, in two steps that can be looked at between, or in one for a partition."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemark.cli.options import Consumers, Name, Output, OutputFormat, plain_table, print_json, stderr, stdout
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+    from tidemark.rewind.model import Plan, Scenario
+    from tidemark.spec import ConsumerSpec
+
+POSITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)/(?P<partition>\d{1,9})", re.ASCII)
+
+app = typer.Typer(help="Move a running group to any point, with its results: plan, apply, undo.", no_args_is_help=True)
+
+
+class PlanFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="The rewind's number, as `tidemark rewind list` shows it.")]
+Form = Annotated[PlanFormat, typer.Option("--output", help="How to print the plan.")]
+Reason = Annotated[str, typer.Option(help="Why, in 10 characters or more; kept for ever.", show_default=False)]
+ExpiresIn = Annotated[str | None, typer.Option(metavar="DURATION", help="How long the plan may be applied: 30m, 4h; 4h if left out.")]
+AllowLoss = Annotated[
+    bool, typer.Option("--allow-loss", help="Go on at the start of the log where the target is gone, and store what is missing as lost.")
+]
+
+
+def _to(name: str, what: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=what, metavar=metavar, show_default=False, rich_help_panel="Where to (one of them)")
+
+
+@app.command()
+def plan(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Consumers; several are moved together or not at all.")],
+    reason: Reason,
+    to_earliest: Annotated[bool, _to("--to-earliest", "The first record that Kafka still has.")] = False,
+    to_latest: Annotated[bool, _to("--to-latest", "Behind the last stable record.")] = False,
+    to_current: Annotated[bool, _to("--to-current", "No move: whoever reads is fenced and claims again.")] = False,
+    to_offset: Annotated[str | None, _to("--to-offset", "This offset of each partition.", "OFFSET")] = None,
+    shift_by: Annotated[str | None, _to("--shift-by", "So many offsets further on, or back if negative.", "N")] = None,
+    to_datetime: Annotated[
+        str | None,
+        _to("--to-datetime", "The first record of this time or later: 2026-03-29T14:00:00+02:00, or 2026-03-29 14:00 and --zone.", "TIME"),
+    ] = None,
+    by_duration: Annotated[
+        str | None, _to("--by-duration", "The first record of this long before now, in ISO 8601: PT2H, P1DT12H.", "DURATION")
+    ] = None,
+    from_file: Annotated[
+        str | None, _to("--from-file", "What a file says: CSV of kafka-consumer-groups --export, or JSON.", "FILE")
+    ] = None,
+    from_group: Annotated[
+        str | None, _to("--from-group", "Where another group is; kafka:NAME for what it has committed to Kafka.", "GROUP")
+    ] = None,
+    to_validated: Annotated[bool, _to("--to-validated", "Behind the last record that validation has passed.")] = False,
+    to_batch: Annotated[
+        str | None, _to("--to-batch", "Just before a batch of the ledger, or all that an Airflow run has committed.", "ID|DAG/RUN")
+    ] = None,
+    zone: Annotated[str | None, typer.Option(help="The zone of a local --to-datetime: Europe/Berlin.", show_default=False)] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Only these topics or partitions; may be given several times.")
+    ] = None,
+    allow_loss: AllowLoss = False,
+    expires_in: ExpiresIn = None,
+    consumers: Consumers = None,
+    output: Form = PlanFormat.TABLE,
+) -> None:
+    """Show and store what a rewind would do. Changes nothing; `tidemark rewind apply` does it."""
+    values = {
+        "to-earliest": to_earliest,
+        "to-latest": to_latest,
+        "to-current": to_current,
+        "to-offset": to_offset,
+        "shift-by": shift_by,
+        "to-datetime": to_datetime,
+        "by-duration": by_duration,
+        "from-file": from_file,
+        "from-group": from_group,
+        "to-validated": to_validated,
+        "to-batch": to_batch,
+    }
+    given = [(name, value) for name, value in values.items() if value not in (None, False)]
+    if len(given) != 1:
+        said = " and ".join(f"--{name}" for name, _ in given) or "none"
+        raise typer.BadParameter(f"name one place to go to, not {said}: " + ", ".join(f"--{name}" for name in values))
+    ((name, value),) = given
+
+    def read(groups: Sequence[str]) -> Scenario:
+        from tidemark.rewind.scenario import parse
+
+        return parse(name, value if isinstance(value, str) else None, zone=zone, groups=groups)
+
+    made = _planned(names, topic or [], read, reason, consumers, allow_loss=allow_loss, expires_in=expires_in)
+    _print(made, output)
+    _next(made)
+
+
+@app.command()
+def show(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
+    """Show a rewind: its plan, and what became of it."""
+    from tidemark.rewind import store
+
+    with _connected() as connection:
+        _print(store.read(connection, rewind_id), output)
+
+
+@app.command()
+def apply(rewind_id: Number, consumers: Consumers = None, output: Form = PlanFormat.TABLE) -> None:
+    """Do what a plan says, all of it or nothing, while the group runs. A plan that was applied already is only shown."""
+    _print(_applied(rewind_id, consumers), output)
+
+
+@app.command()
+def undo(
+    rewind_id: Number,
+    reason: Reason,
+    allow_loss: AllowLoss = False,
+    expires_in: ExpiresIn = None,
+    consumers: Consumers = None,
+    output: Form = PlanFormat.TABLE,
+) -> None:
+    """Plan to put everything back as it was before a rewind, offsets and rows. `tidemark rewind apply` does it."""
+    from tidemark.rewind import store
+    from tidemark.rewind.model import Undo
+
+    with _connected() as connection:
+        names = [group.consumer for group in store.read(connection, rewind_id).groups]
+    made = _planned(names, [], lambda _: Undo(rewind_id), reason, consumers, allow_loss=allow_loss, expires_in=expires_in)
+    _print(made, output)
+    _next(made)
+
+
+@app.command("list")
+def list_(
+    name: Annotated[str | None, typer.Argument(help="One consumer; all of them if left out.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest ones.")] = 50,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List rewinds, the newest first: plans, and what was applied, undone or rejected."""
+    from tidemark.rewind import store
+    from tidemark.rewind.scenario import said
+    from tidemark.rewind.show import as_json
+
+    with _connected() as connection:
+        found = store.history(connection, name, limit=limit)
+    if output is OutputFormat.JSON:
+        print_json([as_json(one) for one in found])
+        return
+    table = plain_table("", "rewind", "state", "planned at (UTC)", "by", "consumers", "what")
+    for column in table.columns:
+        column.justify = "left"
+    for one in found:
+        groups = ", ".join(group.consumer for group in one.groups)
+        table.add_row(
+            str(one.rewind_id), one.state, f"{one.planned_at:%Y-%m-%d %H:%M}", _plain(one.planned_by), groups, _plain(said(one.scenario))
+        )
+    stdout.print(table)
+
+
+@app.command()
+def verify(rewind_id: Number, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
+    """Compare the rows that a rewind took out with what the replay has made since."""
+    import dataclasses
+
+    from tidemark import project
+    from tidemark.rewind import store
+    from tidemark.rewind.show import verified_table
+    from tidemark.rewind.verify import verify as compare
+    from tidemark.spec import find_consumer
+
+    folder = consumers or project.consumers()
+    with _connected() as connection:
+        names = [group.consumer for group in store.read(connection, rewind_id).groups]
+        found = compare(connection, rewind_id, {name: find_consumer(name, folder).sink.key for name in names})
+    if output is OutputFormat.JSON:
+        print_json([dataclasses.asdict(one) for one in found])
+    else:
+        stdout.print(verified_table(found))
+
+
+def seek(
+    name: Name,
+    position: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="As `tidemark offsets` shows it: flights/0.")],
+    offset: Annotated[int, typer.Argument(min=0, help="The next offset to read.")],
+    reason: Reason,
+    allow_loss: AllowLoss = False,
+    consumers: Consumers = None,
+    output: Form = PlanFormat.TABLE,
+) -> None:
+    """Move one partition at once: a plan and its application in one step, with all that a rewind does."""
+    from tidemark.rewind.model import ToOffset
+
+    match = POSITION.fullmatch(position)
+    if match is None:
+        raise typer.BadParameter(f"{position!r} is not TOPIC/PARTITION; write flights/0")
+    scope = [f"{match['topic']}:{match['partition']}"]
+    made = _planned([name], scope, lambda _: ToOffset(offset), reason, consumers, allow_loss=allow_loss, expires_in=None)
+    _print(_applied(made.rewind_id, consumers), output)
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[Connection]:
+    from tidemark import schema
+    from tidemark.connections import database_url
+    from tidemark.db import session
+
+    with session(database_url()) as connection:
+        schema.require_current(connection)
+        yield connection
+
+
+def _cluster_of(_: ConsumerSpec) -> Any:
+    """All consumers of a command read one cluster: the environment's."""
+    from tidemark.connections import kafka_config
+    from tidemark.kafka.cluster import Cluster
+
+    return Cluster(kafka_config())
+
+
+def _planned(
+    names: Sequence[str],
+    scope: Sequence[str],
+    read: Callable[[Sequence[str]], Scenario],
+    reason: str,
+    consumers: Path | None,
+    *,
+    allow_loss: bool,
+    expires_in: str | None,
+) -> Plan:
+    """A stored plan. Raises what is wrong with the words, all of it at once, before anything is asked of Postgres or Kafka."""
+    from tidemark import project
+    from tidemark.rewind.plan import plan as make_plan
+    from tidemark.rewind.scenario import Problems, check_reason, parse_expiry
+    from tidemark.rewind.scope import Scope
+    from tidemark.spec import find_consumer
+
+    problems, folder = Problems(), consumers or project.consumers()
+    specs = [problems.attempt(lambda name=name: find_consumer(name, folder)) for name in dict.fromkeys(names)]  # type: ignore[misc]
+    chosen = problems.attempt(lambda: Scope.parse(scope))
+    scenario = problems.attempt(lambda: read([spec.group for spec in specs if spec]))
+    why = problems.attempt(lambda: check_reason(reason))
+    expiry = problems.attempt(lambda: parse_expiry(expires_in))
+    problems.end()
+    assert chosen is not None
+    assert scenario is not None
+    assert why is not None
+    assert expiry is not None
+    with _connected() as connection:
+        return make_plan(
+            connection,
+            _cluster_of,
+            [spec for spec in specs if spec],
+            chosen,
+            scenario,
+            reason=why,
+            by=_who(),
+            allow_loss=allow_loss,
+            expires_in=expiry,
+        )
+
+
+def _applied(rewind_id: int, consumers: Path | None) -> Plan:
+    from tidemark import project
+    from tidemark.rewind.apply import apply as apply_plan
+    from tidemark.spec import find_consumer
+
+    folder = consumers or project.consumers()
+    with _connected() as connection:
+        done = apply_plan(connection, _cluster_of, lambda name: find_consumer(name, folder), rewind_id, by=_who())
+    told = f"rewind {rewind_id} was applied before; nothing was changed now" if done.already else f"applied rewind {rewind_id}"
+    stderr.print(told, markup=False, highlight=False)
+    return done.plan
+
+
+def _print(made: Plan, output: PlanFormat) -> None:
+    from tidemark.rewind import show as shown
+
+    if output is PlanFormat.JSON:
+        print_json(shown.as_json(made))
+    elif output is PlanFormat.MARKDOWN:
+        typer.echo(shown.markdown(made), nl=False)
+    else:
+        stdout.print(shown.table(made))
+
+
+def _next(made: Plan) -> None:
+    stderr.print(f"nothing has changed yet; to do it: tidemark rewind apply {made.rewind_id}", markup=False, highlight=False)
+
+
+def _who() -> str:
+    """Who sits before the terminal, as far as the machine knows."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _plain(text: str) -> str:
+    """Text as rich prints it letter by letter."""
+    return text.replace("[", r"\[")

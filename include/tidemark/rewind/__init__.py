@@ -1,0 +1,1 @@
+"""Moving a running group's offsets to any point, with the results that this supersedes: plan, apply, undo, verify."""

@@ -1,0 +1,320 @@
+"""Applying a planned rewind to a running group, in one transaction (I4).
+
+    ① read the plan, ask Kafka whether it still holds   ② lock the groups and the rewind   ③ lock the positions, in order
+    ④ refuse if the plan is stale   ⑤ keep the before-image   ⑥ take superseded rows, failed records and ledger out
+    ⑦ of an undo: put back what the undone rewind had taken out   ⑧ store what will not be read   ⑨ raise epochs, move positions
+    ⑩ mark the rewind as applied, tell the members   ⑪ commit
+
+Nobody has to stop. A commit that is in flight on one of the partitions is waited for, and after `GRACE_MS` its session is ended; from ③ on
+commits on them wait, and are fenced after ⑪. Partitions that are no part of the rewind go on meanwhile, as does the group itself. What is
+locked against readers is nothing, but for a table partition that is moved whole (`tidemark.rewind.archive`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg2.errors
+
+from tidemark.db import rows, statements, transaction
+from tidemark.errors import Refused, Unavailable
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import store
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.quality.conservation import on_table
+from tidemark.rewind import undo
+from tidemark.rewind.archive import Span, put_back, take_out
+from tidemark.rewind.model import Plan, State
+from tidemark.rewind.plan import ClusterOf, basis_of, torn
+from tidemark.rewind.store import AlreadyDecided, read, read_plan
+from tidemark.spec import ConsumerSpec
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+log = logging.getLogger(__name__)
+
+SQL = statements("tidemark.rewind", "apply.sql")
+
+GRACE_MS = 10_000
+"""How long a commit that is in flight on a partition is waited for, before its database session is ended."""
+LOCK_MS = 60_000
+"""How long another rewind of the same group is waited for."""
+IDLE_MS = 60_000
+"""A process that stands still in the middle of a rewind loses its session, and so its locks, after this."""
+LOCK_CLASS = 0x7265_7769  # "rewi"; with a group's id the key of an advisory lock
+
+SpecOf = Callable[[str], ConsumerSpec]
+"""The spec of a consumer, by its name, as its file is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A rewind that is applied, with what it really was. ``already``: an earlier call did it."""
+
+    plan: Plan
+    already: bool
+
+
+@dataclass(kw_only=True, eq=False)
+class StalePlan(Refused):
+    """What the plan was made from is not so any more."""
+
+    rewind_id: int
+    moved: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.moved, f"Rewind {self.rewind_id} was not applied, nothing was changed. Plan again."])
+
+
+@dataclass(kw_only=True, eq=False)
+class RewindInProgress(Unavailable):
+    """Another rewind of the group is being applied."""
+
+    group: str
+
+    def __str__(self) -> str:
+        return f"Another rewind of group {self.group} is being applied, and takes its time. Nothing was changed; try again."
+
+
+@dataclass(kw_only=True, eq=False)
+class PartitionBusy(Unavailable):
+    """Somebody holds a position, and is no commit of a consumer's, or could not be ended."""
+
+    partition: TopicPartition
+
+    def __str__(self) -> str:
+        return f"The position of {self.partition} is held by a session that did not end in time. Nothing was changed; try again."
+
+
+@dataclass(kw_only=True, eq=False)
+class RewindNotAllowed(Refused):
+    """The role may not do what a rewind does; ``message`` is Postgres' own."""
+
+    rewind_id: int
+    message: str
+
+    def __str__(self) -> str:
+        return (
+            f"Rewind {self.rewind_id} was not applied: {self.message}. The role needs DELETE on the sink, on tidemark.batch, "
+            "tidemark.failed_record, tidemark.lost_range and the tables tidemark.rewound_*, and CREATE on the schema tidemark."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What Kafka has: topics' UUIDs, and the ranges of the logs."""
+
+    uuids: Mapping[str, str]
+    logs: Mapping[TopicPartition, tuple[int, int]]
+
+
+def apply(
+    connection: Connection,
+    cluster_of: ClusterOf,
+    spec_of: SpecOf,
+    rewind_id: int,
+    *,
+    by: str,
+    approved_by: str | None = None,
+    dag_id: str | None = None,
+    run_id: str | None = None,
+) -> Applied:
+    """Does what a stored plan says, all of it or nothing, and returns it with the real numbers.
+
+    May be repeated: a rewind that is applied is returned as it was, and nothing is done. ``by`` applies, ``approved_by`` has approved.
+    The group may have gone on reading since the plan was made; what it wrote since then is superseded too.
+
+    Raises `StalePlan` with everything that has changed, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
+    `RowsRefused` (of an undo), `RewindNotAllowed`, and `RewindInProgress`, `PartitionBusy`, `DatabaseUnavailable` or
+    `BrokerUnavailable`, after which the same call may succeed. Then nothing is changed.
+    """
+    plan = read(connection, rewind_id)  # ①
+    if plan.state is not State.PLANNED:
+        return _already(plan)
+    specs = {group.group_id: spec_of(group.consumer) for group in plan.groups}
+    found = {
+        group.group_id: _look(cluster_of(specs[group.group_id]), [part.partition for part in group.partitions]) for group in plan.groups
+    }
+    try:
+        with transaction(connection) as cur:
+            key = {"rewind_id": rewind_id, "undo_of": plan.undo_of}
+            locked = _lock(cur, plan)  # ②
+            if locked["state"] != State.PLANNED:
+                return _already(read_plan(cur, rewind_id))
+            cur.execute(SQL["partitions"], key)
+            planned = rows(cur)
+            positions = [_lock_position(cur, part) for part in planned]  # ③
+            moved = _expired(locked) + _moved(cur, key, specs) + _crossed(plan, planned, positions, found)  # ④
+            moved += _written_over(cur, plan, planned, positions, specs)
+            if not moved:
+                cur.execute(SQL["keep_before_image"], key)  # ⑤
+                images = rows(cur)
+                moved = torn(cur, rewind_id)
+            if moved:
+                raise StalePlan(rewind_id=rewind_id, moved=tuple(moved))
+            _supersede(cur, plan, key, images)  # ⑥
+            if plan.undo_of is not None:  # ⑦
+                _put_back(cur, plan, key)
+            cur.execute(SQL["record_lost"], key)  # ⑧
+            cur.execute(SQL["move"], key)  # ⑨
+            cur.execute(SQL["mark_undone"], key)  # ⑩
+            cur.execute(SQL["mark_applied"], {**key, "by": by, "approved_by": approved_by, "dag_id": dag_id, "run_id": run_id})
+            for group in plan.groups:
+                cur.execute(SQL["notify"], {"group": group.group, "message": f"rewind {rewind_id}"})
+            done = read_plan(cur, rewind_id)
+    except psycopg2.errors.InsufficientPrivilege as error:
+        raise RewindNotAllowed(rewind_id=rewind_id, message=error.diag.message_primary or "no permission") from error
+    for group, part in done:
+        log.info(
+            "rewound group=%s partition=%s rewind=%s old=%s new=%s superseded_from=%s rows=%s failed_records=%s",
+            group.group, part.partition, rewind_id, part.old, part.new, part.superseded_from, part.sink_rows, part.failed_records,
+        )  # fmt: skip
+    return Applied(done, already=False)
+
+
+def _already(plan: Plan) -> Applied:
+    if plan.state is not State.APPLIED:
+        raise AlreadyDecided.of(plan)
+    log.info("rewind was already applied rewind=%s by=%s at=%s", plan.rewind_id, plan.applied_by, plan.applied_at)
+    return Applied(plan, already=True)
+
+
+def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> Found:
+    topics = cluster.topics(sorted({partition.topic for partition in partitions}))
+    there = {partition for topic in topics for partition in topic.all()}
+    asked = [partition for partition in partitions if partition in there]
+    starts, ends = cluster.log_starts(asked), cluster.stable_ends(asked)
+    return Found(
+        {topic.name: topic.kafka_uuid for topic in topics},
+        {partition: (starts[partition], max(starts[partition], ends[partition])) for partition in asked},
+    )
+
+
+def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
+    cur.execute(SQL["limits"], {"lock_ms": str(LOCK_MS), "idle_ms": str(IDLE_MS)})
+    for group in sorted(plan.groups, key=lambda group: group.group_id):
+        try:
+            cur.execute(SQL["lock_group"], {"class": LOCK_CLASS, "group_id": group.group_id})
+        except psycopg2.errors.LockNotAvailable as error:
+            raise RewindInProgress(group=group.group) from error
+    cur.execute(SQL["lock_rewind"], {"rewind_id": plan.rewind_id})
+    (locked,) = rows(cur)
+    cur.execute(SQL["limits"], {"lock_ms": str(GRACE_MS), "idle_ms": str(IDLE_MS)})
+    return locked
+
+
+def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
+    """The position, which stays until the transaction ends; `None`: there is none any more. What was locked before it stays locked, too."""
+    partition = TopicPartition(part["topic"], part["partition"])
+    for _ in range(2):
+        cur.execute("SAVEPOINT position")
+        try:
+            cur.execute(SQL["lock_partition"], part)
+        except psycopg2.errors.LockNotAvailable:
+            cur.execute("ROLLBACK TO SAVEPOINT position")
+        else:
+            row = cur.fetchone()
+            cur.execute("RELEASE SAVEPOINT position")
+            return None if row is None else int(row[0])
+        ended = store.end_writers(cur, part["group_id"], part["topic_id"], partition)
+        log.warning("ended a session that held a partition partition=%s sessions=%s", partition, ended)
+    raise PartitionBusy(partition=partition)
+
+
+def _expired(locked: Mapping[str, Any]) -> list[str]:
+    return [f"The plan has expired at {locked['expires_at']}."] if locked["expired"] else []
+
+
+def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> list[str]:
+    """What has changed of the groups, their specs and sinks since the plan was made; of an undo, also what it puts back."""
+    cur.execute(SQL["groups"], key)
+    said = []
+    for group in rows(cur):
+        spec, was = specs[group["group_id"]], group["basis"]
+        now = basis_of(cur, spec, group["last_rewind"])
+        if group["name_now"] != group["group_name"]:
+            said.append(f"Group {group['group_name']} was deleted.")
+        said += [
+            f"The spec of {group['consumer']} was changed: {name} was {was['spec'][name]}, it is {value}."
+            for name, value in now["spec"].items()
+            if was["spec"].get(name) != value
+        ]
+        if now["columns"] != was["columns"] and now["spec"]["sink"] == was["spec"]["sink"]:
+            said.append(f"The columns of {group['sink']} were changed: {_shown(was['columns'])} then, {_shown(now['columns'])} now.")
+        if now["last_rewind"] != was["last_rewind"]:
+            said.append(f"Group {group['group_name']} was rewound since.")
+    if key["undo_of"] is not None:
+        said += undo.problems(cur, key["undo_of"], {group_id: spec.sink.table for group_id, spec in specs.items()})
+    return said
+
+
+def _crossed(plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], found: Mapping[int, Found]) -> list[str]:
+    """What has changed of the partitions since the plan was made; that the group has gone on reading is no change."""
+    said = []
+    for part, position in zip(planned, positions, strict=True):
+        partition = TopicPartition(part["topic"], part["partition"])
+        kafka = found[part["group_id"]]
+        if kafka.uuids[partition.topic] != part["kafka_uuid"] or partition not in kafka.logs:
+            said.append(f"{partition}: the topic was deleted and created again.")
+            continue
+        if position is None:
+            said.append(f"{partition}: the group's position was deleted.")
+            continue
+        start, end = kafka.logs[partition]
+        if part["hold"]:
+            continue
+        if not start <= part["new_offset"] <= end:
+            why = "retention has passed it" if part["new_offset"] < start else "the log was truncated"
+            said.append(f"{partition}: {part['new_offset']} is not in the log [{start}, {end}) any more, {why}.")
+        target = part["target"]
+        forward, is_forward = target > part["planned_offset"], target > position
+        if plan.undo_of is None and forward != is_forward:
+            how = f"the group has passed the target {target}" if forward else f"the target {target} lies ahead of the group now"
+            said.append(f"{partition}: {how}, it is at {position}; it was at {part['planned_offset']}.")
+    return said
+
+
+def _written_over(
+    cur: Cursor, plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], specs: Mapping[int, ConsumerSpec]
+) -> list[str]:
+    """Of an undo on an upsert sink: the partitions on which the group has read on, see `undo.written_over`."""
+    if plan.undo_of is None or plan.allow_loss:
+        return []
+    images = {(image.group_id, image.topic_id, image.partition.partition): image for image in undo.read_images(cur, plan.undo_of)}
+    found = []
+    for part, position in zip(planned, positions, strict=True):
+        image, sink = images[part["group_id"], part["topic_id"], part["partition"]], specs[part["group_id"]].sink
+        if sink.key and not part["hold"] and position is not None and position > image.new:
+            found.append(undo.written_over(plan.undo_of, image.partition, sink.table))
+    return found
+
+
+def _supersede(cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]]) -> None:
+    sinks = {group.group_id: group.table for group in plan.groups}
+    for group_id, sink in sorted(sinks.items()):
+        going = sorted(
+            (image for image in images if image["group_id"] == group_id and not image["hold"]), key=lambda image: image["partition"]
+        )
+        take_out(
+            cur, plan.rewind_id, group_id, sink, [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in going]
+        )
+    for name in ("archive_failed_records", "archive_batches", "archive_lost_ranges", "keep_lost_heads"):
+        cur.execute(SQL[name], key)
+    for group_id, sink in sinks.items():
+        cur.execute(on_table(SQL["keep_heads"], sink), {**key, "group_id": group_id})
+
+
+def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any]) -> None:
+    assert plan.undo_of is not None
+    for name in ("drop_heads", "drop_lost_heads", "put_batches_back", "put_failed_records_back", "put_lost_ranges_back"):
+        cur.execute(SQL[name], key)
+    for group in sorted(plan.groups, key=lambda group: group.group_id):
+        put_back(cur, plan.undo_of, group.group_id, group.table)
+
+
+def _shown(columns: Sequence[Sequence[str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns)

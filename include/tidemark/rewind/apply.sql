@@ -1,0 +1,208 @@
+-- Statements of applying a rewind, all in one transaction. Lock order: groups by id, the rewind, partitions by (group, topic, partition).
+
+-- name: limits
+-- How long this transaction waits for a lock, and how long it may hold what it has while its client does nothing. Locks nothing.
+SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
+
+-- name: lock_group
+-- One rewind a group at a time. An advisory lock, for the transaction: the group's row stays free, so that members join and leave as ever.
+SELECT pg_advisory_xact_lock(%(class)s, %(group_id)s);
+
+-- name: lock_rewind
+-- Locks the rewind's row. What came of it meanwhile, and what it is made of that may be out of date.
+SELECT state, undo_of, expires_at, expires_at <= clock_timestamp() AS expired FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;
+
+-- name: groups
+-- What the plan was made from, a row a consumer. Locks nothing.
+SELECT grp.group_id, grp.consumer, grp.group_name, grp.sink, grp.basis, now.name AS name_now,
+       (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group other USING (rewind_id)
+         WHERE other.group_id = grp.group_id) AS last_rewind
+  FROM tidemark.rewind_group grp JOIN tidemark.consumer_group now USING (group_id)
+ WHERE grp.rewind_id = %(rewind_id)s ORDER BY grp.group_id;
+
+-- name: partitions
+-- What the plan says of each partition, in the order of the locks. Locks nothing.
+SELECT group_id, topic_id, topic.name AS topic, topic.kafka_uuid, partition, hold, target, planned_offset, new_offset, superseded_from
+  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id)
+ WHERE rewind_id = %(rewind_id)s ORDER BY group_id, topic_id, partition;
+
+-- name: lock_partition
+-- Locks one position. Whoever commits on it is waited for.
+SELECT next_offset FROM tidemark.partition_offset
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s FOR NO KEY UPDATE;
+
+-- name: keep_before_image
+-- Where the group really is now, under the locks, and what the move therefore is. Locks the rewind's own rows.
+UPDATE tidemark.rewind_partition part
+   SET old_offset = pos.next_offset, old_validated_offset = pos.validated_offset,
+       new_offset = CASE WHEN hold THEN pos.next_offset ELSE new_offset END,
+       superseded_from = CASE WHEN hold THEN pos.next_offset
+                              WHEN %(undo_of)s::bigint IS NOT NULL THEN superseded_from
+                              ELSE least(target, pos.next_offset) END
+  FROM tidemark.partition_offset pos
+ WHERE part.rewind_id = %(rewind_id)s
+   AND pos.group_id = part.group_id AND pos.topic_id = part.topic_id AND pos.partition = part.partition
+RETURNING part.group_id, part.topic_id, part.partition, part.superseded_from, part.hold;
+
+-- name: archive_batches
+-- Takes the ledger from the rewind's offsets on into its archive. Locks these batches; needs the positions' locks.
+WITH gone AS (
+    DELETE FROM tidemark.batch USING tidemark.rewind_partition part
+     WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
+       AND batch.group_id = part.group_id AND batch.topic_id = part.topic_id AND batch.partition = part.partition
+       AND batch.end_offset > part.superseded_from
+       AND batch.start_offset >= coalesce((SELECT max(start_offset) FROM tidemark.batch before
+                                            WHERE before.group_id = part.group_id AND before.topic_id = part.topic_id
+                                              AND before.partition = part.partition AND before.start_offset <= part.superseded_from),
+                                          part.superseded_from)
+    RETURNING batch.*
+)
+INSERT INTO tidemark.rewound_batch SELECT %(rewind_id)s, gone.* FROM gone;
+
+-- name: archive_lost_ranges
+-- The same of lost ranges, and of those that rewinds forward have made.
+WITH gone AS (
+    DELETE FROM tidemark.lost_range USING tidemark.rewind_partition part
+     WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
+       AND lost_range.group_id = part.group_id AND lost_range.topic_id = part.topic_id AND lost_range.partition = part.partition
+       AND (lost_range.end_offset > part.superseded_from OR lost_range.end_offset IS NULL)
+    RETURNING lost_range.*
+)
+INSERT INTO tidemark.rewound_lost_range SELECT %(rewind_id)s, gone.* FROM gone;
+
+-- name: archive_failed_records
+-- The same of failed records; retries that are due later are withdrawn with them. Returns how many of each partition.
+WITH gone AS (
+    DELETE FROM tidemark.failed_record USING tidemark.rewind_partition part
+     WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
+       AND failed_record.group_id = part.group_id AND failed_record.topic_id = part.topic_id AND failed_record.partition = part.partition
+       AND failed_record.record_offset >= part.superseded_from
+    RETURNING failed_record.*
+), kept AS (
+    INSERT INTO tidemark.rewound_failed_record SELECT %(rewind_id)s, gone.* FROM gone
+), counted AS (
+    SELECT group_id, topic_id, partition, count(*) AS records FROM gone GROUP BY group_id, topic_id, partition
+)
+UPDATE tidemark.rewind_partition part SET failed_records = coalesce(records, 0)
+  FROM tidemark.rewind_partition mine LEFT JOIN counted USING (group_id, topic_id, partition)
+ WHERE part.rewind_id = %(rewind_id)s AND mine.rewind_id = part.rewind_id
+   AND mine.group_id = part.group_id AND mine.topic_id = part.topic_id AND mine.partition = part.partition;
+
+-- name: keep_heads
+-- Of a batch that the rewind cuts, what stays: its rows and failed records are counted. Of the other records it is only known that they
+-- are the skipped ones, where the batch had no others; or that they were loaded and replaced since, where it had nothing else at all.
+INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried, failed,
+                            unaccounted, sink_rows, validation_id, committed_at, head_of)
+SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part.superseded_from, whole.owner_epoch, whole.attempt_id,
+       head.loaded, CASE WHEN whole.unaccounted = 0 THEN head.rest ELSE 0 END, found.retried, found.failed,
+       CASE WHEN whole.unaccounted = 0 THEN 0 ELSE head.rest END, greatest(found.sink_rows, head.loaded), whole.validation_id,
+       whole.committed_at, whole.batch_id
+  FROM tidemark.rewound_batch whole
+  JOIN tidemark.rewind_partition part ON part.rewind_id = whole.rewound_by AND part.group_id = whole.group_id
+       AND part.topic_id = whole.topic_id AND part.partition = whole.partition
+ CROSS JOIN LATERAL (
+    SELECT sink.*, record.*
+      FROM (SELECT count(*) AS sink_rows, count(DISTINCT kafka_offset) AS in_sink FROM {table} written
+             WHERE written.kafka_topic_id = whole.topic_id AND written.kafka_partition = whole.partition
+               AND written.kafka_offset >= whole.start_offset AND written.kafka_offset < part.superseded_from) sink
+     CROSS JOIN (SELECT count(*) FILTER (WHERE disposition = 'retry') AS retried, count(*) FILTER (WHERE disposition = 'fail') AS failed
+                   FROM tidemark.failed_record record
+                  WHERE record.group_id = whole.group_id AND record.topic_id = whole.topic_id AND record.partition = whole.partition
+                    AND record.record_offset >= whole.start_offset AND record.record_offset < part.superseded_from) record
+ ) found
+ CROSS JOIN LATERAL (
+    SELECT part.superseded_from - whole.start_offset - found.retried - found.failed AS others
+ ) span
+ CROSS JOIN LATERAL (
+    SELECT CASE WHEN whole.skipped + whole.unaccounted = 0 THEN span.others ELSE found.in_sink END AS loaded,
+           CASE WHEN whole.skipped + whole.unaccounted = 0 THEN 0 ELSE span.others - found.in_sink END AS rest
+ ) head
+ WHERE whole.rewound_by = %(rewind_id)s AND whole.group_id = %(group_id)s AND whole.start_offset < part.superseded_from;
+
+-- name: keep_lost_heads
+INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at, rewind_id, head_of)
+SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part.superseded_from, whole.reason, whole.attempt_id,
+       whole.recorded_at, whole.rewind_id, whole.lost_range_id
+  FROM tidemark.rewound_lost_range whole
+  JOIN tidemark.rewind_partition part ON part.rewind_id = whole.rewound_by AND part.group_id = whole.group_id
+       AND part.topic_id = whole.topic_id AND part.partition = whole.partition
+ WHERE whole.rewound_by = %(rewind_id)s AND whole.start_offset < part.superseded_from;
+
+-- name: drop_heads
+-- Of an undo: the batches that the undone rewind had cut come back whole.
+DELETE FROM tidemark.batch WHERE head_of IN (SELECT batch_id FROM tidemark.rewound_batch WHERE rewound_by = %(undo_of)s);
+
+-- name: drop_lost_heads
+DELETE FROM tidemark.lost_range WHERE head_of IN (SELECT lost_range_id FROM tidemark.rewound_lost_range WHERE rewound_by = %(undo_of)s);
+
+-- name: put_batches_back
+WITH back AS (
+    DELETE FROM tidemark.rewound_batch WHERE rewound_by = %(undo_of)s RETURNING *
+)
+INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
+                            failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of) OVERRIDING SYSTEM VALUE
+SELECT batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
+       failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of FROM back;
+
+-- name: put_failed_records_back
+WITH back AS (
+    DELETE FROM tidemark.rewound_failed_record WHERE rewound_by = %(undo_of)s RETURNING *
+)
+INSERT INTO tidemark.failed_record (failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
+                                    disposition, error_type, error_text, retry_number, attempt_id, created_at) OVERRIDING SYSTEM VALUE
+SELECT failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
+       disposition, error_type, error_text, retry_number, attempt_id, created_at FROM back;
+
+-- name: put_lost_ranges_back
+WITH back AS (
+    DELETE FROM tidemark.rewound_lost_range WHERE rewound_by = %(undo_of)s RETURNING *
+)
+INSERT INTO tidemark.lost_range (lost_range_id, group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at,
+                                 rewind_id, head_of) OVERRIDING SYSTEM VALUE
+SELECT lost_range_id, group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at, rewind_id, head_of FROM back;
+
+-- name: record_lost
+-- What the group will not read, so that the ledger has no gap that nothing explains: what a rewind forward leaves out, and what the log
+-- has no more of where that was allowed.
+INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, rewind_id)
+SELECT part.group_id, part.topic_id, part.partition, ledger.ends, part.new_offset,
+       CASE WHEN part.new_offset > part.target THEN 'retention' ELSE 'rewind' END, part.rewind_id
+  FROM tidemark.rewind_partition part
+ CROSS JOIN LATERAL (SELECT CASE WHEN %(undo_of)s::bigint IS NULL THEN part.superseded_from ELSE part.target END AS ends) ledger
+ WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold AND part.new_offset > ledger.ends;
+
+-- name: move
+-- Raises the epochs, so that nothing commits that was read before, and moves positions and validated offsets. Owner and generation stay:
+-- the owner claims again in the same generation. Needs the positions' locks.
+WITH moved AS (
+    UPDATE tidemark.partition_offset pos
+       SET owner_epoch = pos.owner_epoch + 1, next_offset = part.new_offset,
+           committed_at = CASE WHEN part.hold THEN pos.committed_at ELSE clock_timestamp() END,
+           validated_offset = CASE WHEN part.hold THEN pos.validated_offset
+                                   ELSE greatest(undone.old_validated_offset, least(pos.validated_offset, part.superseded_from)) END
+      FROM tidemark.rewind_partition part
+      LEFT JOIN tidemark.rewind_partition undone ON undone.rewind_id = %(undo_of)s AND undone.group_id = part.group_id
+           AND undone.topic_id = part.topic_id AND undone.partition = part.partition
+     WHERE part.rewind_id = %(rewind_id)s
+       AND pos.group_id = part.group_id AND pos.topic_id = part.topic_id AND pos.partition = part.partition
+    RETURNING pos.group_id, pos.topic_id, pos.partition, pos.owner_epoch
+)
+UPDATE tidemark.rewind_partition part SET owner_epoch = moved.owner_epoch
+  FROM moved
+ WHERE part.rewind_id = %(rewind_id)s
+   AND moved.group_id = part.group_id AND moved.topic_id = part.topic_id AND moved.partition = part.partition;
+
+-- name: mark_undone
+UPDATE tidemark.rewind SET state = 'UNDONE' WHERE rewind_id = %(undo_of)s AND state = 'APPLIED';
+
+-- name: mark_applied
+UPDATE tidemark.rewind
+   SET state = 'APPLIED', applied_by = %(by)s, applied_at = clock_timestamp(), applied_no = nextval('tidemark.rewind_applied'),
+       decided_by = coalesce(decided_by, %(approved_by)s),
+       decided_at = coalesce(decided_at, CASE WHEN %(approved_by)s::text IS NOT NULL THEN clock_timestamp() END),
+       dag_id = coalesce(dag_id, %(dag_id)s), run_id = coalesce(run_id, %(run_id)s)
+ WHERE rewind_id = %(rewind_id)s;
+
+-- name: notify
+-- Tells the members, when the transaction commits; on the channel on which they hear of their group.
+SELECT pg_notify('tidemark_' || md5(%(group)s), %(message)s);

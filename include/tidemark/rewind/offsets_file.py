@@ -1,0 +1,271 @@
+"""Offsets from a file: the CSV that ``kafka-consumer-groups --export`` writes, or JSON of our own.
+
+    flights,0,1200                 one group: topic, partition, offset
+    "departures","flights",0,1200  several: the group first
+
+    [{"topic": "flights", "partition": 0, "offset": 1200}]         with "group" where there are several
+    {"groups": [{"group": "departures", "partitions": [...]}]}     as ``tidemark rewind plan --output json`` prints: its new offsets
+
+Everything that is wrong with a file is told at once, with line and what to write instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from json import scanner
+from pathlib import Path
+from typing import Any
+
+from tidemark.errors import BadInput, Refused
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.spec.problem import Problem, masked, nearest, quoted, shown
+
+MAX_BYTES = 20_000_000  # a line a partition: far above any group
+MAX_OFFSET = 2**63 - 1
+TOLD = 20
+"""Problems that are shown of one file; of the others the number is."""
+
+_NUMBER = re.compile(r"\d{1,19}", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_COLUMNS = {3: ("topic", "partition", "offset"), 4: ("group", "topic", "partition", "offset")}
+_LINE_FIX = "write topic,partition,offset, or group,topic,partition,offset"
+_ENTRY_FIX = 'write {"topic": "flights", "partition": 0, "offset": 1200}'
+_SHAPE_FIX = 'write a list of {"topic": "flights", "partition": 0, "offset": 1200}, or what `tidemark rewind plan --output json` prints'
+
+Offsets = Mapping[TopicPartition, int]
+
+
+@dataclass(kw_only=True, eq=False)
+class OffsetsFileInvalid(Refused):
+    """A file of offsets, and everything that is wrong with it."""
+
+    problems: tuple[Problem, ...]
+
+    def __str__(self) -> str:
+        count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
+        more = f"{count}, of which {TOLD} are shown" if len(self.problems) > TOLD else count
+        return "\n".join([*map(str, self.problems[:TOLD]), f"{more}; no offset of the file was taken"])
+
+
+def read_offsets(path: Path) -> dict[str | None, Offsets]:
+    """The offsets of a file by group, which is `None` where it names none.
+
+    Raises `OffsetsFileInvalid`, and `BadInput` for a file that cannot be read.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            found = f"{shown(path)} has more than {MAX_BYTES:,} bytes"
+            raise BadInput(what="offsets", found=found, fix="Name a file with a line a partition.")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(what="offsets", found=f"{shown(path)} is not UTF-8 text", fix="Save it as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        found = f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise BadInput(what="offsets", found=found, fix="Name a file that kafka-consumer-groups --export wrote.") from None
+    return parse_offsets(text, path)
+
+
+def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
+    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`."""
+    text = text.removeprefix("\ufeff")
+    found = _Found(path, text.splitlines())
+    if text.lstrip()[:1] in ("[", "{"):
+        _read_json(text, found)
+    else:
+        _read_csv(text, found)
+    if not found.offsets and not found.problems:
+        found.problem(1, "there is no offset in it", _LINE_FIX)
+    if found.problems:
+        raise OffsetsFileInvalid(problems=tuple(sorted(found.problems, key=lambda one: one.line)))
+    return dict(found.offsets)
+
+
+def of_groups(offsets: Mapping[str | None, Offsets], groups: Collection[str]) -> dict[TopicPartition, int]:
+    """What the file says for these groups: what it says of no group in particular, or what it says of each of them.
+
+    Raises `BadInput` where it says nothing of one of them, or two different things of a partition.
+    """
+    if set(offsets) == {None}:
+        return dict(offsets[None])
+    named = [name for name in offsets if name is not None]
+    if absent := [group for group in groups if group not in offsets]:
+        near = nearest(absent[0], named)
+        fix = f"Did you mean {near}?" if near else f"It has {', '.join(named)}."
+        raise BadInput(what="offsets", found=f"the file says nothing of {', '.join(absent)}", fix=fix)
+    chosen: dict[TopicPartition, int] = {}
+    for group in groups:
+        for partition, offset in offsets[group].items():
+            if chosen.setdefault(partition, offset) != offset:
+                found = f"the file has two offsets of {partition} for the groups {', '.join(groups)}"
+                raise BadInput(what="offsets", found=found, fix="Plan one group at a time.")
+    return chosen
+
+
+@dataclass
+class _Found:
+    """What has been read of a file so far."""
+
+    path: Path
+    lines: list[str]
+    offsets: dict[str | None, dict[TopicPartition, int]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    _line_of: dict[tuple[str | None, TopicPartition], int] = field(default_factory=dict)
+
+    def problem(self, line: int, message: str, fix: str, wrong: str = "") -> None:
+        """``wrong`` is the stretch of the line that is; where it cannot be found, the whole line."""
+        text = masked(self.lines[line - 1]) if 0 < line <= len(self.lines) else ""
+        column = max(0, text.find(wrong))
+        length = len(wrong) if wrong and wrong in text else len(text.strip())
+        column = column if wrong in text and wrong else len(text) - len(text.lstrip())
+        self.problems.append(Problem(self.path, line, column + 1, length, "", message, fix, text))
+
+    def add(self, line: int, group: str | None, topic: str, partition: int, offset: int) -> None:
+        if any((group is None) != (known is None) for known in self.offsets):
+            self.problem(line, "some entries name a group and others do not", "name it everywhere, or nowhere")
+            return
+        place = TopicPartition(topic, partition)
+        before = self._line_of.setdefault((group, place), line)
+        if before != line:
+            whose = f" of group {group}" if group else ""
+            self.problem(line, f"{place}{whose} stands twice: line {before} has it, too", "remove one of them")
+            return
+        self.offsets.setdefault(group, {})[place] = offset
+
+
+def _read_csv(text: str, found: _Found) -> None:
+    rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    try:
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if any(cells) and not (rows.line_num == 1 and tuple(cells) in _COLUMNS.values()):
+                _csv_line(cells, rows.line_num, found)
+    except csv.Error as error:
+        found.problem(rows.line_num, f"is not CSV ({error})", "write one partition a line, and quotes around all of a value or nowhere")
+
+
+def _csv_line(cells: list[str], line: int, found: _Found) -> None:
+    if len(cells) not in _COLUMNS:
+        found.problem(line, f"has {len(cells)} value{'' if len(cells) == 1 else 's'}", _LINE_FIX)
+        return
+    row = dict(zip(_COLUMNS[len(cells)], cells, strict=True))
+    good = [_good_name(found, line, "group", row["group"])] if "group" in row else []
+    good.append(_good_name(found, line, "topic", row["topic"]))
+    numbers = [_number(found, line, name, row[name], most) for name, most in (("partition", 2**31 - 1), ("offset", MAX_OFFSET))]
+    partition, offset = numbers
+    if all(good) and partition is not None and offset is not None:
+        found.add(line, row.get("group"), row["topic"], partition, offset)
+
+
+def _good_name(found: _Found, line: int, what: str, name: Any) -> bool:
+    if isinstance(name, str) and (_TOPIC.fullmatch(name) if what == "topic" else name):
+        return True
+    fix = 'letters, digits, ".", "_" and "-", as Kafka has it' if what == "topic" else "the group's name"
+    found.problem(line, f"the {what} is {_told(name)}", f"write {fix}", name if isinstance(name, str) else "")
+    return False
+
+
+def _number(found: _Found, line: int, what: str, value: Any, most: int) -> int | None:
+    if isinstance(value, str) and _NUMBER.fullmatch(value) and int(value) <= most:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
+        return value
+    found.problem(line, f"the {what} is {_told(value)}", f"write a whole number from 0 to {most}", str(value))
+    return None
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return "missing"
+    return quoted(value) if isinstance(value, str) else quoted(json.dumps(value, default=str))[1:-1]
+
+
+# ---- JSON
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that knows the line it begins in."""
+
+    line: int
+
+
+class _BadJson(Exception):
+    def __init__(self, at: int, message: str) -> None:
+        super().__init__(message)
+        self.at = at
+
+
+class _Decoder(json.JSONDecoder):
+    """Python's own, with lines; a key that stands twice, NaN and Infinity are refused."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(parse_constant=_no_constant)
+        breaks = [match.end() for match in re.finditer(r"\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", text)]  # as str.splitlines
+        self.line_of: Callable[[int], int] = lambda at: 1 + bisect_right(breaks, at)
+        self.parse_object = self._object
+        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+    def _object(self, s_and_end: tuple[str, int], *rest: Any) -> tuple[_Object, int]:
+        at = s_and_end[1] - 1
+        strict, scan_once = rest[0], rest[1]
+        pairs, end = json.decoder.JSONObject(s_and_end, strict, scan_once, None, lambda found: found, *rest[4:])  # type: ignore[attr-defined]
+        keys = [key for key, _ in pairs]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise _BadJson(at, f"the key {quoted(twice)} stands twice")
+        made = _Object(pairs)
+        made.line = self.line_of(at)
+        return made, end
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _read_json(text: str, found: _Found) -> None:
+    decoder = _Decoder(text)
+    try:
+        data = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        found.problem(decoder.line_of(error.pos), f"is not JSON ({error.msg})", _SHAPE_FIX)
+        return
+    except _BadJson as error:
+        found.problem(decoder.line_of(error.at), str(error), "keep one of them")
+        return
+    except (ValueError, RecursionError) as error:
+        found.problem(1, f"is not JSON ({error})", _SHAPE_FIX)
+        return
+    if isinstance(data, list):
+        for entry in data:
+            _entry(entry, found, 1, group=None)
+        return
+    groups = data.get("groups")
+    if not isinstance(groups, list):
+        found.problem(data.line, 'is an object without "groups"', _SHAPE_FIX)
+        return
+    for one in groups:
+        partitions = one.get("partitions") if isinstance(one, _Object) else None
+        if not isinstance(partitions, list):
+            found.problem(getattr(one, "line", data.line), 'a group has no "partitions"', _SHAPE_FIX)
+            continue
+        if _good_name(found, one.line, "group", one.get("group")):
+            for entry in partitions:
+                _entry(entry, found, one.line, group=one["group"])
+
+
+def _entry(entry: Any, found: _Found, line: int, *, group: str | None) -> None:
+    """One partition: ``offset``, or ``new`` as a plan calls it. What else a plan says of it is not looked at."""
+    if not isinstance(entry, _Object):
+        found.problem(line, f"{_told(entry)} is no partition", _ENTRY_FIX)
+        return
+    whose = entry.get("group") if group is None and "group" in entry else group
+    good = [_good_name(found, entry.line, "group", whose)] if whose is not None or "group" in entry else []
+    good.append(_good_name(found, entry.line, "topic", entry.get("topic")))
+    offset = _number(found, entry.line, "offset", entry.get("offset", entry.get("new")), MAX_OFFSET)
+    partition = _number(found, entry.line, "partition", entry.get("partition"), 2**31 - 1)
+    if all(good) and partition is not None and offset is not None:
+        found.add(entry.line, whose, entry["topic"], partition, offset)

@@ -1,0 +1,115 @@
+-- Statements of planning. Unless they say so, they lock nothing but the rows that they make.
+
+-- name: group_now
+-- The group as it is: its state, how many attempts run, how fast the last ones read, and which rewind was the last.
+SELECT group_id, state,
+       (SELECT count(*) FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND attempt.state = 'RUNNING') AS in_flight,
+       (SELECT (sum(done.offsets) / nullif(sum(extract(epoch FROM done.until - done.started_at)), 0))::double precision
+          FROM (SELECT attempt.started_at, max(batch.committed_at) AS until, sum(end_offset - start_offset) AS offsets
+                  FROM (SELECT * FROM tidemark.attempt WHERE attempt.group_id = grp.group_id ORDER BY attempt_id DESC LIMIT 20) attempt
+                  JOIN tidemark.batch USING (attempt_id)
+                 GROUP BY attempt_id, attempt.started_at ORDER BY attempt_id DESC LIMIT 5) done) AS records_per_s,
+       (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group part USING (rewind_id)
+         WHERE part.group_id = grp.group_id) AS last_rewind
+  FROM tidemark.consumer_group grp
+ WHERE name = %(group)s;
+
+-- name: batch_starts
+-- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run do; a row a partition.
+SELECT topic_id, partition, min(start_offset) AS start_offset
+  FROM tidemark.batch
+ WHERE group_id = %(group_id)s
+   AND (batch_id = %(batch_id)s
+        OR anchor_id = (SELECT anchor_id FROM tidemark.batch WHERE batch_id = %(batch_id)s)
+        OR attempt_id IN (SELECT attempt_id FROM tidemark.attempt
+                           WHERE group_id = %(group_id)s AND dag_id = %(dag_id)s AND run_id = %(run_id)s))
+ GROUP BY topic_id, partition;
+
+-- name: add_rewind
+INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, reason, planned_by, expires_at, digest, dag_id, run_id)
+VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s, %(digest)s, %(dag_id)s, %(run_id)s)
+RETURNING rewind_id;
+
+-- name: add_group
+INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, records_per_s, told)
+VALUES (%(rewind_id)s, %(group_id)s, %(consumer)s, %(group)s, %(sink)s, %(basis)s, %(state)s, %(in_flight)s, %(lag)s, %(records_per_s)s, '{}');
+
+-- name: add_partitions
+INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from)
+SELECT %(rewind_id)s, %(group_id)s, *
+  FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(holds)s::boolean[], %(targets)s::bigint[], %(positions)s::bigint[],
+              %(offsets)s::bigint[], %(superseded)s::bigint[]);
+
+-- name: count_superseded
+-- Counts what goes, as far as it is there now: a range of the sink's lineage index and one of the failed records a partition.
+UPDATE tidemark.rewind_partition part
+   SET planned_sink_rows = (SELECT count(*) FROM {table} written
+                             WHERE written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
+                               AND written.kafka_offset >= part.superseded_from),
+       planned_failed_records = (SELECT count(*) FROM tidemark.failed_record record
+                                  WHERE record.group_id = part.group_id AND record.topic_id = part.topic_id
+                                    AND record.partition = part.partition AND record.record_offset >= part.superseded_from)
+ WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND NOT hold;
+
+-- name: note_told
+-- Whether readers were told of what goes: batches of Airflow runs whose verdict did not keep the asset's event back.
+UPDATE tidemark.rewind_group grp SET told = ARRAY[sink]
+ WHERE rewind_id = %(rewind_id)s
+   AND EXISTS (SELECT FROM tidemark.rewind_partition part
+                 JOIN tidemark.batch ON batch.group_id = part.group_id AND batch.topic_id = part.topic_id
+                      AND batch.partition = part.partition AND batch.end_offset > part.superseded_from
+                 JOIN tidemark.attempt USING (attempt_id)
+                 LEFT JOIN tidemark.validation USING (validation_id)
+                WHERE part.rewind_id = grp.rewind_id AND part.group_id = grp.group_id AND NOT part.hold
+                  AND attempt.dag_id IS NOT NULL AND verdict IS DISTINCT FROM 'critical');
+
+-- name: torn_anchors
+-- Batches that can only be taken back together, of which the rewind would take a part; a row for each partition of theirs. ``goes_from``
+-- is null for a partition that is no part of the rewind, or stays.
+WITH going AS (
+    SELECT * FROM tidemark.rewind_partition WHERE rewind_id = %(rewind_id)s AND NOT hold
+), touched AS (
+    SELECT DISTINCT batch.anchor_id
+      FROM going JOIN tidemark.batch ON batch.group_id = going.group_id AND batch.topic_id = going.topic_id
+                      AND batch.partition = going.partition AND batch.end_offset > going.superseded_from
+     WHERE batch.anchor_id IS NOT NULL
+), placed AS (
+    SELECT batch.*, going.superseded_from AS goes_from, going.superseded_from <= batch.start_offset IS TRUE AS whole
+      FROM touched JOIN tidemark.batch USING (anchor_id)
+      LEFT JOIN going ON going.group_id = batch.group_id AND going.topic_id = batch.topic_id AND going.partition = batch.partition
+)
+SELECT anchor_id, topic.name AS topic, partition, start_offset AS start, end_offset AS end, goes_from
+  FROM placed JOIN tidemark.topic USING (topic_id)
+ WHERE anchor_id IN (SELECT anchor_id FROM placed WHERE NOT whole)
+ ORDER BY anchor_id, topic.name, partition;
+
+-- name: of_rewind
+-- The partitions of an applied rewind, for its undo.
+SELECT group_id, topic.name AS topic, topic_id, partition, hold, old_offset, new_offset, superseded_from
+  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id) WHERE rewind_id = %(rewind_id)s;
+
+-- name: later_rewinds
+-- Applied rewinds after this one that moved partitions of it and stand: not undone, and not the undo of one that came after it, too.
+WITH RECURSIVE chain AS (
+    SELECT rewind_id, undo_of, applied_no, applied_no AS first_no, 0 AS undos FROM tidemark.rewind WHERE undo_of IS NULL
+     UNION ALL
+    SELECT rewind.rewind_id, rewind.undo_of, rewind.applied_no, chain.first_no, chain.undos + 1
+      FROM chain JOIN tidemark.rewind ON rewind.undo_of = chain.rewind_id
+), one AS (
+    SELECT applied_no FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s
+)
+SELECT DISTINCT later.rewind_id
+  FROM tidemark.rewind_partition mine
+  JOIN tidemark.rewind_partition theirs USING (group_id, topic_id, partition)
+  JOIN tidemark.rewind later ON later.rewind_id = theirs.rewind_id AND later.state = 'APPLIED'
+  JOIN chain ON chain.rewind_id = later.rewind_id
+ CROSS JOIN one
+ WHERE mine.rewind_id = %(rewind_id)s AND NOT mine.hold AND NOT theirs.hold AND later.applied_no > one.applied_no
+   AND NOT (chain.undos %% 2 = 1 AND chain.first_no > one.applied_no)
+ ORDER BY later.rewind_id;
+
+-- name: archives
+-- Where the rows of a rewind are. Locks these rows, so that no archive is removed until the transaction ends.
+SELECT number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed,
+       to_regclass(relation) IS NOT NULL AS there FROM tidemark.rewind_archive
+ WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number FOR NO KEY UPDATE;

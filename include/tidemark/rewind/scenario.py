@@ -1,0 +1,318 @@
+"""Scenarios in words, by Kafka's names: read from a command line or a form, kept as JSON, told as a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from tidemark.errors import BadInput, Refused
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.model import (
+    ByDuration,
+    FromFile,
+    FromGroup,
+    Scenario,
+    ShiftBy,
+    ToBatch,
+    ToCurrent,
+    ToDatetime,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToValidated,
+    Undo,
+)
+from tidemark.rewind.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
+from tidemark.rewind.offsets_file import MAX_OFFSET, of_groups, parse_offsets, read_offsets
+from tidemark.spec.duration import parse_duration
+from tidemark.spec.problem import nearest, quoted
+
+T = TypeVar("T")
+
+REASON_CHARACTERS = 10
+"""The least that a reason has."""
+EXPIRES_IN = timedelta(hours=4)
+"""How long a plan may be applied if nobody says anything else."""
+KAFKA = "kafka:"
+"""Before the name of a group whose offsets are Kafka's own."""
+
+_INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A scenario as users know it: its name, what it does, what its value is (empty: it has none), an example of one."""
+
+    name: str
+    does: str
+    value: str = ""
+    example: str = ""
+
+
+WORDS: Mapping[str, Word] = {
+    word.name: word
+    for word in (
+        Word("to-earliest", "the first record that Kafka still has"),
+        Word("to-latest", "behind the last stable record"),
+        Word("to-current", "no move: whoever reads is fenced and claims again"),
+        Word("to-offset", "this offset", "an offset", "1200"),
+        Word("shift-by", "so many offsets further on, or back if negative", "a number of offsets", "-500"),
+        Word("to-datetime", "the first record of this time or later", "a time", "2026-03-29 14:00"),
+        Word("by-duration", "the first record of this long before the plan is made", "an ISO 8601 duration", "PT2H"),
+        Word("from-file", "what a file says", "a file", "offsets.csv"),
+        Word("from-group", "where another group is; kafka:name for what a group has committed to Kafka", "a group", "kafka:departures"),
+        Word("to-validated", "behind the last record that validation has passed"),
+        Word("to-batch", "just before a batch, or all that an Airflow run has committed", "a batch or DAG/RUN", "1234"),
+        Word("undo", "as it was before another rewind, offsets and rows", "a rewind", "17"),
+    )
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class SeveralProblems(Refused):
+    """Everything that is wrong with what was asked for, a text each."""
+
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.problems, f"{len(self.problems)} problems; nothing was planned"])
+
+
+@dataclass
+class Problems:
+    """Collects what is refused, so that all of it can be told at once."""
+
+    found: list[Refused] = field(default_factory=list)
+
+    def attempt(self, ask: Callable[[], T]) -> T | None:
+        """What ``ask`` returns, or `None` if it is refused, which is then kept."""
+        try:
+            return ask()
+        except Refused as error:
+            self.found.append(error)
+        return None
+
+    def add(self, what: str, found: str, fix: str) -> None:
+        self.found.append(BadInput(what=what, found=found, fix=fix))
+
+    def end(self) -> None:
+        """Raises what was collected, if anything was."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            texts = [error.problems if isinstance(error, SeveralProblems) else (str(error),) for error in self.found]
+            raise SeveralProblems(problems=tuple(text for several in texts for text in several))
+
+
+def parse(
+    scenario: str, value: str | None = None, *, zone: str | None = None, groups: Collection[str] = (), contents: str | None = None
+) -> Scenario:
+    """The scenario of this name and value, as its users write them (`WORDS`).
+
+    ``zone`` is that of a local time. ``groups`` are those that will be moved, of which a file may have to tell; ``contents`` is such a
+    file's text where there is no file. Raises what is wrong, all of it (`BadInput`, `SeveralProblems`).
+    """
+    problems = Problems()
+    name, given = scenario.strip().lower(), (value or "").strip()
+    word = WORDS.get(name)
+    if word is None:
+        near = nearest(scenario, WORDS)
+        problems.add(
+            "scenario", f"there is none called {quoted(scenario)}", f"Write {near}." if near else f"Write one of {', '.join(WORDS)}."
+        )
+    if zone is not None and word is not None and name != "to-datetime":
+        problems.add("zone", f"{name} has no use for one", "Leave it out; only to-datetime has a local time.")
+    if contents is not None and word is not None and name != "from-file":
+        problems.add("offsets", f"{name} has no use for a file's contents", "Leave them out; only from-file has them.")
+    if word is not None and not word.value and given:
+        problems.add(name, f"it takes no value, and {quoted(given)} was given", "Leave the value out.")
+    needs = word is not None and word.value and not (name == "from-file" and contents is not None)
+    if word is not None and needs and not given:
+        problems.add(name, f"it needs {word.value}", f"Write {word.example}.")
+    made = problems.attempt(lambda: _make(name, given, zone, groups, contents)) if word is not None and (given or not needs) else None
+    problems.end()
+    assert made is not None
+    return made
+
+
+def _make(name: str, value: str, zone: str | None, groups: Collection[str], contents: str | None) -> Scenario:
+    plain: dict[str, Callable[[], Scenario]] = {
+        "to-earliest": ToEarliest,
+        "to-latest": ToLatest,
+        "to-current": ToCurrent,
+        "to-validated": ToValidated,
+        "to-offset": lambda: ToOffset(_integer(name, value, 0)),
+        "shift-by": lambda: ShiftBy(_integer(name, value, -MAX_OFFSET)),
+        "to-datetime": lambda: ToDatetime(parse_moment(value, zone)),
+        "by-duration": lambda: ByDuration(parse_iso_duration(value)),
+        "from-file": lambda: FromFile(of_groups(read_offsets(Path(value)) if contents is None else parse_offsets(contents), groups)),
+        "from-group": lambda: _from_group(value),
+        "to-batch": lambda: _to_batch(value),
+        "undo": lambda: Undo(_integer(name, value.removeprefix("#"), 1)),
+    }
+    return plain[name]()
+
+
+def check_reason(text: str | None) -> str:
+    """The reason, without blanks around it. Raises `BadInput` if it says too little to be of use later."""
+    reason = " ".join((text or "").split())
+    if len(reason) < REASON_CHARACTERS:
+        found = f"{quoted(reason)} has {len(reason)} characters" if reason else "there is none"
+        raise BadInput(what="reason", found=found, fix=f"Say why in at least {REASON_CHARACTERS} characters: it is kept for ever.")
+    return reason
+
+
+def parse_expiry(text: str | None) -> timedelta:
+    """How long a plan may be applied: ``4h``, or ``PT4H``."""
+    if not text or not text.strip():
+        return EXPIRES_IN
+    asked = text.strip()
+    try:
+        length = parse_iso_duration(asked) if asked[0] in "Pp" else parse_duration(asked)
+    except BadInput as error:
+        raise BadInput(what="expires-in", found=f"{quoted(asked)} is not a length of time", fix="Write 30m, 4h, or 2d.") from error
+    if not length:
+        raise BadInput(what="expires-in", found=f"{quoted(asked)} is no time at all", fix="Write 30m, 4h, or 2d.")
+    return length
+
+
+def _integer(name: str, text: str, least: int) -> int:
+    number = int(text) if _INTEGER.fullmatch(text) else None
+    if number is None or not least <= number <= MAX_OFFSET:
+        kind = "a whole number, + or - before it" if least < 0 else f"a whole number from {least} on"
+        raise BadInput(what=name, found=f"{quoted(text)} is not {WORDS[name].value}", fix=f"Write {kind}: {WORDS[name].example}.")
+    return number
+
+
+def _from_group(value: str) -> FromGroup:
+    group = value.removeprefix(KAFKA).strip()
+    if not group:
+        raise BadInput(what="from-group", found=f"{quoted(value)} names no group", fix="Write departures, or kafka:departures.")
+    return FromGroup(group, kafka=value.startswith(KAFKA))
+
+
+def _to_batch(value: str) -> ToBatch:
+    dag_id, slash, run_id = value.partition("/")
+    if slash and dag_id.strip() and run_id.strip():
+        return ToBatch(dag_id=dag_id.strip(), run_id=run_id.strip())
+    if slash or not _INTEGER.fullmatch(value):
+        fix = "Write the batch's number, or consume__departures/scheduled__2026-03-29T12:00:00+00:00."
+        raise BadInput(what="to-batch", found=f"{quoted(value)} is neither a batch nor DAG/RUN", fix=fix)
+    return ToBatch(batch_id=_integer("to-batch", value, 1))
+
+
+# ---- as JSON
+
+
+def name_of(scenario: Scenario) -> str:
+    """Kafka's name of it, or ours where Kafka has none."""
+    return _NAMES[type(scenario)]
+
+
+def to_json(scenario: Scenario) -> dict[str, Any]:
+    """Plain values, from which `from_json` makes the same again: ``{"scenario": "to-offset", "offset": 1200}``."""
+    values: dict[str, Any] = {}
+    match scenario:
+        case ToOffset(offset):
+            values = {"offset": offset}
+        case ShiftBy(offsets):
+            values = {"offsets": offsets}
+        case ToDatetime(moment):
+            values = {"moment": iso(moment)}
+        case ByDuration(duration):
+            values = {"duration": iso_duration(duration)}
+        case FromFile(of_partitions):
+            values = {"offsets": [[part.topic, part.partition, offset] for part, offset in sorted(of_partitions.items())]}
+        case FromGroup(group, kafka):
+            values = {"group": group, "kafka": kafka}
+        case ToBatch(batch_id, dag_id, run_id):
+            values = {"batch_id": batch_id} if batch_id is not None else {"dag_id": dag_id, "run_id": run_id}
+        case Undo(rewind_id):
+            values = {"rewind_id": rewind_id}
+    return {"scenario": name_of(scenario), **values}
+
+
+def from_json(stored: Mapping[str, Any]) -> Scenario:
+    """The scenario that `to_json` has told. Raises `BadInput` for anything else: a newer Tidemark may know more of them."""
+    kinds: dict[str, Callable[[Mapping[str, Any]], Scenario]] = {
+        "to-datetime": lambda values: ToDatetime(datetime.fromisoformat(values["moment"])),
+        "by-duration": lambda values: ByDuration(_length(values["duration"])),
+        "from-file": lambda values: FromFile({TopicPartition(topic, number): offset for topic, number, offset in values["offsets"]}),
+    }
+    values = {key: value for key, value in stored.items() if key != "scenario"}
+    name = stored.get("scenario")
+    kind = next((kind for kind, known in _NAMES.items() if known == name), None)
+    if kind is None:
+        _not_ours(stored)
+    try:
+        return kinds[name](values) if name in kinds else kind(**values)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        _not_ours(stored)
+
+
+def _length(text: str) -> timedelta:
+    length = to_timedelta(text)
+    if length is None:
+        raise ValueError(text)
+    return length
+
+
+def _not_ours(stored: Mapping[str, Any]) -> NoReturn:
+    raise BadInput(what="stored scenario", found=quoted(str(dict(stored))), fix="Use the Tidemark that stored it.")
+
+
+# ---- as a sentence
+
+
+def said(scenario: Scenario) -> str:
+    """What happens, in plain English."""
+    match scenario:
+        case ToOffset(offset):
+            return f"Go on at offset {offset:,} of each partition."
+        case ShiftBy(0):
+            return "Stay where the group is: shifted by no offset."
+        case ShiftBy(offsets):
+            return f"Go on {abs(offsets):,} offset{'' if abs(offsets) == 1 else 's'} {'further on' if offsets > 0 else 'further back'}."
+        case ToDatetime(moment):
+            return f"Go on at the first record of {iso(moment)} or later."
+        case ByDuration(duration):
+            return f"Go on at the first record of the last {iso_duration(duration)} before the plan was made."
+        case FromFile(offsets):
+            return f"Go on where a file says, for {len(offsets):,} partition{'' if len(offsets) == 1 else 's'}."
+        case FromGroup(group, kafka):
+            return f"Go on where the group {group} has committed to Kafka." if kafka else f"Go on where the group {group} is."
+        case ToBatch(batch_id, dag_id, run_id):
+            return (
+                f"Go on just before batch {batch_id}."
+                if batch_id is not None
+                else f"Go on just before all that run {run_id} of {dag_id} has committed."
+            )
+        case Undo(rewind_id):
+            return f"Undo rewind {rewind_id}: offsets and rows as they were before it."
+    return _PLAIN[type(scenario)]
+
+
+_PLAIN: Mapping[type, str] = {
+    ToEarliest: "Go on at the first record that Kafka still has.",
+    ToLatest: "Go on behind the last stable record.",
+    ToCurrent: "Stay where the group is; whoever reads now is fenced and claims again.",
+    ToValidated: "Go on behind the last record that validation has passed without a gap.",
+}
+_NAMES: Mapping[type[Any], str] = {
+    ToEarliest: "to-earliest",
+    ToLatest: "to-latest",
+    ToCurrent: "to-current",
+    ToOffset: "to-offset",
+    ShiftBy: "shift-by",
+    ToDatetime: "to-datetime",
+    ByDuration: "by-duration",
+    FromFile: "from-file",
+    FromGroup: "from-group",
+    ToValidated: "to-validated",
+    ToBatch: "to-batch",
+    Undo: "undo",
+}

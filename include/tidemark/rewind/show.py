@@ -1,0 +1,252 @@
+"""A plan for people and programs: as a table for a terminal, as JSON, as Markdown for an approval."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State
+from tidemark.rewind.moment import iso
+from tidemark.rewind.scenario import said, to_json
+
+if TYPE_CHECKING:
+    from tidemark.rewind.verify import Example, Verified
+
+WITH_COMMAS, WITH_MOVES = 10**12, 10**15
+"""Greater offsets are shown without commas, still greater ones without their difference: all of it would not fit a terminal."""
+MARKDOWN_ROWS = 200
+"""Partitions of a group that an approval's page shows; of the others the sum is."""
+NOTED = 20
+"""Partitions with losses that are named."""
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
+
+
+def table(plan: Plan) -> RenderableType:
+    """The plan for a terminal of 80 columns: a heading, a table for each topic of each group, what else is to know."""
+    parts: list[RenderableType] = [_line(text) for text in _heading(plan)]
+    for group in plan.groups:
+        parts += [Text(), _line(_about_group(group), "bold")]
+        for topic, partitions in groupby(group.partitions, key=lambda part: part.partition.topic):
+            parts += [_line(f"topic {topic}"), _topic_table(list(partitions))]
+        parts += [_line(text) for text in _notes(plan, group)]
+    return Group(*parts, Text(), *(_line(text) for text in _closing(plan)))
+
+
+def markdown(plan: Plan) -> str:
+    """The plan as GitHub's Markdown, for Airflow's approval page. What users wrote is shown letter by letter: no mark of it counts."""
+    blocks = ["  \n".join(map(escaped, _heading(plan)))]
+    for group in plan.groups:
+        blocks.append(f"**{escaped(_about_group(group))}**")
+        rows = [_markdown_row(part) for part in group.partitions[:MARKDOWN_ROWS]]
+        if rest := group.partitions[MARKDOWN_ROWS:]:
+            sums = (sum(part.replay for part in rest), sum(part.skip for part in rest))
+            taken = (sum(part.sink_rows for part in rest), sum(part.failed_records for part in rest))
+            rows.append(_row([f"{len(rest):,} more", "", "", "", *(f"{number:,}" for number in (*sums, *taken))]))
+        head = _row(["topic", "partition", "now", "new", "read again", "skipped", "rows out", "failed out"])
+        blocks.append("\n".join([head, "|---|---:|---:|---:|---:|---:|---:|---:|", *rows]))
+        if notes := _notes(plan, group):
+            blocks.append("\n".join(f"- {escaped(text)}" for text in notes))
+    return "\n\n".join([*blocks, "  \n".join(map(escaped, _closing(plan)))]) + "\n"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values; `tidemark.rewind.offsets_file` reads its new offsets."""
+    return {
+        "rewind_id": plan.rewind_id,
+        "state": plan.state.value,
+        "scenario": to_json(plan.scenario),
+        "says": said(plan.scenario),
+        "reason": plan.reason,
+        "planned_by": plan.planned_by,
+        "planned_at": iso(plan.planned_at),
+        "expires_at": iso(plan.expires_at),
+        "allow_loss": plan.allow_loss,
+        "digest": plan.digest,
+        "undo_of": plan.undo_of,
+        "decided_by": plan.decided_by,
+        "decided_at": plan.decided_at and iso(plan.decided_at),
+        "applied_by": plan.applied_by,
+        "applied_at": plan.applied_at and iso(plan.applied_at),
+        "dag_id": plan.dag_id,
+        "run_id": plan.run_id,
+        "groups": [_group_json(group) for group in plan.groups],
+        **totals(plan),
+    }
+
+
+def totals(plan: Plan) -> dict[str, int]:
+    """Sums over all partitions: offsets that are read again and that are skipped, rows and failed records that are taken out."""
+    parts = [part for _, part in plan]
+    return {
+        "replay": sum(part.replay for part in parts),
+        "skip": sum(part.skip for part in parts),
+        "sink_rows": sum(part.sink_rows for part in parts),
+        "failed_records": sum(part.failed_records for part in parts),
+    }
+
+
+def escaped(text: str) -> str:
+    """Text in which Markdown sees no marks and no HTML, on one line."""
+    plain = "".join(char if char.isprintable() else " " for char in text)
+    return _MARKS.sub(r"\\\1", " ".join(plain.split()))
+
+
+def verified_table(found: Sequence[Verified]) -> RenderableType:
+    """What a replay has changed, a table and some rows as examples for each consumer."""
+    parts: list[RenderableType] = []
+    for one in found:
+        progress = f", {counted(one.left, 'offset')} still to be read again" if one.left else ""
+        parts.append(_line(f"{one.consumer}, table {one.table}: {counted(one.replayed, 'offset')} read again{progress}", "bold"))
+        made = Table("equal", "changed", "gone", "new", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
+        for column in made.columns:
+            column.justify = "right"
+        made.add_row(*(f"{number:,}" for number in (one.equal, one.changed, one.gone, one.new)))
+        parts.append(made)
+        for verdict, examples in one.examples.items():
+            for example in examples:
+                parts += [_line(f"{verdict}: {_difference(example, one.by)}")]
+    return Group(*parts)
+
+
+def _difference(example: Example, by: Sequence[str]) -> str:
+    """Which row, and its values; of a changed one only those that are others."""
+    row = example.now or example.was or {}
+    which = " ".join(f"{name}={row.get(name)}" for name in by)
+    was, now = example.was, example.now
+    beside = [name for name in row if name not in by and not name.startswith("kafka_")]
+    if was is None or now is None:
+        return f"{which}: {' '.join(f'{name}={row.get(name)}' for name in beside)}"
+    return f"{which}: " + ", ".join(f"{name} {was.get(name)} is {now.get(name)}" for name in beside if was.get(name) != now.get(name))
+
+
+# ---- what is said in all forms
+
+
+def _heading(plan: Plan) -> list[str]:
+    until = f"; can be applied until {_second(plan.expires_at)}" if plan.state is State.PLANNED else ""
+    decided = f"{'Rejected' if plan.state is State.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
+    loss = ["What Kafka no longer has is given up and stored as lost."] if plan.allow_loss else []
+    return [
+        f"Rewind {plan.rewind_id} ({plan.state}): {said(plan.scenario)}",
+        f"Reason: {plan.reason}",
+        f"Planned by {plan.planned_by} at {_second(plan.planned_at)}{until}.",
+        *([decided] if plan.decided_by else []),
+        *([f"Applied by {plan.applied_by} at {_second(plan.applied_at)}."] if plan.applied_by else []),
+        *loss,
+    ]
+
+
+def _second(moment: datetime | None) -> str:
+    return iso(moment.replace(microsecond=0)) if moment else "?"
+
+
+def _about_group(group: GroupPlan) -> str:
+    flying = "nobody is reading" if not group.in_flight else f"{counted(group.in_flight, 'attempt')} in flight"
+    return f"{group.consumer} (group {group.group}, {group.group_state}, {flying}), table {group.table}"
+
+
+def _notes(plan: Plan, group: GroupPlan) -> list[str]:
+    gone = [(part.partition, part.lost) for part in group.partitions if part.lost]
+    notes = [
+        f"{partition}: offsets {start:,} to {end - 1:,} are gone from the log; they will be stored as lost"
+        for partition, (start, end) in gone[:NOTED]
+    ]
+    if len(gone) > NOTED:
+        notes.append(f"of {len(gone) - NOTED:,} more partitions offsets are gone from the log, too")
+    if plan.state is State.PLANNED:
+        if not group.partitions:
+            notes.append("no partition moves")
+        slow = "how long that takes is not known, the group has not read yet"
+        speed = slow if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {group.records_per_s:,.0f} records/s"
+        notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {speed}" if group.lag else "nothing is left to read afterwards")
+    return [*notes, *(f"has announced rows that are taken out: {asset}" for asset in group.told)]
+
+
+def _closing(plan: Plan) -> list[str]:
+    sums = totals(plan)
+    least = "At least " if plan.state is State.PLANNED and sums["replay"] else ""
+    read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped"
+    rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
+    return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
+
+
+def about(seconds: float) -> str:
+    """A length of time as a person says it."""
+    if seconds < _MINUTE:
+        return "a minute" if seconds > _MINUTE / 2 else f"{max(1, round(seconds))} s"
+    if seconds < 2 * _HOUR:
+        return f"{round(seconds / _MINUTE)} min"
+    return f"{seconds / _HOUR:.1f} h" if seconds < 2 * _DAY else f"{seconds / _DAY:.1f} days"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+# ---- each form's own
+
+
+def _line(text: str, style: str = "") -> Text:
+    """One paragraph that is folded where it is too long, also in the middle of a word; marks in it mean nothing."""
+    return Text("".join(char if char.isprintable() else " " for char in text), style=style, overflow="fold")
+
+
+def _topic_table(partitions: Sequence[PartitionPlan]) -> Table:
+    greatest = max(max(part.old, part.new) for part in partitions)
+    commas = "," if greatest < WITH_COMMAS else ""
+    moves = ["moves"] if greatest < WITH_MOVES else []
+    made = Table("part", "now", "new", *moves, "rows", "failed", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
+    for column in made.columns:
+        column.no_wrap, column.justify = True, "right"
+    for part in partitions:
+        numbers = [f"{part.old:{commas}}", f"{part.new:{commas}}", *([f"{part.new - part.old:+{commas}}"] if moves else [])]
+        made.add_row(str(part.partition.partition), *numbers, f"{part.sink_rows:,}", f"{part.failed_records:,}")
+    return made
+
+
+def _markdown_row(part: PartitionPlan) -> str:
+    numbers = (part.old, part.new, part.replay, part.skip, part.sink_rows, part.failed_records)
+    return _row([escaped(part.partition.topic), str(part.partition.partition), *(f"{number:,}" for number in numbers)])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _group_json(group: GroupPlan) -> dict[str, Any]:
+    return {
+        "consumer": group.consumer,
+        "group": group.group,
+        "table": group.table,
+        "state": group.group_state,
+        "in_flight": group.in_flight,
+        "lag_records": group.lag,
+        "records_per_s": group.records_per_s,
+        "catch_up_s": group.catch_up_s,
+        "told": list(group.told),
+        "partitions": [
+            {
+                "topic": part.partition.topic,
+                "partition": part.partition.partition,
+                "old": part.old,
+                "new": part.new,
+                "replay": part.replay,
+                "skip": part.skip,
+                "sink_rows": part.sink_rows,
+                "failed_records": part.failed_records,
+                "superseded_from": part.superseded_from,
+                "lost": list(part.lost) if part.lost else None,
+            }
+            for part in group.partitions
+        ],
+    }

@@ -1,0 +1,137 @@
+"""Stored rewinds: read one, list them, say no to one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from tidemark.db import rows, statements, transaction
+from tidemark.errors import BadInput, Refused
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State
+from tidemark.rewind.scenario import from_json
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+SQL = statements("tidemark.rewind", "store.sql")
+
+
+@dataclass(kw_only=True, eq=False)
+class AlreadyDecided(Refused):
+    """A rewind that was applied, undone or rejected is no plan any more."""
+
+    rewind_id: int
+    state: str
+    by: str | None
+    at: datetime | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> AlreadyDecided:
+        rejected = plan.state is State.REJECTED
+        by, at = (plan.decided_by, plan.decided_at) if rejected else (plan.applied_by, plan.applied_at)
+        return cls(rewind_id=plan.rewind_id, state=plan.state.value, by=by, at=at)
+
+    def __str__(self) -> str:
+        done = "rejected" if self.state == State.REJECTED else "applied"
+        undone = ", and has been undone since" if self.state == State.UNDONE else ""
+        return f"Rewind {self.rewind_id} was {done} by {self.by} at {self.at}{undone}. Nothing was changed; make a new plan."
+
+
+def read(connection: Connection, rewind_id: int) -> Plan:
+    """A stored rewind in whatever state. Raises `BadInput` if there is none of this number."""
+    with transaction(connection) as cur:
+        return read_plan(cur, rewind_id)
+
+
+def history(connection: Connection, consumer: str | None = None, *, limit: int = 100) -> list[Plan]:
+    """The rewinds of a consumer, or of all, newest first."""
+    with transaction(connection) as cur:
+        return _read(cur, None, consumer, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A partition that a rewind has moved back, and that has not come back to where it was yet (``until``)."""
+
+    partition: TopicPartition
+    rewind_id: int
+    until: int
+
+
+def replays(cur: Cursor, group: str) -> list[Replay]:
+    """What a group is reading again: lag that a rewind has made, and not an incident."""
+    cur.execute(SQL["replays"], {"group": group})
+    return [Replay(TopicPartition(row["topic"], row["partition"]), row["rewind_id"], row["until"]) for row in rows(cur)]
+
+
+def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:
+    """Stores that a plan will not be applied, and who said so; a second time changes nothing.
+
+    Raises `AlreadyDecided` if it was applied, and `BadInput` if there is none of this number.
+    """
+    with transaction(connection) as cur:
+        cur.execute(SQL["reject"], {"rewind_id": rewind_id, "by": by})
+        plan = read_plan(cur, rewind_id)
+    if plan.state is not State.REJECTED:
+        raise AlreadyDecided.of(plan)
+    return plan
+
+
+def read_plan(cur: Cursor, rewind_id: int) -> Plan:
+    """As `read`, in the caller's transaction."""
+    found = _read(cur, rewind_id, None, 1)
+    if not found:
+        raise BadInput(what="rewind", found=f"there is no rewind {rewind_id} in this database", fix="tidemark rewind list shows them.")
+    return found[0]
+
+
+def _read(cur: Cursor, rewind_id: int | None, consumer: str | None, limit: int) -> list[Plan]:
+    cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumer": consumer, "limit": limit})
+    found = rows(cur)
+    ids = {"rewind_ids": [row["rewind_id"] for row in found]}
+    cur.execute(SQL["read_partitions"], ids)
+    partitions: dict[tuple[int, int], list[PartitionPlan]] = defaultdict(list)
+    for row in rows(cur):
+        partitions[row["rewind_id"], row["group_id"]].append(_partition(row))
+    cur.execute(SQL["read_groups"], ids)
+    groups: dict[int, list[GroupPlan]] = defaultdict(list)
+    for row in rows(cur):
+        groups[row["rewind_id"]].append(_group(row, partitions[row["rewind_id"], row["group_id"]]))
+    return [_plan(row, groups[row["rewind_id"]]) for row in found]
+
+
+def _plan(row: dict[str, Any], groups: Sequence[GroupPlan]) -> Plan:
+    return Plan(**{**row, "state": State(row["state"]), "scenario": from_json(row["scenario"]), "groups": tuple(groups)})
+
+
+def _group(row: dict[str, Any], partitions: Sequence[PartitionPlan]) -> GroupPlan:
+    return GroupPlan(
+        consumer=row["consumer"],
+        group=row["group_name"],
+        group_id=row["group_id"],
+        table=row["sink"],
+        partitions=tuple(partitions),
+        lag=row["lag"],
+        records_per_s=row["records_per_s"],
+        group_state=row["group_state"],
+        in_flight=row["in_flight"],
+        told=tuple(row["told"]),
+    )
+
+
+def _partition(row: dict[str, Any]) -> PartitionPlan:
+    lost_from = row["lost_from"]
+    return PartitionPlan(
+        partition=TopicPartition(row["topic"], row["partition"]),
+        topic_id=row["topic_id"],
+        old=row["old"],
+        new=row["new"],
+        sink_rows=row["sink_rows"],
+        failed_records=row["failed_records"],
+        lost=None if lost_from is None else (lost_from, row["new"]),
+        superseded_from=row["superseded_from"],
+    )

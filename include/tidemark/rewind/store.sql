@@ -1,0 +1,42 @@
+-- Statements on the rows of rewinds, which are kept for ever.
+
+-- name: read_rewinds
+-- Rewinds: this one, or the newest ones of a consumer (null: of all). Locks nothing.
+SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, planned_at, expires_at, digest, dag_id, run_id,
+       decided_by, decided_at, applied_by, applied_at
+  FROM tidemark.rewind
+ WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
+            ELSE %(consumer)s::text IS NULL OR EXISTS (SELECT FROM tidemark.rewind_group part
+                                                        WHERE part.rewind_id = rewind.rewind_id AND consumer = %(consumer)s) END
+ ORDER BY rewind_id DESC LIMIT %(limit)s;
+
+-- name: read_groups
+-- The consumers of these rewinds. Locks nothing.
+SELECT rewind_id, group_id, consumer, group_name, sink, group_state, in_flight, lag, records_per_s, told
+  FROM tidemark.rewind_group WHERE rewind_id = ANY (%(rewind_ids)s::bigint[]) ORDER BY rewind_id, consumer;
+
+-- name: read_partitions
+-- The partitions of these rewinds: what was planned, and once applied what it was. Locks nothing.
+SELECT rewind_id, group_id, topic.name AS topic, topic_id, partition, coalesce(old_offset, planned_offset) AS old, new_offset AS new,
+       coalesce(sink_rows, planned_sink_rows) AS sink_rows, coalesce(failed_records, planned_failed_records) AS failed_records,
+       CASE WHEN NOT hold AND new_offset > target THEN target END AS lost_from, superseded_from
+  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id)
+ WHERE rewind_id = ANY (%(rewind_ids)s::bigint[])
+ ORDER BY rewind_id, group_id, topic.name, partition;
+
+-- name: reject
+-- Says no to a plan. Locks its row. No row returned: it is no plan any more, or there is none.
+UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at = clock_timestamp()
+ WHERE rewind_id = %(rewind_id)s AND state = 'PLANNED' RETURNING rewind_id;
+
+-- name: replays
+-- Partitions that have not come back yet to where a rewind took them from. Locks nothing.
+SELECT topic.name AS topic, partition, rewind_id, old_offset AS until
+  FROM (SELECT DISTINCT ON (part.group_id, part.topic_id, part.partition) part.*
+          FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id) JOIN tidemark.consumer_group grp USING (group_id)
+         WHERE grp.name = %(group)s AND rewind.state = 'APPLIED' AND NOT part.hold
+         ORDER BY part.group_id, part.topic_id, part.partition, rewind.applied_no DESC) last
+  JOIN tidemark.partition_offset pos USING (group_id, topic_id, partition)
+  JOIN tidemark.topic USING (topic_id)
+ WHERE pos.next_offset < last.old_offset
+ ORDER BY topic.name, partition;

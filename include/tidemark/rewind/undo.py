@@ -1,0 +1,97 @@
+"""What an undo puts back, and what stands against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemark.db import rows, statements
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.model import State
+from tidemark.rewind.store import read_plan
+from tidemark.sink.table import read_columns
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+
+SQL = statements("tidemark.rewind", "plan.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A partition as it was before a rewind, and from where on the rewind has changed its ledger."""
+
+    group_id: int
+    partition: TopicPartition
+    topic_id: int
+    old: int
+    new: int
+    superseded_from: int
+    hold: bool
+
+
+def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
+    """The before-images of a rewind; for one that was not applied they mean nothing. Raises `BadInput` if there is none of this number."""
+    read_plan(cur, rewind_id)
+    cur.execute(SQL["of_rewind"], {"rewind_id": rewind_id})
+    return [
+        Image(
+            row["group_id"],
+            TopicPartition(row["topic"], row["partition"]),
+            row["topic_id"],
+            row["old_offset"] or 0,
+            row["new_offset"],
+            row["superseded_from"],
+            row["hold"],
+        )
+        for row in rows(cur)
+    ]
+
+
+def written_over(rewind_id: int, partition: TopicPartition, sink: str) -> str:
+    """Why a rewind of an upsert sink is not undone once the group has read on: unless every key came again, it would not be as it was."""
+    return (
+        f"{partition}: the group has read on since rewind {rewind_id}. What it wrote over in {sink}, rows of before the rewind among it, "
+        "is kept nowhere. --allow-loss undoes the rewind all the same: such keys are missing then, until a record of theirs comes."
+    )
+
+
+def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]:
+    """Why a rewind cannot be undone; empty: it can. ``sinks`` are those of the groups that were asked for, by the group's id."""
+    plan = read_plan(cur, rewind_id)
+    if plan.state in (State.PLANNED, State.REJECTED):
+        return [f"Rewind {rewind_id} is {plan.state}: it was never applied, and there is nothing to undo."]
+    if plan.state is State.UNDONE:
+        return [f"Rewind {rewind_id} has been undone already. To have it again, undo the undo."]
+    found = []
+    if {group.group_id for group in plan.groups} != set(sinks):
+        found.append(f"Rewind {rewind_id} was of {', '.join(group.consumer for group in plan.groups)}: name exactly these consumers.")
+    cur.execute(SQL["later_rewinds"], {"rewind_id": rewind_id})
+    if later := [str(row[0]) for row in cur.fetchall()]:
+        found.append(f"Of the same partitions {', '.join(later)} came after rewind {rewind_id}, and stands. Undo the newest first.")
+    cur.execute(SQL["archives"], {"rewind_id": rewind_id})
+    for row in rows(cur):
+        sink = sinks.get(row["group_id"])
+        if row["removed"] or not row["there"]:
+            found.append(f"The {row['rows']} rows that rewind {rewind_id} took out of {row['sink']} are not kept any more.")
+        elif sink is not None and sink != row["sink"]:
+            found.append(f"Rewind {rewind_id} took rows out of {row['sink']}; the consumer's table is {sink} now.")
+        elif sink is not None:
+            found += _misfits(cur, sink, row["relation"])
+    return found
+
+
+def _misfits(cur: Cursor, sink: str, archive: str) -> list[str]:
+    """Why the rows of an archive do not fit their table any more."""
+    now = {column.name: column for column in read_columns(cur, sink)}
+    kept = {column.name: column for column in read_columns(cur, archive)}
+    found = [
+        f"{sink} has no column {name} any more, which {archive} has: its values would be lost."
+        if name not in now
+        else f"{sink}.{name} is {now[name].type} now; it was {column.type} when {archive} was made."
+        for name, column in kept.items()
+        if name not in now or now[name].type != column.type
+    ]
+    new = [column for name, column in now.items() if name not in kept and column.must_be_given]
+    return found + [f"{sink} has a new column {column.name}, NOT NULL without a default, which {archive} lacks." for column in new]

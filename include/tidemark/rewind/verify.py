@@ -1,0 +1,133 @@
+"""After a replay: what became of the rows that the rewind took out? That is how one sees what a fix has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark.db import rows, statements, transaction
+from tidemark.errors import Refused
+from tidemark.quality.conservation import on_table
+from tidemark.rewind.model import GroupPlan, State, Undo
+from tidemark.rewind.store import read_plan
+from tidemark.sink.table import LINEAGE, quoted, read_columns
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+SQL = statements("tidemark.rewind", "verify.sql")
+
+EXAMPLES = 5
+"""Rows that are shown of each kind but the equal ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A row as it was taken out and as it is now, as JSON; one of them is missing for what is gone or new."""
+
+    was: Mapping[str, Any] | None
+    now: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the replay of one consumer has come to, so far. Rows count only where their offsets have been read again."""
+
+    consumer: str
+    group: str
+    table: str
+    by: tuple[str, ...]
+    """The columns by which a row is the same one: its lineage, or the key of an upsert sink."""
+    replayed: int
+    """Offsets that have been read again."""
+    left: int
+    """Offsets that are still to be."""
+    equal: int
+    changed: int
+    gone: int
+    new: int
+    examples: Mapping[str, tuple[Example, ...]]
+    """By ``changed``, ``gone`` and ``new``."""
+
+
+@dataclass(kw_only=True, eq=False)
+class NotVerifiable(Refused):
+    """There is nothing to compare with."""
+
+    rewind_id: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"Rewind {self.rewind_id} cannot be verified: {self.why}"
+
+
+def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Sequence[str]]) -> list[Verified]:
+    """Compares the archive of an applied rewind with what stands in its place now; a row a consumer. Changes nothing.
+
+    ``keys`` are the key columns of each consumer's sink, none for an append sink. Raises `NotVerifiable` for what is not applied, is the
+    undo of another rewind, or has its archive no more; `BadInput` if there is no such rewind.
+    """
+    with transaction(connection) as cur:
+        plan = read_plan(cur, rewind_id)
+        if plan.state is not State.APPLIED:
+            raise NotVerifiable(rewind_id=rewind_id, why=f"it is {plan.state.lower()}, and not applied.")
+        if isinstance(plan.scenario, Undo):
+            raise NotVerifiable(rewind_id=rewind_id, why="an undo puts rows back as they were, and nothing is read again.")
+        return [_verified(cur, rewind_id, group, tuple(keys.get(group.consumer, ()))) for group in plan.groups]
+
+
+def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...]) -> Verified:
+    ids = {"rewind_id": rewind_id, "group_id": group.group_id}
+    cur.execute(SQL["spans"], ids)
+    spans = rows(cur)
+    lineage = tuple(name for name, _ in LINEAGE)
+    by = key or lineage
+    counts = dict.fromkeys(("equal", "changed", "gone", "new"), 0)
+    examples: dict[str, tuple[Example, ...]] = {}
+    if spans:
+        judged = _judged(cur, rewind_id, group, by, lineage)
+        parameters = {
+            "topic_ids": [span["topic_id"] for span in spans],
+            "partitions": [span["partition"] for span in spans],
+            "starts": [span["start"] for span in spans],
+            "untils": [span["until"] for span in spans],
+        }
+        cur.execute(f"{judged}\n{SQL['counts']}", parameters)
+        counts |= dict(cur.fetchall())
+        for verdict in ("changed", "gone", "new"):
+            if counts[verdict]:
+                cur.execute(f"{judged}\n{SQL['examples']}", {**parameters, "verdict": verdict, "limit": EXAMPLES})
+                examples[verdict] = tuple(Example(*found) for found in cur.fetchall())
+    replayed = sum(span["until"] - span["start"] for span in spans)
+    left = sum(span["goal"] - span["until"] for span in spans)
+    return Verified(group.consumer, group.group, group.table, by, replayed, left, **counts, examples=examples)
+
+
+def _judged(cur: Cursor, rewind_id: int, group: GroupPlan, by: tuple[str, ...], lineage: tuple[str, ...]) -> str:
+    """The comparison as SQL, for the rewind's archives of this group as they are."""
+    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id})
+    archives = rows(cur)
+    if any(archive["gone"] for archive in archives):
+        raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are not kept any more.")
+    there = [column.name for column in read_columns(cur, group.table)]
+    kept = {archive["relation"]: {column.name for column in read_columns(cur, archive["relation"])} for archive in archives}
+    shared = [_escaped(name) for name in there if all(name in columns for columns in kept.values())]
+    compared = [name for name in shared if name not in map(_escaped, (*by, *lineage))]
+    columns = ", ".join(shared)
+    sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in kept]
+    sources = sources or [SQL["nothing"].replace("{columns}", columns)]
+    return on_table(
+        SQL["judged"]
+        .replace("{archives}", " UNION ALL ".join(sources))
+        .replace("{by_key}", "true" if by != lineage else "false")
+        .replace("{was}", ", ".join(f"was.{name}" for name in compared) or "NULL")
+        .replace("{now}", ", ".join(f"now.{name}" for name in compared) or "NULL")
+        .replace("{same}", " AND ".join(f"was.{name} = now.{name}" for name in map(_escaped, by))),
+        group.table,
+    )
+
+
+def _escaped(column: str) -> str:
+    """For a statement that goes through parameter substitution."""
+    return quoted(column).replace("%", "%%")

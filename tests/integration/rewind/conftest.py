@@ -1,0 +1,17 @@
+"""A consumer whose slices are committed by hand, over a topic of three partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.rewind.lab import Lab, lab_on
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario
+
+
+@pytest.fixture
+def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
+    """Partitions with 100, 100 and 60 records; nothing is read yet."""
+    with lab_on(scenario, topics, (100, 100, 60)) as lab:
+        yield lab

@@ -1,0 +1,244 @@
+"""A consumer on a real topic and a real Postgres whose slices are committed by hand, and rewound."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+from tests.kafka_topics import Topics
+from tests.ledger import payloads, rows
+from tests.scenario import Scenario as Consumer
+
+from tidemark.db import Connection, connect, session, transaction
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import Claim, Slice, TopicPartition, store
+from tidemark.offsets.store import TaskIdentity
+from tidemark.quality import check_conservation
+from tidemark.rewind import apply as applying
+from tidemark.rewind.apply import Applied
+from tidemark.rewind.model import Plan, Scenario, Undo
+from tidemark.rewind.plan import plan
+from tidemark.rewind.scope import Scope
+from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.tally import Disposition, Judged, reject
+from tidemark.spec import ConsumerSpec
+
+REASON = "the transform was wrong"
+COLUMNS = (Column("city", "text"), Column("population", "bigint"))
+DDL = "city text, population bigint"
+
+Transform = Callable[[int], Sequence[str]]
+"""The cities that a record is made into; none: it is skipped."""
+
+
+def one_city(offset: int) -> list[str]:
+    return [f"city {offset}"]
+
+
+def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[Judged]:
+    """By the offset's last digit: 0 skipped, 1 to retry, 2 failed, 4 three rows, the others as the transform says."""
+    for start in range(part.start, part.end, 50):
+        span = range(start, min(start + 50, part.end))
+        loaded = {offset: list(transform(offset)) * (3 if offset % 10 == 4 else 1) for offset in span if offset % 10 > 2}
+        offsets = [offset for offset, cities in loaded.items() for _ in cities]
+        names = iter([city for cities in loaded.values() for city in cities])
+        rejects = [
+            reject(offset, Disposition.RETRY if offset % 10 == 1 else Disposition.FAIL, f"KeyError: {offset}")
+            for offset in span
+            if offset % 10 in (1, 2)
+        ]
+        skipped = [offset for offset in span if offset % 10 == 0 or (offset in loaded and not loaded[offset])]
+        yield Judged(rows(part, offsets, lambda _, names=names: next(names)) if offsets else None, skipped, rejects)
+
+
+@dataclass
+class Image:
+    """All that a rewind changes."""
+
+    sink: list[Any]
+    ledger: list[Any]
+    failed: list[Any]
+    lost: list[Any]
+    positions: list[Any]
+
+
+class Lab:
+    """One group over one topic. ``watch`` is a session outside any transaction."""
+
+    def __init__(self, consumer: Consumer, topic: str, *, key: Sequence[str] = (), ddl: str | None = None) -> None:
+        self.consumer, self.topic, self.key = consumer, topic, tuple(key)
+        sink: dict[str, Any] = {"table": consumer.table} | ({"mode": "upsert", "key": list(key)} if key else {})
+        consumer.write(topics=topic, sink=sink)
+        self.url, self.table = consumer.database_url, consumer.table
+        self.watch = psycopg2.connect(self.url)
+        self.watch.autocommit = True
+        consumer.make_sink((DDL + (f", UNIQUE ({', '.join(key)})" if key else "")) if ddl is None else ddl)
+        self.cluster = Cluster(consumer.connections.kafka)
+        (described,) = self.cluster.topics([topic])
+        self.partitions = described.partitions
+        with self.watch.cursor() as cur:
+            self.group_id = store.ensure_group(cur, self.spec.group)
+            self.topic_id = store.ensure_topic(cur, topic, described.kafka_uuid)
+            for partition in described.all():
+                store.start_partition(cur, self.group_id, self.topic_id, partition.partition, 0)
+
+    @property
+    def spec(self) -> ConsumerSpec:
+        return self.consumer.spec
+
+    def close(self) -> None:
+        self.watch.close()
+
+    # ---- reading
+
+    def claim(self, partition: int = 0) -> Claim:
+        with session(self.url) as connection, transaction(connection) as cur:
+            generation = store.next_generation(cur)
+            return store.claim(cur, self.group_id, self.topic_id, TopicPartition(self.topic, partition), generation, "me")
+
+    def slice(self, end: int, partition: int = 0) -> Slice:
+        claim = self.claim(partition)
+        return Slice(claim.partition, claim.topic_id, claim.position, end, claim.epoch)
+
+    def target(self, task: TaskIdentity | None = None) -> Target:
+        with self.watch.cursor() as cur:
+            attempt = store.new_attempt(cur, self.group_id, task or TaskIdentity())
+            store.end_attempt(cur, attempt)
+        return Target(self.url, self.group_id, attempt, Layout(self.table, COLUMNS, self.key))
+
+    def read(
+        self, end: int, partition: int = 0, transform: Transform = one_city, *, step: int = 1000, task: TaskIdentity | None = None
+    ) -> list[Receipt]:
+        """Commits from the position to ``end`` in batches of ``step`` records."""
+        target, receipts = self.target(task), []
+        while self.position(partition) < end:
+            part = self.slice(min(end, self.position(partition) + step), partition)
+            receipts.append(commit_slice(target, part, of_all_kinds(part, transform), payloads))
+        return receipts
+
+    # ---- rewinding
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Connection]:
+        with contextlib.closing(connect(self.url, application="tidemark rewind")) as connection:
+            yield connection
+
+    def plan(self, scenario: Scenario, *scope: str, connection: Connection | None = None, **options: Any) -> Plan:
+        options = {"reason": REASON, "by": "ann", **options}
+        with contextlib.ExitStack() as stack:
+            used = connection or stack.enter_context(self.session())
+            return plan(used, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, **options)
+
+    def apply(self, rewind_id: int, *, connection: Connection | None = None, **options: Any) -> Applied:
+        with contextlib.ExitStack() as stack:
+            used = connection or stack.enter_context(self.session())
+            return applying.apply(used, lambda _: self.cluster, lambda _: self.spec, rewind_id, **{"by": "bob", **options})
+
+    def rewind(self, scenario: Scenario, *scope: str, **options: Any) -> Plan:
+        """Plans, and applies the plan at once."""
+        return self.apply(self.plan(scenario, *scope, **options).rewind_id).plan
+
+    def undo(self, rewind_id: int) -> Plan:
+        """Also of an upsert sink that was written to since."""
+        return self.rewind(Undo(rewind_id), allow_loss=bool(self.key))
+
+    # ---- what is stored
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        with self.watch.cursor() as cur:
+            cur.execute(statement, parameters or None)
+            return cur.fetchall() if cur.description else []
+
+    def position(self, partition: int = 0) -> int:
+        return int(self.positions()[partition])
+
+    def positions(self) -> list[int]:
+        query = "SELECT next_offset FROM tidemark.partition_offset WHERE group_id = %s ORDER BY topic_id, partition"
+        return [int(row[0]) for row in self.sql(query, self.group_id)]
+
+    def epochs(self) -> list[int]:
+        query = "SELECT owner_epoch FROM tidemark.partition_offset WHERE group_id = %s ORDER BY topic_id, partition"
+        return [int(row[0]) for row in self.sql(query, self.group_id)]
+
+    def validate_to(self, offset: int, partition: int = 0) -> None:
+        """As a validation that has passed."""
+        self.sql(
+            "UPDATE tidemark.partition_offset SET validated_offset = %s WHERE group_id = %s AND partition = %s",
+            offset,
+            self.group_id,
+            partition,
+        )
+
+    def rows(self) -> list[Any]:
+        order = "kafka_partition, kafka_offset, kafka_seq"
+        return self.sql(f"SELECT {order}, city, population FROM {self.table} ORDER BY {order}")
+
+    def offsets(self, partition: int = 0) -> list[int]:
+        """Of the records that have rows in the sink."""
+        query = f"SELECT DISTINCT kafka_offset FROM {self.table} WHERE kafka_partition = %s ORDER BY 1"
+        return [int(row[0]) for row in self.sql(query, partition)]
+
+    def ledger(self) -> list[tuple[int, int, int]]:
+        """Partition, start and end of each batch and lost range."""
+        query = (
+            "SELECT partition, start_offset, end_offset FROM tidemark.batch WHERE group_id = %s UNION ALL"
+            " SELECT partition, start_offset, end_offset FROM tidemark.lost_range WHERE group_id = %s ORDER BY 1, 2"
+        )
+        return [(partition, start, end) for partition, start, end in self.sql(query, self.group_id, self.group_id)]
+
+    def image(self) -> Image:
+        """All that a rewind changes but epochs and times of positions: equal before it and after its undo."""
+
+        def stored(table: str, order: str) -> list[Any]:
+            return [row[0] for row in self.sql(f"SELECT to_jsonb(t) FROM {table} t WHERE group_id = %s ORDER BY {order}", self.group_id)]
+
+        place = "topic_id, partition, next_offset, validated_offset"
+        return Image(
+            self.sql(f"SELECT * FROM {self.table} ORDER BY kafka_partition, kafka_offset, kafka_seq"),
+            stored("tidemark.batch", "partition, start_offset"),
+            stored("tidemark.failed_record", "partition, record_offset"),
+            stored("tidemark.lost_range", "partition, start_offset"),
+            self.sql(f"SELECT {place} FROM tidemark.partition_offset WHERE group_id = %s ORDER BY topic_id, partition", self.group_id),
+        )
+
+    def audit(self) -> list[Any]:
+        """Every row that is kept of rewinds, and the archives that there are."""
+        tables = (
+            "rewind",
+            "rewind_group",
+            "rewind_partition",
+            "rewind_archive",
+            "rewound_batch",
+            "rewound_failed_record",
+            "rewound_lost_range",
+        )
+        kept = [sorted(str(row[0]) for row in self.sql(f"SELECT to_jsonb(t) FROM tidemark.{table} t")) for table in tables]
+        archives = self.sql(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'tidemark'::regnamespace AND relname ~ '^rewound_[0-9]' ORDER BY 1"
+        )
+        return [*kept, archives]
+
+    def check(self) -> None:
+        """Every record is accounted for (I3)."""
+        with self.watch.cursor() as cur:
+            assert check_conservation(cur, self.spec.group, self.table, upsert=bool(self.key)) == []
+
+
+@contextlib.contextmanager
+def lab_on(consumer: Consumer, topics: Topics, counts: Iterable[int] = (100,), **options: Any) -> Iterator[Lab]:
+    """A topic with so many records in each partition, and a group that has read none."""
+    numbers = list(counts)
+    topic = topics.create(len(numbers))
+    for partition, count in enumerate(numbers):
+        topics.produce(topic, [f"{number}".encode() for number in range(count)], partition=partition)
+    with contextlib.closing(Lab(consumer, topic, **options)) as lab:
+        yield lab
+
+
+def minutes(number: int) -> timedelta:
+    return timedelta(minutes=number)

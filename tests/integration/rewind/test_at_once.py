@@ -1,0 +1,183 @@
+"""Rewinds against each other, against commits that are under way, against a rebalance: one wins, the other gets a clear answer."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg2
+import pytest
+from tests.integration.rewind.lab import Lab, of_all_kinds
+from tests.ledger import eventually, in_thread, payloads
+
+from tidemark.db import session, transaction
+from tidemark.errors import DatabaseUnavailable
+from tidemark.group.wake import channel_of
+from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.offsets.store import OffsetFenced
+from tidemark.rewind import apply as applying
+from tidemark.rewind.apply import PartitionBusy, RewindInProgress, StalePlan
+from tidemark.rewind.model import ShiftBy, State, ToCurrent, ToOffset
+from tidemark.sink.commit import commit_slice
+from tidemark.sink.tally import Judged
+
+
+def waiting(lab: Lab, count: int = 1) -> None:
+    """Until so many rewinds wait for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    eventually(lambda: lab.sql(f"{query} AND application_name = 'tidemark rewind'") == [(count,)])
+
+
+class Slow:
+    """A slice that stands in the middle of its COPY until it is let go."""
+
+    def __init__(self, part: Slice) -> None:
+        self.part, self.stands, self.go = part, threading.Event(), threading.Event()
+
+    def judged(self) -> Iterator[Judged]:
+        yield from of_all_kinds(self.part)
+        self.stands.set()
+        assert self.go.wait(60)
+
+
+def test_two_applies_of_a_plan_at_once_do_it_once(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    with ThreadPoolExecutor(4) as pool:
+        done = [each.result() for each in [pool.submit(lab.apply, planned.rewind_id) for _ in range(4)]]
+    assert sorted(each.already for each in done) == [False, True, True, True]
+    assert len({each.plan for each in done}) == 1
+    assert lab.positions() == [20, 0, 0]
+    lab.check()
+
+
+def test_of_two_plans_applied_at_once_one_is_stale(lab: Lab) -> None:
+    lab.read(50)
+    plans = [lab.plan(ToOffset(offset), f"{lab.topic}:0").rewind_id for offset in (10, 20)]
+
+    def act(rewind_id: int) -> object:
+        try:
+            return lab.apply(rewind_id).plan.state
+        except StalePlan as error:
+            return error.moved[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(act, plans))
+    assert sorted(map(str, answers)) == ["APPLIED", f"Group {lab.spec.group} was rewound since."]
+    lab.check()
+
+
+def test_a_rewind_that_takes_long_is_waited_for_and_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applying, "LOCK_MS", 300)
+    planned = lab.plan(ToCurrent())
+    with session(lab.url) as other, transaction(other) as cur:
+        cur.execute(applying.SQL["lock_group"], {"class": applying.LOCK_CLASS, "group_id": lab.group_id})
+        with pytest.raises(RewindInProgress, match=f"group {lab.spec.group}") as raised:
+            lab.apply(planned.rewind_id)
+    assert raised.value.retriable
+    assert not lab.apply(planned.rewind_id).already
+
+
+def test_a_rewind_goes_through_while_the_group_rebalances(lab: Lab) -> None:
+    """The coordinator's lock on the group's row holds no rewind up, and a rewind no rebalance."""
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    with session(lab.url) as other, transaction(other) as cur:
+        cur.execute("SELECT FROM tidemark.consumer_group WHERE group_id = %s FOR NO KEY UPDATE", (lab.group_id,))
+        assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+
+
+def test_a_commit_under_way_is_waited_for_and_superseded(lab: Lab) -> None:
+    """It commits within the grace, and what it wrote is taken out with the rest."""
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    slow = Slow(lab.slice(80))
+    with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
+        assert slow.stands.wait(30)
+        with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
+            waiting(lab)
+            slow.go.set()
+            (part,) = applied.result(30).plan.groups[0].partitions
+        assert commit.result(30).part == slow.part
+    assert (part.old, part.new, part.sink_rows) == (80, 20, 54)
+    lab.check()
+
+
+def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several partitions the locks that were had stay; nothing of the commit is stored."""
+    monkeypatch.setattr(applying, "GRACE_MS", 300)
+    lab.read(50)
+    lab.read(50, 1)
+    planned = lab.plan(ShiftBy(-30), f"{lab.topic}:0,1")
+    slow = Slow(lab.slice(80, 1))
+    with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
+        assert slow.stands.wait(30)
+        assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+        slow.go.set()
+        with pytest.raises(DatabaseUnavailable):
+            commit.result(30)
+    assert lab.positions() == [20, 20, 0]
+    lab.check()
+
+
+def test_a_position_held_by_somebody_else_is_not_taken_by_force(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator's own session is not ended; the rewind gives up and changes nothing."""
+    monkeypatch.setattr(applying, "GRACE_MS", 200)
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    before = lab.image()
+    with session(lab.url, application="psql") as other:
+        with transaction(other) as cur:
+            cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s FOR UPDATE", (lab.group_id,))
+            with pytest.raises(PartitionBusy, match=f"{lab.topic}/0"):
+                lab.apply(planned.rewind_id)
+        assert lab.image() == before
+    assert not lab.apply(planned.rewind_id).already
+
+
+def test_what_was_read_before_a_rewind_is_fenced_and_its_owner_claims_again(lab: Lab) -> None:
+    """The same generation, no rebalance: the row says where to go on (I2)."""
+    lab.read(50)
+    claim = lab.claim()
+    ((generation,),) = lab.sql("SELECT generation FROM tidemark.partition_offset WHERE partition = 0")
+    part = Slice(claim.partition, claim.topic_id, claim.position, 80, claim.epoch)
+    lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    with pytest.raises(OffsetFenced):
+        commit_slice(lab.target(), part, of_all_kinds(part), payloads)
+    with session(lab.url) as connection, transaction(connection) as cur:
+        again = store.claim(cur, lab.group_id, lab.topic_id, TopicPartition(lab.topic, 0), generation, "me")
+    assert (again.position, again.epoch) == (20, claim.epoch + 2)
+    lab.check()
+
+
+def test_other_partitions_go_on_while_a_rewind_is_applied(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    with session(lab.url) as other, transaction(other) as cur:
+        cur.execute("SELECT FROM tidemark.partition_offset WHERE partition = 0 FOR UPDATE")
+        with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
+            waiting(lab)
+            lab.read(100, 1)
+            cur.connection.commit()
+            assert applied.result(30).plan.state is State.APPLIED
+    assert lab.positions() == [20, 100, 0]
+    lab.check()
+
+
+def test_members_are_told_when_the_rewind_commits(lab: Lab) -> None:
+    """On the channel on which they hear of their group, and not before."""
+    listening: Any = psycopg2.connect(lab.url)
+    listening.autocommit = True
+    listening.cursor().execute(f"LISTEN {channel_of(lab.spec.group)}")
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    listening.poll()
+    assert listening.notifies == []
+    lab.apply(planned.rewind_id)
+    assert select.select([listening], [], [], 20)[0]
+    listening.poll()
+    assert [said.payload for said in listening.notifies] == [f"rewind {planned.rewind_id}"]
+    listening.close()

@@ -1,0 +1,50 @@
+"""Archives are kept for a time; what was done is kept for ever. Real Postgres."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from tests.integration.rewind.lab import Lab
+
+from tidemark.rewind.model import State, ToOffset
+from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.retention import remove_archives
+from tidemark.rewind.store import history
+
+DAY = timedelta(days=1)
+
+
+def age(lab: Lab, rewind_id: int) -> None:
+    """As if it had been applied a day and an hour ago."""
+    lab.sql("UPDATE tidemark.rewind SET applied_at = applied_at - interval '25 hours' WHERE rewind_id = %s", rewind_id)
+
+
+def test_removes_archives_whose_time_is_over_and_no_others(lab: Lab) -> None:
+    lab.read(60)
+    old = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(60)
+    new = lab.rewind(ToOffset(40), f"{lab.topic}:0")
+    age(lab, old.rewind_id)
+    with lab.session() as connection:
+        (removed,) = remove_archives(connection, DAY)
+        assert (removed.rewind_id, removed.rows) == (old.rewind_id, sum(part.sink_rows for _, part in old))
+        assert remove_archives(connection, DAY) == []
+        assert [(one.rewind_id, one.state) for one in history(connection)] == [
+            (new.rewind_id, State.APPLIED),
+            (old.rewind_id, State.APPLIED),
+        ]
+    lab.undo(new.rewind_id)
+    with pytest.raises(PlanRefused, match="are not kept any more"):
+        lab.undo(old.rewind_id)
+
+
+def test_what_an_undo_has_put_back_is_not_removed(lab: Lab) -> None:
+    lab.read(60)
+    before = lab.rows()
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.undo(done.rewind_id)
+    age(lab, done.rewind_id)
+    with lab.session() as connection:
+        assert remove_archives(connection, DAY) == []
+    assert lab.rows() == before

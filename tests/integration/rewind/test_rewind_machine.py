@@ -1,0 +1,285 @@
+"""Reading, rewinding and undoing in any order, against a model: rows, offsets and ledger are what they should be after every step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from tests.integration.rewind.lab import Lab
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario as Consumer
+
+from tidemark.offsets import TopicPartition
+from tidemark.rewind.model import FromFile, Scenario, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset, ToValidated, Undo
+from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.targets import TargetsOutOfRange
+
+PARTITIONS = 2
+LOG_END = 60
+CHOSEN = st.sets(st.integers(0, PARTITIONS - 1), min_size=1)
+
+Row = tuple[int, str]
+"""Offset and city."""
+
+
+def rows_of(partition: int, offset: int, variant: int, *, upsert: bool) -> list[Row]:
+    """What a transform makes of a record; there are three of them. `of_all_kinds` in the lab does the same with whole batches."""
+    digit = offset % 10
+    if digit < 3:
+        return []
+    return [(offset, city) for city in cities(partition, variant, upsert=upsert)(offset)] * (3 if digit == 4 else 1)
+
+
+def cities(partition: int, variant: int, *, upsert: bool) -> Callable[[int], list[str]]:
+    """The second drops a third of the records, the third makes two rows of each. An upsert's keys repeat, and are of one partition."""
+
+    def transform(offset: int) -> list[str]:
+        if variant == 1 and offset % 3 == 0:
+            return []
+        names = [f"key {partition} {offset % 7}"] if upsert else [f"city {variant} {offset}"]
+        return names * (2 if variant == 2 else 1)
+
+    return transform
+
+
+@dataclass
+class Place:
+    """A partition: position, rows in order of their lineage, offsets that are in the ledger as read."""
+
+    position: int = 0
+    validated: int = 0
+    rows: list[Row] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, offset: int, made: list[Row], *, upsert: bool) -> None:
+        if not upsert:
+            self.rows += made
+        elif made:
+            key = made[-1][1]
+            self.rows = [row for row in self.rows if row[1] != key] + [made[-1]]
+        if offset % 10 in (1, 2):
+            self.failed.append(offset)
+
+    def take(self, start: int) -> tuple[list[Row], list[int]]:
+        gone = [row for row in self.rows if row[0] >= start], [offset for offset in self.failed if offset >= start]
+        self.rows = [row for row in self.rows if row[0] < start]
+        self.failed = [offset for offset in self.failed if offset < start]
+        return gone
+
+
+@dataclass
+class Done:
+    """A rewind that was applied: by partition where it was, from where it changed something, and what it took out."""
+
+    rewind_id: int
+    number: int
+    before: dict[int, tuple[int, int, int, tuple[list[Row], list[int]]]]
+    undo_of: Done | None = None
+    undone: bool = False
+
+    @property
+    def chain(self) -> tuple[Done, int]:
+        """The rewind at the root of a chain of undos, and how many undos there are on it."""
+        one, undos = self, 0
+        while one.undo_of is not None:
+            one, undos = one.undo_of, undos + 1
+        return one, undos
+
+
+class Rewinds(RuleBasedStateMachine):
+    """One group over two partitions. Every rewind may be undone, as long as no later one stands on it."""
+
+    make: Any = None
+    upsert = False
+
+    @initialize(ends=st.lists(st.integers(20, 45), min_size=PARTITIONS, max_size=PARTITIONS), step=st.integers(7, 45))
+    def start(self, ends: list[int], step: int) -> None:
+        self.stack = contextlib.ExitStack()
+        self.lab: Lab = self.stack.enter_context(contextlib.closing(type(self).make()))
+        self.places = [Place() for _ in range(PARTITIONS)]
+        self.done: list[Done] = []
+        for partition, end in enumerate(ends):
+            self.read(partition, end, 0, step)
+
+    def teardown(self) -> None:
+        if hasattr(self, "stack"):
+            self.stack.close()
+
+    # ---- what happens
+
+    @rule(partition=st.integers(0, PARTITIONS - 1), records=st.integers(1, 25), variant=st.integers(0, 2), step=st.integers(3, 30))
+    def read(self, partition: int, records: int, variant: int, step: int) -> None:
+        place = self.places[partition]
+        end = min(LOG_END, place.position + records)
+        self.lab.read(end, partition, cities(partition, variant, upsert=self.upsert), step=step)
+        for offset in range(place.position, end):
+            place.add(offset, rows_of(partition, offset, variant, upsert=self.upsert), upsert=self.upsert)
+        place.position = max(place.position, end)
+
+    @rule(partition=st.integers(0, PARTITIONS - 1), share=st.floats(0, 1))
+    def validate(self, partition: int, share: float) -> None:
+        place = self.places[partition]
+        place.validated = place.validated + int((place.position - place.validated) * share)
+        self.lab.validate_to(place.validated, partition)
+
+    @rule(
+        partitions=CHOSEN,
+        scenario=st.one_of(
+            st.builds(ToOffset, st.integers(0, LOG_END)),
+            st.builds(ShiftBy, st.integers(-40, 20)),
+            st.sampled_from([ToEarliest(), ToLatest(), ToCurrent(), ToValidated()]),
+        ),
+    )
+    def rewind(self, partitions: set[int], scenario: Scenario) -> None:
+        targets = {number: self.target(scenario, number) for number in sorted(partitions)}
+        if any(not 0 <= target <= LOG_END for target in targets.values()):
+            with pytest.raises(TargetsOutOfRange):
+                self.lab.plan(scenario, *self.scope(partitions))
+            return
+        self.rewound(scenario, targets)
+
+    @rule(partitions=CHOSEN, shares=st.lists(st.floats(0, 0.99), min_size=PARTITIONS, max_size=PARTITIONS))
+    def rewind_back(self, partitions: set[int], shares: list[float]) -> None:
+        """Each partition to another place, as a file may say."""
+        targets = {number: int(self.places[number].position * shares[number]) for number in sorted(partitions)}
+        self.rewound(FromFile({TopicPartition(self.lab.topic, number): target for number, target in targets.items()}), targets)
+
+    @precondition(lambda self: self.done)
+    @rule(data=st.data())
+    def undo(self, data: Any) -> None:
+        """Of one of the last ones, if nothing stands on it."""
+        one: Done = data.draw(st.sampled_from(self.done[-4:]))
+        if one.undone or self.stands_on(one):
+            with pytest.raises(PlanRefused):
+                self.lab.plan(Undo(one.rewind_id))
+        else:
+            self.undone(one)
+
+    @rule(partitions=CHOSEN, shares=st.lists(st.floats(0, 0.99), min_size=PARTITIONS, max_size=PARTITIONS), variant=st.integers(0, 2))
+    def take_back_a_mistake(self, partitions: set[int], shares: list[float], variant: int) -> None:
+        """Rewind, replay with another transform, undo: everything is as it was. An upsert's replay stays within the same keys."""
+        image = self.lab.image()
+        ends = {number: self.places[number].position for number in partitions}
+        self.rewind_back(partitions, shares)
+        for number, end in ends.items():
+            self.read(number, end - self.places[number].position - (0 if self.upsert else 1), 0 if self.upsert else variant, 11)
+        self.undone(self.done[-1])
+        if not self.upsert:
+            assert self.lab.image() == image
+
+    @rule(partition=st.integers(0, PARTITIONS - 1), share=st.floats(0, 0.99), step=st.integers(3, 30))
+    def replay(self, partition: int, share: float, step: int) -> None:
+        """Everything from the start on with one transform, and then a part of it again: the same rows."""
+        end = self.places[partition].position
+        self.rewound(FromFile({TopicPartition(self.lab.topic, partition): 0}), {partition: 0})
+        self.read(partition, end, 0, 17)
+        before = self.lab.rows()
+        target = int(end * share)
+        self.rewound(ToOffset(target), {partition: target})
+        self.read(partition, end - target, 0, step)
+        assert self.lab.rows() == before
+
+    # ---- what always holds
+
+    @invariant()
+    def the_group_is_where_it_should_be(self) -> None:
+        found = self.lab.sql(
+            "SELECT next_offset, validated_offset FROM tidemark.partition_offset WHERE group_id = %s ORDER BY partition", self.lab.group_id
+        )
+        assert found == [(place.position, place.validated) for place in self.places]
+
+    @invariant()
+    def the_sink_holds_what_it_should(self) -> None:
+        found = self.lab.sql(f"SELECT kafka_partition, kafka_offset::int, city FROM {self.lab.table} ORDER BY 1, 2, kafka_seq")
+        assert found == [(number, *row) for number, place in enumerate(self.places) for row in sorted(place.rows)]
+        failed = self.lab.sql(
+            "SELECT partition, record_offset::int FROM tidemark.failed_record WHERE group_id = %s ORDER BY 1, 2", self.lab.group_id
+        )
+        assert failed == [(number, offset) for number, place in enumerate(self.places) for offset in sorted(place.failed)]
+
+    @invariant()
+    def every_record_is_accounted_for(self) -> None:
+        self.lab.check()
+        for number, place in enumerate(self.places):
+            pieces = [(start, end) for partition, start, end in self.lab.ledger() if partition == number]
+            ends = [0, *(end for _, end in pieces)]
+            assert [start for start, _ in pieces] == ends[:-1]
+            assert ends[-1] == place.position
+
+    # ---- helpers
+
+    def scope(self, partitions: Iterable[int]) -> list[str]:
+        return [f"{self.lab.topic}:{number}" for number in sorted(partitions)]
+
+    def rewound(self, scenario: Scenario, targets: dict[int, int]) -> None:
+        made = Done(self.lab.rewind(scenario, *self.scope(targets)).rewind_id, len(self.done), {})
+        for number, target in targets.items():
+            place = self.places[number]
+            if isinstance(scenario, ToCurrent) or (isinstance(scenario, ToLatest) and target == place.position):
+                continue
+            start = min(target, place.position)
+            made.before[number] = (place.position, place.validated, start, place.take(start))
+            place.position, place.validated = target, min(place.validated, start)
+        self.done.append(made)
+
+    def undone(self, one: Done) -> None:
+        made = Done(self.lab.undo(one.rewind_id).rewind_id, len(self.done), {}, undo_of=one)
+        for number, (position, validated, start, (rows, failed)) in one.before.items():
+            place = self.places[number]
+            made.before[number] = (place.position, place.validated, start, place.take(start))
+            place.rows += rows
+            place.failed += failed
+            place.position, place.validated = position, max(validated, min(place.validated, start))
+        one.undone = True
+        self.done.append(made)
+
+    def target(self, scenario: Scenario, number: int) -> int:
+        place = self.places[number]
+        match scenario:
+            case ToOffset(offset):
+                return offset
+            case ShiftBy(offsets):
+                return place.position + offsets
+            case ToEarliest():
+                return 0
+            case ToLatest():
+                return LOG_END
+            case ToValidated():
+                return place.validated
+        return place.position
+
+    def stands_on(self, one: Done) -> bool:
+        """Is there a later rewind of the same partitions in force, that does not cancel out with others that came after this one?"""
+        for later in self.done[one.number + 1 :]:
+            root, undos = later.chain
+            if later.undone or not set(later.before) & set(one.before):
+                continue
+            if undos % 2 == 0 or root.number <= one.number:
+                return True
+        return False
+
+
+@pytest.mark.parametrize("upsert", [False, True], ids=["append", "upsert"])
+def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
+    database_url: str, topics: Topics, project_dir: Path, upsert: bool
+) -> None:
+    """One topic and database; a group and a sink of its own for each example."""
+    topic = topics.create(PARTITIONS)
+    for partition in range(PARTITIONS):
+        topics.produce(topic, ["x"] * LOG_END, partition=partition)
+    Consumer(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
+
+    def make() -> Lab:
+        return Lab(Consumer(project_dir, database_url, topics), topic, key=("city",) if upsert else ())
+
+    machine = type("Machine", (Rewinds,), {"make": staticmethod(make), "upsert": upsert})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=12, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck))
+    )

@@ -1,0 +1,80 @@
+"""What the role that applies rewinds needs, and what happens if it lacks it."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+import pytest
+from tests.integration.rewind.lab import Lab
+
+from tidemark.db import connect
+from tidemark.rewind.apply import RewindNotAllowed
+from tidemark.rewind.model import ToOffset, Undo
+
+READS = (
+    "GRANT USAGE ON SCHEMA tidemark, lake TO {role}",
+    "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA tidemark TO {role}",
+    "GRANT USAGE ON ALL SEQUENCES IN SCHEMA tidemark TO {role}",
+    "GRANT SELECT, INSERT ON {table} TO {role}",
+)
+"""As a run of a consumer has them."""
+REWINDS = (
+    "GRANT CREATE ON SCHEMA tidemark TO {role}",
+    "GRANT DELETE ON tidemark.batch, tidemark.failed_record, tidemark.lost_range TO {role}",
+    "GRANT DELETE ON tidemark.rewound_batch, tidemark.rewound_failed_record, tidemark.rewound_lost_range TO {role}",
+    "GRANT DELETE ON {table} TO {role}",
+)
+"""What a role that applies rewinds needs beyond that."""
+
+
+@pytest.fixture
+def grant(lab: Lab) -> Iterator[Callable[..., str]]:
+    """Grants these to a role of the test's own; returns the URL by which it connects."""
+    role = f"rewinder_{uuid.uuid4().hex[:10]}"
+    lab.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+    parts = urlsplit(lab.url)
+    url = urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
+
+    def give(*grants: str) -> str:
+        for each in grants:
+            lab.sql(each.format(role=role, table=lab.table))
+        return url
+
+    yield give
+    lab.sql(f"DROP OWNED BY {role} CASCADE")
+    lab.sql(f"DROP ROLE {role}")
+
+
+def test_a_role_with_the_rights_to_rewind_plans_applies_and_undoes(lab: Lab, grant: Callable[..., str]) -> None:
+    url = grant(*READS, *REWINDS)
+    lab.read(50)
+    before = lab.image()
+    with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
+        planned = lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection)
+        done = lab.apply(planned.rewind_id, connection=connection).plan
+        lab.check()
+        lab.apply(lab.plan(Undo(done.rewind_id), connection=connection).rewind_id, connection=connection)
+    assert lab.image() == before
+
+
+@pytest.mark.parametrize("missing", range(len(REWINDS)))
+def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, grant: Callable[..., str], missing: int) -> None:
+    """A role of runs can plan, and see what would happen."""
+    url = grant(*READS, *(each for number, each in enumerate(REWINDS) if number != missing))
+    lab.read(50)
+    with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
+        planned = lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection)
+        rewind_id = planned.rewind_id
+        if missing == 2:  # only an undo takes from there
+            lab.apply(rewind_id, connection=connection)
+            rewind_id = lab.plan(Undo(rewind_id), connection=connection).rewind_id
+        before, audit = lab.image(), lab.audit()
+        with pytest.raises(RewindNotAllowed, match="permission denied for") as raised:
+            lab.apply(rewind_id, connection=connection)
+    assert "The role needs DELETE on the sink" in str(raised.value)
+    assert (lab.image(), lab.audit()) == (before, audit)
+    assert isinstance(raised.value.__cause__, psycopg2.Error)

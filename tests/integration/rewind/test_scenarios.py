@@ -1,0 +1,344 @@
+"""Each scenario against a real broker, on a group that has members and goes on reading, where Kafka's own tool refuses.
+
+Names of Kafka's ``ResetConsumerGroupOffsetTest`` are in the docstrings. Unlike Kafka's, a target outside the log is refused, not clamped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import TopicPartition as Wire
+from tests.integration.rewind.lab import REASON, Lab, lab_on
+from tests.kafka_topics import Topics
+from tests.points import until
+from tests.scenario import Scenario as Consumer
+
+from tidemark.errors import BadInput
+from tidemark.kafka.cluster import TopicsMissing
+from tidemark.offsets import TopicPartition, store
+from tidemark.offsets.store import TaskIdentity
+from tidemark.rewind import scenario as words
+from tidemark.rewind import show
+from tidemark.rewind.apply import StalePlan, apply
+from tidemark.rewind.model import (
+    ByDuration,
+    FromFile,
+    FromGroup,
+    Plan,
+    Scenario,
+    ShiftBy,
+    State,
+    ToBatch,
+    ToCurrent,
+    ToDatetime,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToValidated,
+)
+from tidemark.rewind.offsets_file import of_groups, parse_offsets
+from tidemark.rewind.plan import PlanRefused, plan
+from tidemark.rewind.scope import Scope
+from tidemark.rewind.targets import Outside, TargetsOutOfRange
+from tidemark.sink.table import SinkMissing
+
+NOON = datetime(2026, 3, 29, 12, 0, tzinfo=UTC)
+
+
+def offsets(planned: Plan) -> dict[int, tuple[int, int]]:
+    """Old and new offset by partition."""
+    return {part.partition.partition: (part.old, part.new) for _, part in planned}
+
+
+def all_applied(lab: Lab, scenario: Scenario, *scope: str) -> list[int]:
+    """Positions after it; the plan had said the same, and the ledger is sound."""
+    planned = lab.plan(scenario, *scope)
+    assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+    for partition, (_, new) in offsets(planned).items():
+        assert lab.position(partition) == new
+    lab.check()
+    return lab.positions()
+
+
+@pytest.fixture
+def read(lab: Lab) -> Lab:
+    """At offsets 50, 50 and 20, in batches of 20; the first 10 records of each log are gone."""
+    for partition, end in enumerate((50, 50, 20)):
+        lab.read(end, partition, step=20)
+    lab.consumer.topics.trim(lab.topic, {0: 10, 1: 10, 2: 10})
+    return lab
+
+
+@pytest.fixture
+def timed(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
+    """Records a minute apart, the first at noon; partition 1 begins half an hour later. All are read."""
+    with lab_on(scenario, topics, (0, 0)) as lab:
+        for partition, first in ((0, NOON), (1, NOON + timedelta(minutes=30))):
+            for number in range(60):
+                millis = int((first + timedelta(minutes=number)).timestamp() * 1000)
+                topics.produce(lab.topic, [str(number)], partition=partition, timestamp=millis)
+            lab.read(60, partition)
+        yield lab
+
+
+def test_to_earliest_goes_to_the_start_of_the_log(read: Lab) -> None:
+    """testResetOffsetsToEarliest, …OnTopics."""
+    assert all_applied(read, ToEarliest()) == [10, 10, 10]
+
+
+def test_to_latest_goes_behind_the_last_stable_record(read: Lab) -> None:
+    """testResetOffsetsToLatest. What a transaction that has not ended holds is not skipped."""
+    read.consumer.topics.transaction(read.topic, ["a", "b"])
+    first = TopicPartition(read.topic, 0)
+    until(lambda: read.cluster.stable_ends([first])[first] == 103, "the marker of the transaction's end is written")
+    assert all_applied(read, ToLatest()) == [103, 100, 60]
+
+
+def test_to_current_moves_nothing(read: Lab) -> None:
+    """testResetOffsetsToCurrentOffset."""
+    assert all_applied(read, ToCurrent()) == [50, 50, 20]
+
+
+def test_to_offset_is_the_same_for_each_partition(read: Lab) -> None:
+    """testResetOffsetsToSpecificOffset."""
+    assert all_applied(read, ToOffset(30)) == [30, 30, 30]
+
+
+@pytest.mark.parametrize(("by", "positions"), [(10, [60, 60, 30]), (-10, [40, 40, 10])])
+def test_shift_by_counts_from_where_each_partition_is(read: Lab, by: int, positions: list[int]) -> None:
+    """testResetOffsetsShiftPlus, testResetOffsetsShiftMinus."""
+    assert all_applied(read, ShiftBy(by)) == positions
+
+
+def test_shifts_below_the_log_are_refused_all_at_once(read: Lab) -> None:
+    """testResetOffsetsShiftByLowerThanEarliest, which clamps: each partition is named with its target and its log."""
+    before = read.audit()
+    with pytest.raises(TargetsOutOfRange) as raised:
+        read.plan(ShiftBy(-45))
+    assert raised.value.outside == (
+        Outside(TopicPartition(read.topic, 0), 5, 10, 100),
+        Outside(TopicPartition(read.topic, 1), 5, 10, 100),
+        Outside(TopicPartition(read.topic, 2), -25, 10, 60),
+    )
+    assert f"{read.topic}/2: target -25 lies before the start of the log [10, 60)" in str(raised.value)
+    assert read.audit() == before
+
+
+def test_shifts_beyond_the_log_are_refused_also_with_allow_loss(read: Lab) -> None:
+    """testResetOffsetsShiftByHigherThanLatest, which clamps."""
+    with pytest.raises(TargetsOutOfRange, match=f"{read.topic}/2: target 61 lies behind the end of the log") as raised:
+        read.plan(ShiftBy(41), allow_loss=True)
+    assert len(raised.value.outside) == 1
+    assert "--allow-loss" not in str(raised.value)
+
+
+def test_to_datetime_goes_to_the_first_record_of_that_time_or_later(timed: Lab) -> None:
+    """testResetOffsetsToLocalDateTime, testResetOffsetsToZonedDateTime: a moment is the same in every zone."""
+    berlin = (NOON + timedelta(minutes=40)).astimezone(timezone(timedelta(hours=2)))
+    assert offsets(timed.plan(ToDatetime(berlin))) == {0: (60, 40), 1: (60, 10)}
+    assert offsets(timed.plan(ToDatetime(berlin + timedelta(microseconds=1)))) == {0: (60, 41), 1: (60, 11)}
+    assert offsets(timed.plan(ToDatetime(NOON - timedelta(days=60_000)))) == {0: (60, 0), 1: (60, 0)}
+    assert all_applied(timed, ToDatetime(berlin)) == [40, 10]
+
+
+def test_a_time_after_the_last_record_is_the_stable_end(timed: Lab) -> None:
+    """testResetOffsetsByDurationFallbackToLatestWhenNoRecords: partition 0 has nothing of the last half hour."""
+    assert offsets(timed.plan(ToDatetime(NOON + timedelta(minutes=75)))) == {0: (60, 60), 1: (60, 45)}
+
+
+def test_by_duration_counts_from_the_databases_clock(timed: Lab) -> None:
+    """testResetOffsetsByDuration, testResetOffsetsByDurationToEarliest."""
+    ((now,),) = timed.sql("SELECT clock_timestamp()")
+    back = now - (NOON + timedelta(minutes=40))
+    planned = offsets(timed.plan(ByDuration(back)))
+    assert planned[0][1] in (40, 41)
+    assert offsets(timed.plan(ByDuration(timedelta(0)))) == {0: (60, 60), 1: (60, 60)}
+    assert offsets(timed.plan(ByDuration(now - NOON + timedelta(days=1)))) == {0: (60, 0), 1: (60, 0)}
+
+
+def test_times_are_looked_up_in_one_request(timed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    look_up = timed.cluster.offsets_for_time
+
+    def counted(partitions, timestamp_ms):  # type: ignore[no-untyped-def]
+        asked.append(sorted(partitions))
+        return look_up(partitions, timestamp_ms)
+
+    monkeypatch.setattr(timed.cluster, "offsets_for_time", counted)
+    timed.plan(ToDatetime(NOON))
+    assert asked == [[TopicPartition(timed.topic, 0), TopicPartition(timed.topic, 1)]]
+
+
+def test_scope_leaves_the_other_partitions_where_they_are(read: Lab) -> None:
+    """testResetOffsetsToEarliestOnOneTopicAndPartition, …OnTopicsAndPartitions."""
+    assert all_applied(read, ToEarliest(), f"{read.topic}:0,2") == [10, 50, 10]
+    with pytest.raises(BadInput, match=f"{read.topic}:7 is not among"):
+        read.plan(ToEarliest(), f"{read.topic}:7")
+
+
+def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
+    """testResetOffsetsExportImportPlanSingleGroupArg: Kafka's CSV, and our own JSON of a plan."""
+    csv = f"{read.topic},0,30\n{read.topic},2,11\n"
+    made = words.parse("from-file", contents=csv, groups=[read.spec.group])
+    planned = read.plan(made)
+    assert offsets(planned) == {0: (50, 30), 2: (20, 11)}
+    again = FromFile(of_groups(parse_offsets(json.dumps(show.as_json(planned))), [read.spec.group]))
+    assert offsets(read.plan(again)) == offsets(planned)
+    assert all_applied(read, again) == [30, 50, 11]
+    with pytest.raises(PlanRefused, match="there is none that this scenario says anything about"):
+        read.plan(FromFile({TopicPartition("elsewhere", 0): 1}))
+
+
+def test_from_group_takes_what_another_group_has_committed_to_kafka(read: Lab) -> None:
+    """Partitions of which it has committed nothing stay."""
+    group = f"kafka-{read.spec.group}"
+    settings = {"bootstrap.servers": read.consumer.topics.servers, "group.id": group, "enable.auto.commit": False}
+    with contextlib.closing(KafkaConsumer(settings)) as consumer:
+        consumer.commit(offsets=[Wire(read.topic, 0, 33), Wire(read.topic, 1, 77)], asynchronous=False)
+    assert all_applied(read, FromGroup(group, kafka=True)) == [33, 77, 20]
+    with pytest.raises(BadInput, match="nobody-there has committed no offset to Kafka"):
+        read.plan(FromGroup("nobody-there", kafka=True))
+
+
+def test_from_group_takes_where_another_group_of_the_database_is(read: Lab) -> None:
+    with read.session() as connection, connection, connection.cursor() as cur:
+        other = store.ensure_group(cur, "other")
+        store.start_partition(cur, other, read.topic_id, 1, 44)
+    assert all_applied(read, FromGroup("other")) == [50, 44, 20]
+    with pytest.raises(BadInput, match="group nobody-there has no position"):
+        read.plan(FromGroup("nobody-there"))
+
+
+def test_to_validated_goes_behind_what_validation_has_passed(read: Lab) -> None:
+    for partition in (0, 1, 2):
+        read.validate_to(15, partition)
+    assert all_applied(read, ToValidated()) == [15, 15, 15]
+    assert read.sql("SELECT DISTINCT validated_offset FROM tidemark.partition_offset") == [(15,)]
+
+
+def test_to_batch_goes_just_before_it(read: Lab) -> None:
+    ((batch_id,),) = read.sql("SELECT batch_id FROM tidemark.batch WHERE partition = 1 AND start_offset = 20")
+    assert all_applied(read, ToBatch(batch_id)) == [50, 20, 20]
+    with pytest.raises(BadInput, match="has nothing of batch 999999"):
+        read.plan(ToBatch(999_999))
+
+
+def test_to_batch_goes_just_before_all_that_a_run_has_committed(read: Lab) -> None:
+    run = TaskIdentity("consume__x", "run 7", "consume", 0, 1)
+    read.read(90, 0, step=20, task=run)
+    read.read(55, 2, task=run)
+    read.read(95, 0)
+    assert all_applied(read, ToBatch(dag_id="consume__x", run_id="run 7")) == [50, 50, 20]
+    with pytest.raises(BadInput, match="nothing of run nope of consume__x"):
+        read.plan(ToBatch(dag_id="consume__x", run_id="nope"))
+
+
+def test_allow_loss_goes_on_at_the_start_and_stores_what_is_gone(read: Lab) -> None:
+    """Rows made of records that can never be read again are taken out too, because the target says so; their range is stored (I5)."""
+    before = read.image()
+    planned = read.plan(ToOffset(4), f"{read.topic}:0", allow_loss=True)
+    (part,) = planned.groups[0].partitions
+    assert (part.old, part.new, part.lost) == (50, 10, (4, 10))
+    done = read.apply(planned.rewind_id).plan
+    assert read.positions() == [10, 50, 20]
+    assert read.consumer.lost() == [(0, 4, 10, "retention")]
+    assert read.offsets() == [3]
+    read.check()
+    read.read(50)
+    read.check()
+    read.undo(done.rewind_id)
+    assert read.image() == before
+    read.check()
+
+
+def test_allow_loss_of_a_group_that_was_left_behind_itself(read: Lab) -> None:
+    """Retention has passed the position: what it never read is lost as well."""
+    read.consumer.topics.trim(read.topic, {0: 70})
+    with pytest.raises(TargetsOutOfRange):
+        read.plan(ToOffset(40), f"{read.topic}:0")
+    read.rewind(ToOffset(40), f"{read.topic}:0", allow_loss=True)
+    assert read.consumer.lost() == [(0, 40, 70, "retention")]
+    assert read.position() == 70
+    read.check()
+
+
+def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
+    """testResetOffsetsExistingTopic: a plan is Kafka's dry run, on a running group; it says what it counted."""
+    before, epochs = read.image(), read.epochs()
+    planned = read.plan(ToOffset(25))
+    assert (read.image(), read.epochs()) == (before, epochs)
+    (group,) = planned.groups
+    assert [(part.old, part.new, part.sink_rows, part.failed_records) for part in group.partitions] == [
+        (50, 25, len([1 for row in before.sink if row[-3] == 0 and row[-2] >= 25]), 4),
+        (50, 25, len([1 for row in before.sink if row[-3] == 1 and row[-2] >= 25]), 4),
+        (20, 25, 0, 0),
+    ]
+    assert (group.lag, group.group_state, group.in_flight, group.told) == (75 + 75 + 35, "Empty", 0, ())
+    assert group.records_per_s is not None
+    assert planned.state is State.PLANNED
+    assert planned.expires_at > planned.planned_at
+
+
+def test_equal_plans_of_an_equal_state_have_equal_digests(read: Lab) -> None:
+    first, same, other = (read.plan(ToOffset(offset)).digest for offset in (25, 25, 26))
+    assert first == same
+    assert first != other
+    read.rewind(ToCurrent())
+    assert read.plan(ToOffset(25)).digest != first
+
+
+@pytest.mark.parametrize("reason", ["", "too short", "         x         "])
+def test_a_reason_that_says_nothing_is_refused(read: Lab, reason: str) -> None:
+    with pytest.raises(BadInput, match="reason"):
+        read.plan(ToEarliest(), reason=reason)
+
+
+def test_a_group_that_never_ran_is_refused(scenario: Consumer, lab: Lab) -> None:
+    """testResetOffsetsNotExistingGroup."""
+    lab.consumer.set(group="never-ran")
+    with pytest.raises(BadInput, match="no group 'never-ran' has ever run here"):
+        lab.plan(ToEarliest())
+
+
+def test_a_topic_that_is_gone_and_a_sink_that_is_gone_are_said(read: Lab) -> None:
+    read.sql(f"ALTER TABLE {read.table} RENAME TO elsewhere")
+    with pytest.raises(SinkMissing):
+        read.plan(ToEarliest())
+    read.sql(f"ALTER TABLE lake.elsewhere RENAME TO {read.consumer.name}")
+    read.consumer.set(topics=["t-gone"])
+    with pytest.raises(TopicsMissing, match="t-gone"):
+        read.plan(ToEarliest())
+
+
+def test_several_consumers_move_together_or_not_at_all(read: Lab, topics: Topics) -> None:
+    """testResetOffsetsAllTopicsAllGroups, testResetOffsetsExportImportPlan. What one of them cannot do, none does."""
+    second = Consumer(read.consumer.folder, read.url, topics)
+    with lab_on(second, topics, (40,)) as other:
+        other.read(30)
+        labs = {each.spec.name: each for each in (read, other)}
+
+        def planned(scenario: Scenario) -> Plan:
+            with read.session() as connection:
+                specs = [each.spec for each in labs.values()]
+                return plan(connection, lambda _: read.cluster, specs, Scope(), scenario, reason=REASON, by="ann")
+
+        made = planned(ShiftBy(-10))
+        other.sql(f"ALTER TABLE {other.table} ADD COLUMN more text")
+        before = (read.image(), other.image())
+        with read.session() as connection, pytest.raises(StalePlan, match="columns of"):
+            apply(connection, lambda _: read.cluster, lambda name: labs[name].spec, made.rewind_id, by="bob")
+        assert (read.image(), other.image()) == before
+        made = planned(ShiftBy(-10))
+        with read.session() as connection:
+            done = apply(connection, lambda _: read.cluster, lambda name: labs[name].spec, made.rewind_id, by="bob").plan
+        assert {group.consumer for group in done.groups} == set(labs)
+        assert (read.positions(), other.positions()) == ([40, 40, 10], [20])
+        read.check()
+        other.check()
+        with pytest.raises(PlanRefused, match="name exactly these consumers"):
+            read.undo(done.rewind_id)

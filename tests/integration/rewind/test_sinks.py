@@ -1,0 +1,302 @@
+"""Sinks of every kind: upserts, rows without lineage by record, LIST-partitioned ones, large ones."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg2
+import pyarrow as pa
+import pytest
+from tests.integration.rewind.lab import COLUMNS, Lab, lab_on
+from tests.kafka_topics import Topics
+from tests.ledger import payloads
+from tests.scenario import Scenario as Consumer
+
+from tidemark.rewind import archive
+from tidemark.rewind.apply import StalePlan
+from tidemark.rewind.archive import RowsRefused
+from tidemark.rewind.model import ShiftBy, ToBatch, ToEarliest, ToOffset, Undo
+from tidemark.rewind.plan import PlanRefused
+from tidemark.sink.staged import make_staging, promote, stage
+from tidemark.sink.table import Layout
+
+# ---- upserts
+
+
+def few_cities(offset: int) -> list[str]:
+    return [f"city {offset % 7}"]
+
+
+@pytest.fixture
+def upsert(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
+    with lab_on(scenario, topics, (100, 100), key=("city",)) as lab:
+        yield lab
+
+
+def test_undo_of_an_upsert_sink_that_was_written_to_since_has_to_be_asked_for(upsert: Lab) -> None:
+    """The replay may have written over rows of before the rewind, which nobody has kept: with nothing read since, all is as it was."""
+    upsert.read(40, step=20)
+    before = upsert.image()
+    done = upsert.rewind(ToOffset(20), f"{upsert.topic}:0")
+    soon = upsert.plan(Undo(done.rewind_id))
+    upsert.read(25, transform=lambda offset: [f"city {offset - 20}"])
+    with pytest.raises(PlanRefused, match="has read on since rewind"):
+        upsert.plan(Undo(done.rewind_id))
+    with pytest.raises(StalePlan, match="has read on since rewind"):
+        upsert.apply(soon.rewind_id)
+    upsert.rewind(Undo(done.rewind_id), allow_loss=True)
+    assert set(upsert.offsets()) < {row[1] for row in before.sink} | set(range(100))
+    upsert.check()
+    again = upsert.rewind(ToOffset(20), f"{upsert.topic}:0")
+    there = upsert.image()
+    back = upsert.rewind(Undo(again.rewind_id))
+    assert upsert.position() == 40
+    upsert.rewind(Undo(back.rewind_id))
+    assert upsert.image() == there
+
+
+def test_rewind_and_replay_of_an_upsert_sink_is_the_identity(upsert: Lab) -> None:
+    """Until the replay has passed, keys whose last record was superseded are missing: what they had replaced is gone."""
+    upsert.read(90, transform=few_cities, step=20)
+    before = upsert.rows()
+    assert len(before) == 7
+    upsert.rewind(ToOffset(86), f"{upsert.topic}:0")
+    assert {row[3] for row in upsert.rows()} == {"city 0", "city 1", "city 6"}
+    upsert.check()
+    upsert.read(90, transform=few_cities)
+    assert upsert.rows() == before
+    upsert.rewind(ToEarliest())
+    assert upsert.rows() == []
+    upsert.read(90, transform=few_cities, step=7)
+    assert upsert.rows() == before
+    upsert.check()
+
+
+def test_undo_of_an_upsert_rewind_restores_the_rows(upsert: Lab) -> None:
+    """Also after a replay that wrote other values under the same keys."""
+    upsert.read(90, transform=few_cities, step=20)
+    before = upsert.image()
+    done = upsert.rewind(ToOffset(55), f"{upsert.topic}:0")
+    upsert.check()
+    upsert.read(80, transform=lambda offset: few_cities(offset) * 2)
+    upsert.check()
+    upsert.undo(done.rewind_id)
+    assert upsert.image() == before
+    upsert.check()
+
+
+def test_a_key_that_another_partition_has_taken_since_refuses_the_undo(upsert: Lab) -> None:
+    upsert.read(90, transform=few_cities)
+    done = upsert.rewind(ToOffset(55), f"{upsert.topic}:0")
+    upsert.read(9, 1, transform=few_cities)
+    before = upsert.image()
+    planned = upsert.plan(Undo(done.rewind_id))
+    audit = upsert.audit()
+    with pytest.raises(RowsRefused, match=r"Key \(city\)="):
+        upsert.apply(planned.rewind_id)
+    assert (upsert.image(), upsert.audit()) == (before, audit)
+
+
+# ---- rows that belong to batches
+
+
+def total(lab: Lab, *ends: int) -> None:
+    """Reads partitions to these ends in one staged batch, which makes one row without lineage."""
+    parts = [lab.slice(end, partition) for partition, end in enumerate(ends) if end > lab.position(partition)]
+    target = replace(lab.target(), layout=Layout(lab.table, COLUMNS, (), by_record=False))
+    row = {"city": pa.array(["all"], pa.string()), "population": pa.array([sum(part.span for part in parts)], pa.int64())}
+    table = make_staging(target, 1)
+    staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(row)]), isolate=False)
+    promote(target, parts, table, [staged], payloads, isolate=False)
+
+
+@pytest.fixture
+def totals(lab: Lab) -> Lab:
+    """Three staged batches over all partitions: to 20, 50 and 55 of each."""
+    for ends in ((20, 20, 20), (50, 50, 50), (55, 55, 55)):
+        total(lab, *ends)
+    assert [row[-1] for row in lab.rows()] == [60, 90, 15]
+    return lab
+
+
+def test_a_target_inside_a_batch_without_lineage_names_the_boundaries(totals: Lab) -> None:
+    """Its rows are made of all of its records, of every partition; the plan is refused, and says where it could go."""
+    topic = totals.topic
+    before = totals.audit()
+    with pytest.raises(PlanRefused) as raised:
+        totals.plan(ToOffset(30))
+    (problem,) = raised.value.problems
+    assert f"are {topic}/0 to 20, {topic}/1 to 20, {topic}/2 to 20 or before that" in problem
+    assert f"and {topic}/0 to 50, {topic}/1 to 50, {topic}/2 to 50." in problem
+    assert totals.audit() == before
+
+
+@pytest.mark.parametrize("scope", ["0", "1,2"])
+def test_a_part_of_the_partitions_of_such_batches_is_refused(totals: Lab, scope: str) -> None:
+    """Each batch that would be torn is named."""
+    with pytest.raises(PlanRefused) as raised:
+        totals.plan(ToOffset(20), f"{totals.topic}:{scope}")
+    assert len(raised.value.problems) == 2
+
+
+def test_such_batches_are_taken_back_whole_and_come_back_whole(totals: Lab) -> None:
+    before = totals.image()
+    done = totals.rewind(ToOffset(20))
+    assert [row[-1] for row in totals.rows()] == [60]
+    totals.check()
+    total(totals, 60, 60, 60)
+    undone = totals.undo(done.rewind_id)
+    assert totals.image() == before
+    totals.check()
+    totals.undo(undone.rewind_id)
+    assert [row[-1] for row in totals.rows()] == [60, 120]
+    totals.check()
+
+
+def test_to_batch_takes_all_partitions_of_such_a_batch(totals: Lab) -> None:
+    ((batch_id,),) = totals.sql("SELECT batch_id FROM tidemark.batch WHERE partition = 2 AND start_offset = 20")
+    totals.rewind(ToBatch(batch_id))
+    assert totals.positions() == [20, 20, 20]
+    totals.check()
+
+
+def test_such_a_batch_since_the_plan_that_would_be_torn_makes_it_stale(lab: Lab) -> None:
+    """At the time of planning it was not there."""
+    total(lab, 20, 20)
+    planned = lab.plan(ShiftBy(0), f"{lab.topic}:0")
+    total(lab, 50, 50)
+    with pytest.raises(StalePlan, match="can only be taken back whole"):
+        lab.apply(planned.rewind_id)
+    lab.check()
+
+
+# ---- LIST-partitioned sinks
+
+
+PARTITIONED = """
+    CREATE SCHEMA IF NOT EXISTS lake;
+    CREATE TABLE {table} (
+        city text, population bigint, kafka_topic_id smallint NOT NULL, kafka_partition integer NOT NULL, kafka_offset bigint NOT NULL,
+        kafka_seq integer NOT NULL, UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)
+    ) PARTITION BY LIST (kafka_partition);
+    CREATE TABLE {table}_p0 PARTITION OF {table} FOR VALUES IN (0);
+    CREATE TABLE {table}_p1 PARTITION OF {table} FOR VALUES IN (1);
+    CREATE TABLE {table}_rest PARTITION OF {table} DEFAULT;
+"""
+
+
+@pytest.fixture
+def listed(scenario: Consumer, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """A sink with table partitions for 0 and 1; 2 is in the default one. Every size is large enough to be swapped."""
+    monkeypatch.setattr(archive, "SWAP_ROWS", 1)
+    monkeypatch.setattr(Consumer, "make_sink", lambda self, ddl: self.sql(PARTITIONED.format(table=self.table)))
+    with lab_on(scenario, topics, (100, 100, 60)) as lab:
+        for partition, end in enumerate((90, 80, 60)):
+            lab.read(end, partition)
+        lab.sql(f"ANALYZE {lab.table}")
+        yield lab
+
+
+def relation(lab: Lab, name: str) -> Any:
+    ((oid,),) = lab.sql(f"SELECT '{name}'::regclass::oid::bigint")
+    return oid
+
+
+def archives(lab: Lab, rewind_id: int) -> list[Any]:
+    return lab.sql("SELECT number, table_partition, rows FROM tidemark.rewind_archive WHERE rewind_id = %s ORDER BY 1", rewind_id)
+
+
+def test_a_whole_kafka_partition_is_moved_as_a_table_partition(listed: Lab) -> None:
+    """The very relation becomes the archive, an empty one like it takes its place; what is cut, or shared, goes row by row."""
+    before, oid = listed.image(), relation(listed, f"{listed.table}_p0")
+    done = listed.rewind(ToEarliest(), f"{listed.topic}:0,2")
+    assert archives(listed, done.rewind_id) == [(1, True, 81), (2, False, 54)]
+    assert relation(listed, f"tidemark.rewound_{done.rewind_id}_1") == oid
+    assert [part.sink_rows for part in done.groups[0].partitions] == [81, 54]
+    assert listed.offsets(0) == listed.offsets(2) == []
+    assert len(listed.offsets(1)) == 56
+    listed.check()
+    listed.read(100)
+    assert listed.sql(f"SELECT count(*) FROM {listed.table}_p0") == [(90,)]
+    listed.check()
+    listed.undo(done.rewind_id)
+    assert listed.image() == before
+    listed.check()
+
+
+def test_a_table_partition_with_rows_that_stay_is_not_moved(listed: Lab) -> None:
+    """Rows before the target, or of another topic."""
+    done = listed.rewind(ToOffset(10), f"{listed.topic}:0")
+    assert archives(listed, done.rewind_id) == [(1, False, 72)]
+    other = listed.topic_id + 1
+    listed.sql(f"INSERT INTO {listed.table} VALUES ('x', 1, {other}, 1, 0, 0)")
+    done = listed.rewind(ToEarliest(), f"{listed.topic}:1")
+    assert archives(listed, done.rewind_id) == [(1, False, 72)]
+    assert listed.sql(f"SELECT kafka_topic_id FROM {listed.table} WHERE kafka_partition = 1") == [(other,)]
+
+
+def test_a_reader_who_stays_makes_it_go_row_by_row(listed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The swap would have to wait for the reader, and all others behind it: it gives up soon, and locks nobody out."""
+    monkeypatch.setattr(archive, "SWAP_WAIT_MS", 200)
+    before = listed.image()
+    with contextlib.closing(psycopg2.connect(listed.url)) as reader, reader.cursor() as cur:
+        cur.execute(f"SELECT count(*) FROM {listed.table}")
+        done = listed.rewind(ToEarliest(), f"{listed.topic}:0")
+        cur.execute(f"SELECT count(*) FROM {listed.table} WHERE kafka_partition = 0")
+        assert cur.fetchone() == (0,)
+    assert archives(listed, done.rewind_id) == [(1, False, 81)]
+    listed.undo(done.rewind_id)
+    assert listed.image() == before
+
+
+@pytest.mark.parametrize(
+    "extra", ["CREATE VIEW lake.of_{name} AS SELECT * FROM {leaf}", "GRANT SELECT ON {leaf} TO pg_monitor"], ids=["a view on it", "grants"]
+)
+def test_what_would_be_lost_with_a_table_partition_keeps_it_in_place(listed: Lab, extra: str) -> None:
+    leaf = f"{listed.table}_p0"
+    oid = relation(listed, leaf)
+    listed.sql(extra.format(leaf=leaf, name=listed.consumer.name))
+    done = listed.rewind(ToEarliest(), f"{listed.topic}:0")
+    assert archives(listed, done.rewind_id) == [(1, False, 81)]
+    assert relation(listed, leaf) == oid
+
+
+# ---- large ones
+
+
+def test_many_rows_cost_little_more_than_a_plain_delete_into_a_table(lab: Lab) -> None:
+    """At most 1.5 times the statement that anyone would write, and the rows never come to this process."""
+    count = 120_000
+    fill = (
+        f"INSERT INTO {lab.table} (city, population, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
+        f" SELECT 'city ' || n, n, {lab.topic_id}, 0, n / 2400, n % 2400 FROM generate_series(0, {count - 1}) n"
+    )
+    lab.sql("SET synchronous_commit = off")
+
+    def plain() -> float:
+        lab.sql(fill)
+        lab.sql(f"CREATE TABLE lake.plain (LIKE {lab.table})")
+        begun = time.monotonic()
+        lab.sql(f"WITH gone AS (DELETE FROM {lab.table} RETURNING *) INSERT INTO lake.plain SELECT * FROM gone")
+        took = time.monotonic() - begun
+        lab.sql("DROP TABLE lake.plain")
+        lab.sql(f"VACUUM {lab.table}")
+        return took
+
+    def rewound() -> float:
+        lab.sql(fill)
+        lab.sql("UPDATE tidemark.partition_offset SET next_offset = 50 WHERE partition = 0")
+        planned = lab.plan(ToEarliest(), f"{lab.topic}:0")
+        begun = time.monotonic()
+        done = lab.apply(planned.rewind_id).plan
+        took = time.monotonic() - begun
+        assert done.groups[0].partitions[0].sink_rows == count
+        lab.sql(f"VACUUM {lab.table}")
+        return took
+
+    pairs = [(plain(), rewound()) for _ in range(2)]
+    assert min(mine for _, mine in pairs) < 1.5 * min(theirs for theirs, _ in pairs) + 0.1, pairs

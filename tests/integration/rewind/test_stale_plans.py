@@ -1,0 +1,217 @@
+"""A plan whose ground has moved is refused with everything that moved; that the group has gone on reading is no such thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.integration.rewind.lab import Lab
+
+from tidemark.errors import BadInput
+from tidemark.offsets.store import TaskIdentity
+from tidemark.rewind import store
+from tidemark.rewind.apply import StalePlan
+from tidemark.rewind.model import ShiftBy, State, ToEarliest, ToLatest, ToOffset, Undo
+from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.store import AlreadyDecided
+
+
+def refused(lab: Lab, rewind_id: int) -> str:
+    """What the refusal says; nothing has changed by it."""
+    before, audit = lab.image(), lab.audit()
+    with pytest.raises(StalePlan) as raised:
+        lab.apply(rewind_id)
+    assert (lab.image(), lab.audit()) == (before, audit)
+    assert str(raised.value).endswith(f"Rewind {rewind_id} was not applied, nothing was changed. Plan again.")
+    return "\n".join(raised.value.moved)
+
+
+def test_progress_since_the_plan_is_superseded_too(lab: Lab) -> None:
+    """The plan counts what was there; what is applied is what was really there."""
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    lab.read(90)
+    done = lab.apply(planned.rewind_id).plan
+    (was,), (part,) = planned.groups[0].partitions, done.groups[0].partitions
+    assert (was.old, was.new, was.sink_rows, was.failed_records) == (50, 20, 27, 6)
+    assert (part.old, part.new, part.sink_rows, part.failed_records) == (90, 20, 63, 14)
+    assert lab.offsets() == [offset for offset in range(20) if offset % 10 > 2]
+    lab.check()
+
+
+def test_another_rewind_of_the_group_makes_a_plan_stale(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    lab.rewind(ToOffset(40), f"{lab.topic}:0")
+    assert refused(lab, planned.rewind_id) == f"Group {lab.spec.group} was rewound since."
+
+
+def test_a_topic_that_was_created_again_makes_a_plan_stale(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    lab.consumer.topics.recreate(lab.topic, 3)
+    assert "t-" in refused(lab, planned.rewind_id)
+    assert f"{lab.topic}/0: the topic was deleted and created again." in refused(lab, planned.rewind_id)
+    with pytest.raises(PlanRefused, match="was deleted and created again since group"):
+        lab.plan(ToOffset(20))
+
+
+def test_retention_that_passes_a_target_makes_a_plan_stale(lab: Lab) -> None:
+    """Another partition's retention does not."""
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    lab.consumer.topics.trim(lab.topic, {0: 20, 1: 90})
+    other = lab.plan(ToOffset(30), f"{lab.topic}:0")
+    assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+    lab.read(50)
+    third = lab.plan(ToOffset(30), f"{lab.topic}:0")
+    lab.consumer.topics.trim(lab.topic, {0: 31})
+    assert refused(lab, third.rewind_id) == f"{lab.topic}/0: 30 is not in the log [31, 100) any more, retention has passed it."
+    assert "was rewound since" in refused(lab, other.rewind_id)
+
+
+@pytest.mark.parametrize("reached", [70, 71, 100])
+def test_a_group_that_has_reached_a_target_ahead_of_it_makes_a_plan_stale(lab: Lab, reached: int) -> None:
+    """A rewind forward would have become one back."""
+    lab.read(50)
+    planned = lab.plan(ToOffset(70), f"{lab.topic}:0")
+    lab.read(reached)
+    text = f"{lab.topic}/0: the group has passed the target 70, it is at {reached}; it was at 50."
+    assert refused(lab, planned.rewind_id) == text
+
+
+def test_a_group_that_has_not_reached_its_target_yet_skips_what_is_left(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(70), f"{lab.topic}:0")
+    lab.read(69)
+    (part,) = lab.apply(planned.rewind_id).plan.groups[0].partitions
+    assert (part.old, part.new, part.skip) == (69, 70, 1)
+    assert lab.ledger() == [(0, 0, 50), (0, 50, 69), (0, 69, 70)]
+    lab.check()
+
+
+def test_a_partition_at_its_end_stays_there_under_to_latest(lab: Lab) -> None:
+    """What it reads after the plan was made is not taken back."""
+    lab.read(100)
+    planned = lab.plan(ToLatest())
+    lab.consumer.topics.produce(lab.topic, ["new"] * 10)
+    lab.read(110)
+    done = lab.apply(planned.rewind_id).plan
+    assert [(part.old, part.new) for part in done.groups[0].partitions] == [(110, 110), (0, 100), (0, 60)]
+    lab.check()
+
+
+def changed_sink(lab: Lab) -> str:
+    lab.consumer.set(sink={"table": lab.table, "mode": "upsert", "key": ["city"]})
+    return "was changed: mode was append, it is upsert."
+
+
+def changed_topics(lab: Lab) -> str:
+    lab.consumer.set(topics=[lab.topic, "more"])
+    return f"was changed: topics was ['{lab.topic}'], it is ['{lab.topic}', 'more']."
+
+
+def changed_columns(lab: Lab) -> str:
+    lab.sql(f"ALTER TABLE {lab.table} ADD COLUMN more text")
+    return f"The columns of {lab.table} were changed"
+
+
+def expired(lab: Lab) -> str:
+    lab.sql("UPDATE tidemark.rewind SET planned_at = planned_at - interval '1 day', expires_at = expires_at - interval '1 day'")
+    return "The plan has expired at"
+
+
+def deleted_position(lab: Lab) -> str:
+    lab.sql("DELETE FROM tidemark.partition_offset WHERE partition = 2")
+    return f"{lab.topic}/2: the group's position was deleted."
+
+
+def deleted_group(lab: Lab) -> str:
+    lab.sql("UPDATE tidemark.consumer_group SET name = name || ' (deleted)'")
+    return "was deleted."
+
+
+@pytest.mark.parametrize("change", [changed_sink, changed_topics, changed_columns, expired, deleted_position, deleted_group])
+def test_a_plan_is_stale_after(lab: Lab, change: Callable[[Lab], str]) -> None:
+    """Spec, table, time, or what it would move."""
+    lab.read(50)
+    planned = lab.plan(ToEarliest())
+    text = change(lab)
+    assert text in refused(lab, planned.rewind_id)
+
+
+def test_all_that_moved_is_said_at_once(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    texts = [expired(lab), changed_columns(lab), "retention has passed it"]
+    lab.consumer.topics.trim(lab.topic, {0: 40})
+    found = refused(lab, planned.rewind_id)
+    assert all(text in found for text in texts)
+
+
+def test_a_changed_transform_is_what_rewinds_are_for(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    lab.consumer.set(transform=f"{lab.consumer.name}:mended", schedule="@daily")
+    assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+
+
+def test_a_rejected_plan_is_never_applied(lab: Lab) -> None:
+    """Who said no is kept; saying it twice changes nothing."""
+    lab.read(50)
+    planned = lab.plan(ToEarliest())
+    before = lab.image()
+    with lab.session() as connection:
+        said = store.reject(connection, planned.rewind_id, by="carl")
+        assert (said.state, said.decided_by) == (State.REJECTED, "carl")
+        assert store.reject(connection, planned.rewind_id, by="dora").decided_by == "carl"
+    with pytest.raises(AlreadyDecided, match="was rejected by carl"):
+        lab.apply(planned.rewind_id)
+    assert lab.image() == before
+
+
+def test_an_applied_rewind_cannot_be_rejected_and_is_applied_once(lab: Lab) -> None:
+    """A retry of the task that applied it is told so, with the same numbers; an undone one is not applied again."""
+    lab.read(50)
+    planned = lab.plan(ToEarliest())
+    first = lab.apply(planned.rewind_id, approved_by="carl")
+    after = lab.image()
+    again = lab.apply(planned.rewind_id, by="somebody else")
+    assert (first.already, again.already) == (False, True)
+    assert (again.plan, lab.image()) == (first.plan, after)
+    assert (again.plan.applied_by, again.plan.decided_by) == ("bob", "carl")
+    with lab.session() as connection, pytest.raises(AlreadyDecided, match="was applied by bob"):
+        store.reject(connection, planned.rewind_id, by="carl")
+    lab.undo(planned.rewind_id)
+    with pytest.raises(AlreadyDecided, match="has been undone since"):
+        lab.apply(planned.rewind_id)
+
+
+def test_history_is_kept_for_ever_newest_first(lab: Lab) -> None:
+    """Who, when, why, from, to, approver and Airflow run."""
+    lab.read(50, task=TaskIdentity("consume__x", "run 1", "consume", 0, 1))
+    first = lab.plan(ToEarliest(), dag_id="rewind", run_id="manual 1")
+    lab.apply(first.rewind_id, approved_by="carl")
+    lab.read(30)
+    second = lab.rewind(ShiftBy(-10), f"{lab.topic}:0")
+    with lab.session() as connection:
+        found = store.history(connection, lab.spec.name)
+        assert store.history(connection, "nobody") == []
+        with pytest.raises(BadInput, match="there is no rewind 99"):
+            store.read(connection, 99)
+    assert [plan.rewind_id for plan in found] == [second.rewind_id, first.rewind_id]
+    assert (found[1].planned_by, found[1].applied_by, found[1].decided_by, found[1].dag_id, found[1].run_id) == (
+        "ann", "bob", "carl", "rewind", "manual 1",
+    )  # fmt: skip
+    assert [(part.old, part.new) for part in found[1].groups[0].partitions] == [(50, 0), (0, 0), (0, 0)]
+    assert found[1].groups[0].told == (lab.table,)
+    assert found[0].groups[0].told == ()
+
+
+def test_an_undo_that_a_later_rewind_needs_makes_its_plan_stale(lab: Lab) -> None:
+    lab.read(50)
+    first = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    planned = lab.plan(Undo(first.rewind_id))
+    second = lab.rewind(ToOffset(10), f"{lab.topic}:0")
+    found = refused(lab, planned.rewind_id)
+    assert f"Of the same partitions {second.rewind_id} came after rewind {first.rewind_id}, and stands." in found

@@ -1,0 +1,294 @@
+"""What an undo puts back, in which order rewinds can be undone, and what stands against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from tests.integration.rewind.lab import Lab
+from tests.ledger import payloads, rows
+
+from tidemark.errors import BadInput
+from tidemark.rewind.apply import StalePlan
+from tidemark.rewind.archive import RowsRefused
+from tidemark.rewind.model import ShiftBy, State, ToCurrent, ToLatest, ToOffset, Undo
+from tidemark.rewind.plan import PlanRefused
+from tidemark.sink.commit import commit_slice
+from tidemark.sink.tally import Judged
+
+
+def other(offset: int) -> list[str]:
+    """Another transform: other values, some records skipped."""
+    return [f"mended {offset}"] if offset % 3 else []
+
+
+def test_undo_at_once_is_as_if_nothing_had_been(lab: Lab) -> None:
+    lab.read(90, step=40)
+    before = lab.image()
+    done = lab.rewind(ToOffset(25), f"{lab.topic}:0")
+    undone = lab.undo(done.rewind_id)
+    assert lab.image() == before
+    assert (undone.state, undone.undo_of) == (State.APPLIED, done.rewind_id)
+    assert lab.sql("SELECT state FROM tidemark.rewind ORDER BY rewind_id") == [("UNDONE",), ("APPLIED",)]
+    assert lab.audit()[4:] == [[], [], [], []]
+
+
+def test_rewinds_are_undone_newest_first(lab: Lab) -> None:
+    """Three on top of each other, with reading in between, and back through every state."""
+    images = []
+    lab.read(95, step=30)
+    rewinds = []
+    for target, end in ((70, 80), (40, 90), (55, 60)):
+        images.append(lab.image())
+        rewinds.append(lab.rewind(ToOffset(target), f"{lab.topic}:0").rewind_id)
+        lab.check()
+        lab.read(end, transform=other, step=13)
+    for lower, higher in pairwise(rewinds):
+        with pytest.raises(PlanRefused, match=rf"{higher}.* came after rewind {lower}, and stands. Undo the newest first"):
+            lab.plan(Undo(lower))
+    for image, rewind_id in zip(reversed(images), reversed(rewinds), strict=True):
+        lab.undo(rewind_id)
+        assert lab.image() == image
+        lab.check()
+    with pytest.raises(PlanRefused, match="has been undone already"):
+        lab.plan(Undo(rewinds[0]))
+
+
+def test_an_undo_of_an_undo_of_an_undo_goes_back_and_forth(lab: Lab) -> None:
+    lab.read(90, step=40)
+    original = lab.image()
+    first = lab.rewind(ToOffset(25), f"{lab.topic}:0").rewind_id
+    lab.read(70, transform=other)
+    mended = lab.rows()
+    second = lab.undo(first).rewind_id
+    third = lab.undo(second).rewind_id
+    assert (lab.rows(), lab.position()) == (mended, 70)
+    lab.check()
+    fourth = lab.undo(third).rewind_id
+    assert lab.image() == original
+    lab.undo(fourth)
+    assert (lab.rows(), lab.position()) == (mended, 70)
+    lab.check()
+
+
+def test_an_undone_rewind_stands_in_nobodys_way_but_one_that_was_brought_back_does(lab: Lab) -> None:
+    lab.read(90, step=40)
+    before = lab.image()
+    first = lab.rewind(ToOffset(60), f"{lab.topic}:0").rewind_id
+    lab.read(80, transform=other)
+    second = lab.rewind(ToOffset(70), f"{lab.topic}:0").rewind_id
+    third = lab.undo(second).rewind_id
+    lab.plan(Undo(first))  # the second and its undo cancel out
+    fourth = lab.undo(third).rewind_id
+    with pytest.raises(PlanRefused, match=f"{fourth} came after rewind {first}"):
+        lab.plan(Undo(first))
+    lab.undo(fourth)
+    lab.undo(first)
+    assert lab.image() == before
+    lab.check()
+
+
+def test_the_undo_of_an_older_rewind_stands_in_the_way_of_a_newer_undos_undo(lab: Lab) -> None:
+    """What the newer one had changed was made from what the older one had left, which is gone."""
+    lab.read(90, step=40)
+    first = lab.rewind(ToOffset(20), f"{lab.topic}:0").rewind_id
+    lab.read(60, transform=other)
+    second = lab.rewind(ToOffset(40), f"{lab.topic}:0").rewind_id
+    third = lab.undo(second).rewind_id
+    fourth = lab.undo(first).rewind_id
+    with pytest.raises(PlanRefused, match=f"{fourth} came after rewind {third}"):
+        lab.plan(Undo(third))
+
+
+def test_rewinds_of_other_partitions_do_not_matter(lab: Lab) -> None:
+    lab.read(90)
+    lab.read(50, 1)
+    before = lab.image()
+    first = lab.rewind(ToOffset(20), f"{lab.topic}:0").rewind_id
+    second = lab.rewind(ToOffset(20), f"{lab.topic}:1").rewind_id
+    lab.rewind(ToCurrent())
+    lab.undo(first)
+    lab.undo(second)
+    assert lab.image() == before
+    lab.check()
+
+
+def test_new_records_that_were_read_since_are_read_again(lab: Lab) -> None:
+    """The undo goes to where the group was, not to where it is; what came since is kept with the undo."""
+    lab.read(50)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(100)
+    undone = lab.undo(done.rewind_id)
+    assert lab.position() == 50
+    assert undone.groups[0].partitions[0].sink_rows == 72
+    lab.read(100)
+    lab.check()
+
+
+def test_undo_of_a_rewind_forward_reads_what_was_skipped(lab: Lab) -> None:
+    lab.read(30)
+    before = lab.image()
+    done = lab.rewind(ToLatest())
+    lab.consumer.topics.produce(lab.topic, ["new"] * 10)
+    lab.read(110)
+    lab.check()
+    undone = lab.undo(done.rewind_id)
+    assert lab.image() == before
+    lab.check()
+    lab.undo(undone.rewind_id)
+    assert lab.positions() == [110, 100, 60]
+    assert lab.ledger() == [(0, 0, 30), (0, 30, 100), (0, 100, 110), (1, 0, 100), (2, 0, 60)]
+    lab.check()
+
+
+def test_undo_of_to_current_moves_nothing(lab: Lab) -> None:
+    lab.read(30)
+    done = lab.rewind(ToCurrent())
+    lab.read(60)
+    before = lab.image()
+    lab.undo(done.rewind_id)
+    assert lab.image() == before
+
+
+def test_validated_rows_stay_validated_below_the_rewind(lab: Lab) -> None:
+    """The rewind takes the validated offset back to its target; the undo puts it back, but not below what has passed since."""
+    lab.read(90)
+    lab.validate_to(80)
+    done = lab.rewind(ToOffset(50), f"{lab.topic}:0")
+    query = "SELECT validated_offset FROM tidemark.partition_offset WHERE partition = 0"
+    assert lab.sql(query) == [(50,)]
+    lab.read(70)
+    lab.validate_to(70)
+    lab.undo(done.rewind_id)
+    assert lab.sql(query) == [(80,)]
+    lab.validate_to(20)
+    done = lab.rewind(ToOffset(50), f"{lab.topic}:0")
+    lab.read(70)
+    lab.validate_to(60)
+    lab.undo(done.rewind_id)
+    assert lab.sql(query) == [(50,)]
+
+
+def dropped(lab: Lab, rewind_id: int) -> str:
+    lab.sql(f"DROP TABLE tidemark.rewound_{rewind_id}_1")
+    lab.sql("UPDATE tidemark.rewind_archive SET removed_at = clock_timestamp()")
+    return "are not kept any more"
+
+
+def column_gone(lab: Lab, rewind_id: int) -> str:
+    lab.sql(f"ALTER TABLE {lab.table} DROP COLUMN population")
+    return "has no column population any more"
+
+
+def column_changed(lab: Lab, rewind_id: int) -> str:
+    lab.sql(f"ALTER TABLE {lab.table} ALTER COLUMN population TYPE text")
+    return "population is text now; it was bigint"
+
+
+def column_new(lab: Lab, rewind_id: int) -> str:
+    lab.sql(f"ALTER TABLE {lab.table} ADD COLUMN more text")
+    lab.sql(f"UPDATE {lab.table} SET more = ''; ALTER TABLE {lab.table} ALTER COLUMN more SET NOT NULL")
+    return "has a new column more, NOT NULL without a default"
+
+
+def topic_created_again(lab: Lab, rewind_id: int) -> str:
+    lab.consumer.topics.recreate(lab.topic, 3)
+    return "was deleted and created again"
+
+
+@pytest.mark.parametrize("change", [dropped, column_gone, column_changed, column_new, topic_created_again])
+def test_undo_is_refused_with_the_reason(lab: Lab, change: Callable[[Lab, int], str]) -> None:
+    """Before anything is planned, and of a plan that was made before."""
+    lab.read(50)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    planned = lab.plan(Undo(done.rewind_id))
+    reason = change(lab, done.rewind_id)
+    before = lab.rows if change is not column_gone else lab.offsets
+    kept = before()
+    with pytest.raises(PlanRefused, match=reason):
+        lab.plan(Undo(done.rewind_id))
+    with pytest.raises(StalePlan, match=reason if change is not topic_created_again else "created again"):
+        lab.apply(planned.rewind_id)
+    assert before() == kept
+
+
+def test_undo_of_what_was_never_applied_is_refused(lab: Lab) -> None:
+    lab.read(50)
+    planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
+    with pytest.raises(PlanRefused, match="is PLANNED: it was never applied"):
+        lab.plan(Undo(planned.rewind_id))
+
+
+def test_undo_is_of_the_whole_rewind(lab: Lab) -> None:
+    lab.read(50)
+    done = lab.rewind(ToOffset(20))
+    with pytest.raises(PlanRefused, match=f"{lab.topic}/1 is part of rewind {done.rewind_id}, which can only be undone whole"):
+        lab.plan(Undo(done.rewind_id), f"{lab.topic}:0,2")
+
+
+def test_columns_that_the_sink_fills_in_come_back(lab: Lab) -> None:
+    """Generated ones, identities, defaults, and a column that is new and may be null."""
+    lab.sql(
+        f"ALTER TABLE {lab.table} ADD COLUMN number bigint GENERATED ALWAYS AS IDENTITY,"
+        " ADD COLUMN twice bigint GENERATED ALWAYS AS (population * 2) STORED, ADD COLUMN loaded_at timestamptz DEFAULT clock_timestamp(),"
+        " ADD COLUMN \"odd %s name\" text DEFAULT 'x'"
+    )
+    lab.read(50)
+    before = lab.image()
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(40)
+    lab.undo(done.rewind_id)
+    assert lab.image() == before
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.sql(f"ALTER TABLE {lab.table} ADD COLUMN later text")
+    lab.undo(done.rewind_id)
+    assert [row[:-1] for row in lab.image().sink] == before.sink
+
+
+def test_rows_that_break_a_constraint_by_now_are_kept_in_the_archive(lab: Lab) -> None:
+    """All or nothing, with Postgres' own words."""
+    lab.read(50)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (population < 45)")
+    planned = lab.plan(Undo(done.rewind_id))
+    before, audit = lab.image(), lab.audit()
+    with pytest.raises(RowsRefused, match="violates check constraint"):
+        lab.apply(planned.rewind_id)
+    assert (lab.image(), lab.audit()) == (before, audit)
+
+
+def test_heads_of_heads_are_put_together_again(lab: Lab) -> None:
+    """A batch that was cut twice."""
+    lab.read(90, step=90)
+    first_image = lab.image()
+    first = lab.rewind(ShiftBy(-20), f"{lab.topic}:0").rewind_id
+    second_image = lab.image()
+    second = lab.rewind(ShiftBy(-30), f"{lab.topic}:0").rewind_id
+    assert lab.ledger() == [(0, 0, 40)]
+    lab.check()
+    lab.undo(second)
+    assert lab.image() == second_image
+    lab.undo(first)
+    assert lab.image() == first_image
+
+
+def test_a_head_says_of_its_records_what_is_known(lab: Lab) -> None:
+    """Rows and failed records are counted. The rest are the skipped ones, or, where the batch had unaccounted ones, unaccounted."""
+    lab.read(40, step=40)
+    part = lab.slice(80)
+    judged = iter([Judged(rows(part, range(45, 80)), [40, 41])])
+    commit_slice(lab.target(), part, judged, payloads)
+    counts = "SELECT start_offset, end_offset, loaded, skipped, retried, failed, unaccounted, sink_rows FROM tidemark.batch ORDER BY 1"
+    assert lab.sql(counts) == [(0, 40, 28, 4, 4, 4, 0, 36), (40, 80, 35, 2, 0, 0, 3, 35)]
+    lab.rewind(ToOffset(60), f"{lab.topic}:0")
+    assert lab.sql(counts) == [(0, 40, 28, 4, 4, 4, 0, 36), (40, 60, 15, 0, 0, 0, 5, 15)]
+    lab.check()
+    lab.rewind(ToOffset(35), f"{lab.topic}:0")
+    assert lab.sql(counts) == [(0, 35, 23, 4, 4, 4, 0, 31)]
+    lab.check()
+
+
+def test_undo_of_a_rewind_that_there_is_not(lab: Lab) -> None:
+    with pytest.raises(BadInput, match="there is no rewind 77"):
+        lab.plan(Undo(77))

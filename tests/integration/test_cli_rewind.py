@@ -1,0 +1,269 @@
+"""``tidemark rewind`` and ``tidemark seek``, as their users call them, on a group that has read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+from tests.scenario import Scenario
+
+REASON = ("--reason", "the transform was wrong")
+
+
+@pytest.fixture
+def group(scenario: Scenario) -> Scenario:
+    """A consumer that has read two partitions, the first of them in two runs: ``a0`` to ``a5``, and ``b0`` to ``b3``."""
+    topic = scenario.topics.create(2)
+    scenario.write(topics=topic).make_sink()
+    scenario.topics.produce(topic, ["a0", "a1", "a2"])
+    scenario.topics.produce(topic, ["b0", "b1", "b2", "b3"], partition=1)
+    scenario.run()
+    scenario.topics.produce(topic, ["a3", "a4", "a5"])
+    scenario.run()
+    return scenario
+
+
+def topic_of(group: Scenario) -> str:
+    return group.spec.topics[0]
+
+
+def planned(group: Scenario, *words: str) -> dict[str, Any]:
+    """What ``rewind plan`` prints for programs."""
+    done = group.command("rewind", "plan", group.name, *words, *REASON, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def new_offsets(told: dict[str, Any]) -> dict[int, int]:
+    return {part["partition"]: part["new"] for part in told["groups"][0]["partitions"]}
+
+
+def positions(group: Scenario) -> list[int]:
+    return list(group.positions().values())
+
+
+def rewinds(group: Scenario) -> list[tuple[int, str]]:
+    return group.sql("SELECT rewind_id, state FROM tidemark.rewind ORDER BY 1")
+
+
+def plain(text: str) -> str:
+    """Without the frames and line breaks of a box."""
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_plan_changes_nothing_apply_does_it_and_undo_puts_it_back(group: Scenario) -> None:
+    """In words: plan, look, apply, undo, apply; and everything is in the list."""
+    before = group.rows("payload")
+    done = group.command("rewind", "plan", group.name, "--to-earliest", "--topic", f"{topic_of(group)}:0", *REASON)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "nothing has changed yet; to do it: tidemark rewind apply 1\n"
+    assert "At least 6 offsets read again, 0 skipped; 6 rows and 0 failed records taken out" in plain(done.stdout)
+    assert (positions(group), group.rows("payload")) == ([6, 4], before)
+
+    applied = group.command("rewind", "apply", "1")
+    assert (applied.returncode, applied.stderr) == (0, "applied rewind 1\n")
+    assert "Rewind 1 (APPLIED)" in applied.stdout
+    assert (positions(group), group.rows("payload")) == ([0, 4], [b"b0", b"b1", b"b2", b"b3"])
+
+    undo = group.command("rewind", "undo", "1", "--reason", "it was right after all", "--output", "json")
+    assert json.loads(undo.stdout)["scenario"] == {"scenario": "undo", "rewind_id": 1}
+    assert group.command("rewind", "apply", "2").returncode == 0
+    assert (positions(group), group.rows("payload")) == ([6, 4], before)
+    group.check()
+
+    listed = json.loads(group.command("rewind", "list", group.name, "--output", "json").stdout)
+    assert [(one["rewind_id"], one["state"], one["undo_of"]) for one in listed] == [(2, "APPLIED", 1), (1, "UNDONE", None)]
+    assert {one["applied_by"] for one in listed} == {listed[0]["planned_by"]}
+    lines = [line.split() for line in group.command("rewind", "list").stdout.splitlines()]
+    assert [line[:2] for line in lines if line and line[0].isdigit()] == [["2", "APPLIED"], ["1", "UNDONE"]]
+    assert group.command("rewind", "list", "nobody", "--output", "json").stdout == "[]\n"
+
+
+def test_replay_after_a_rewind_makes_the_same_rows(group: Scenario) -> None:
+    """The group needs no restart and no other command: its next run begins where the rewind has put it."""
+    before = group.rows("payload")
+    made = planned(group, "--to-offset", "2")
+    assert group.command("rewind", "apply", str(made["rewind_id"])).returncode == 0
+    assert group.rows("payload") == [b"a0", b"a1", b"b0", b"b1"]
+    assert "replaying until 6 after rewind 1" in group.command("offsets", group.name).stdout
+    group.run()
+    assert group.rows("payload") == before
+    group.check()
+    done = group.command("rewind", "verify", str(made["rewind_id"]), "--output", "json")
+    (found,) = json.loads(done.stdout)
+    assert {name: found[name] for name in ("replayed", "left", "equal", "changed", "gone", "new")} == {
+        "replayed": 6,
+        "left": 0,
+        "equal": 6,
+        "changed": 0,
+        "gone": 0,
+        "new": 0,
+    }
+    assert "6 offsets read again" in group.command("rewind", "verify", str(made["rewind_id"]), wide=False).stdout
+    assert "replaying" not in group.command("offsets", group.name).stdout
+    removed = group.command("maintain", "--keep", "0s")
+    assert (removed.returncode, removed.stdout) == (0, "removed the 6 rows that rewind 1 had taken out\n")
+    gone = group.command("rewind", "verify", str(made["rewind_id"]))
+    assert (gone.returncode, "are not kept any more" in gone.stderr) == (1, True)
+
+
+def test_each_place_to_go_to_has_its_option(group: Scenario) -> None:
+    """Kafka's names; nothing of it is applied, so that each starts from the same positions."""
+    topic = topic_of(group)
+    committed = ConsumerGroupTopicPartitions("old-one", [TopicPartition(topic, 0, 1), TopicPartition(topic, 1, 3)])
+    admin = AdminClient({"bootstrap.servers": group.topics.servers})  # its futures end with it
+    (done,) = admin.alter_consumer_group_offsets([committed]).values()
+    done.result()
+    ((first_batch,),) = group.sql("SELECT min(batch_id) FROM tidemark.batch WHERE partition = 0")
+    (group.folder / "offsets.csv").write_text(f'"{topic}",0,4\n')
+    year = str(datetime.now(UTC).year - 1)
+    wanted: dict[tuple[str, ...], dict[int, int]] = {
+        ("--to-earliest",): {0: 0, 1: 0},
+        ("--to-latest",): {0: 6, 1: 4},
+        ("--to-current",): {0: 6, 1: 4},
+        ("--to-offset", "3"): {0: 3, 1: 3},
+        ("--shift-by", "-2"): {0: 4, 1: 2},
+        ("--to-datetime", f"{year}-03-29 14:00", "--zone", "Europe/Berlin"): {0: 0, 1: 0},
+        ("--by-duration", "PT0S"): {0: 6, 1: 4},
+        ("--from-file", "offsets.csv"): {0: 4},
+        ("--from-group", "kafka:old-one"): {0: 1, 1: 3},
+        ("--to-validated",): {0: 0, 1: 0},
+        ("--to-batch", str(first_batch)): {0: 0},
+    }
+    assert {words: new_offsets(planned(group, *words)) for words in wanted} == wanted
+    assert positions(group) == [6, 4]
+
+
+def test_plan_of_one_group_is_a_file_of_offsets_for_another_plan(group: Scenario) -> None:
+    """Kafka's testExportImportPlan: what was printed for programs may be given back, edited or not."""
+    printed = group.command("rewind", "plan", group.name, "--shift-by", "-1", *REASON, "--output", "json").stdout
+    (group.folder / "plan.json").write_text(printed)
+    assert new_offsets(planned(group, "--from-file", "plan.json")) == {0: 5, 1: 3}
+
+
+def test_plan_fits_a_terminal_and_is_markdown_where_wished(group: Scenario) -> None:
+    made = planned(group, "--to-earliest")
+    narrow = group.command("rewind", "show", str(made["rewind_id"]), wide=False).stdout
+    assert [line.split() for line in narrow.splitlines() if line.split()[:1] in (["0"], ["1"])] == [
+        ["0", "6", "0", "-6", "6", "0"],
+        ["1", "4", "0", "-4", "4", "0"],
+    ]
+    markdown = group.command("rewind", "show", str(made["rewind_id"]), "--output", "markdown").stdout
+    assert f"| {topic_of(group)} | 1 | 4 | 0 | 4 | 0 | 4 | 0 |".replace("_", r"\_") in markdown.splitlines()
+
+
+def test_all_that_is_wrong_with_the_words_is_told_at_once_and_nothing_is_stored(group: Scenario) -> None:
+    """Consumer, scope, target, reason and expiry; exit status 1."""
+    done = group.command(
+        "rewind", "plan", group.name + "x", "--to-datetime", "2026-10-25 02:30", "--zone", "Europe/Berlin",
+        "--topic", "a b!", "--reason", "why", "--expires-in", "soon",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    for words in (
+        f'did you mean "{group.name}"?',
+        "comes twice in Europe/Berlin",
+        '"b!" does not name topics or partitions',
+        "Say why in at least 10 characters",
+        "Write 30m, 4h, or 2d",
+        "5 problems; nothing was planned",
+    ):
+        assert words in done.stderr
+    assert rewinds(group) == []
+
+
+WRONG = [
+    ("rewind", "plan", "x"),
+    ("rewind", "plan", "x", *REASON),
+    ("rewind", "plan", *REASON, "--to-latest"),
+    ("rewind", "plan", "x", *REASON, "--to-latest", "--to-earliest"),
+    ("rewind", "plan", "x", *REASON, "--to-moon"),
+    ("rewind", "undo", "1"),
+    ("rewind", "apply"),
+    ("rewind", "apply", "0"),
+    ("rewind", "show", "one"),
+    ("rewind", "list", "--limit", "0"),
+    ("seek", "x", "flights", "7", *REASON),
+    ("seek", "x", "flights/0", "-1", *REASON),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_wrong_usage_ends_with_status_2(scenario: Scenario, arguments: tuple[str, ...]) -> None:
+    """No place to go to, or two; no reason; a number that is none. Nothing is on stdout."""
+    done = scenario.command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage:" in done.stderr
+
+
+def test_rewind_that_was_applied_is_not_applied_again(group: Scenario) -> None:
+    """A script may repeat it: it says so, and that is no failure."""
+    number = str(planned(group, "--to-offset", "1")["rewind_id"])
+    first = group.command("rewind", "apply", number, "--output", "json")
+    group.run()
+    again = group.command("rewind", "apply", number, "--output", "json")
+    assert (again.returncode, again.stderr) == (0, f"rewind {number} was applied before; nothing was changed now\n")
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert positions(group) == [6, 4]
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    return plain(done.stderr)
+
+
+def test_what_is_refused_ends_with_status_1_and_its_reason(group: Scenario) -> None:
+    """A number that is no rewind's, a target that no log has, partitions that are not there, a plan that is stale."""
+    assert "there is no rewind 77" in refused(group.command("rewind", "apply", "77"))
+    assert "there is no rewind 77" in refused(group.command("rewind", "undo", "77", *REASON))
+    assert "lies behind the end of the log [0, 6)" in refused(group.command("rewind", "plan", group.name, "--to-offset", "7", *REASON))
+    assert f"There are {topic_of(group)}:0-1." in refused(
+        group.command("rewind", "plan", group.name, "--to-latest", "--topic", f"{topic_of(group)}:2", *REASON)
+    )
+    first, second = planned(group, "--to-offset", "1"), planned(group, "--to-offset", "2")
+    assert group.command("rewind", "apply", str(second["rewind_id"])).returncode == 0
+    assert "Plan again" in refused(group.command("rewind", "apply", str(first["rewind_id"])))
+    assert positions(group) == [2, 2]
+
+
+def test_expired_plan_is_refused(group: Scenario) -> None:
+    number = planned(group, "--to-earliest", "--expires-in", "30m")["rewind_id"]
+    group.sql("UPDATE tidemark.rewind SET expires_at = expires_at - interval '31 minutes'")
+    assert "expired" in refused(group.command("rewind", "apply", str(number)))
+    assert positions(group) == [6, 4]
+
+
+def test_seek_moves_one_partition_in_one_step(group: Scenario) -> None:
+    """A plan and its application, with the archive and the history of any rewind."""
+    topic = topic_of(group)
+    done = group.command("seek", group.name, f"{topic}/0", "2", *REASON)
+    assert (done.returncode, done.stderr) == (0, "applied rewind 1\n"), done.stderr
+    assert (positions(group), rewinds(group)) == ([2, 4], [(1, "APPLIED")])
+    assert group.rows("payload") == [b"a0", b"a1", b"b0", b"b1", b"b2", b"b3"]
+    assert "7 lies behind the end" in refused(group.command("seek", group.name, f"{topic}/0", "7", *REASON)).replace("target ", "")
+    assert f"There are {topic}:0-1." in refused(group.command("seek", group.name, f"{topic}/2", "0", *REASON))
+    assert rewinds(group) == [(1, "APPLIED")]
+
+
+def test_what_retention_took_is_given_up_only_if_that_is_said(group: Scenario) -> None:
+    """Then it goes on at the start of the log, and what is missing is told."""
+    group.topics.trim(topic_of(group), {0: 2})
+    assert "With --allow-loss" in refused(group.command("seek", group.name, f"{topic_of(group)}/0", "0", *REASON))
+    done = group.command("seek", group.name, f"{topic_of(group)}/0", "0", "--allow-loss", *REASON, "--output", "json")
+    assert json.loads(done.stdout)["groups"][0]["partitions"][0]["lost"] == [0, 2]
+    assert positions(group) == [2, 4]
+
+
+def test_several_consumers_move_together_or_not_at_all(group: Scenario) -> None:
+    """One of them has never run: the other is not planned either."""
+    other = group.folder / "consumers" / "other.yaml"
+    other.write_text(group.spec_file.read_text() + "group: other\n")
+    done = group.command("rewind", "plan", group.name, "other", "--to-earliest", *REASON)
+    assert "no group 'other' has ever run here" in refused(done)
+    assert rewinds(group) == []

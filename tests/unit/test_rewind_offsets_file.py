@@ -1,0 +1,163 @@
+"""Files of offsets: what Kafka's tool exports, what we print, and what is wrong with others."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.errors import BadInput
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.offsets_file import MAX_OFFSET, OffsetsFileInvalid, of_groups, parse_offsets, read_offsets
+
+P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
+
+
+def test_export_of_one_group_has_topic_partition_offset():
+    """Kafka's testExportImportPlanSingleGroupArg. Its CSV writer quotes names of more than 24 characters."""
+    long = TopicPartition("a-topic-with-more-than-24-letters", 3)
+    assert parse_offsets(f'flights,0,1200\nflights,1,0\n"{long.topic}",3,{MAX_OFFSET}\n') == {None: {P0: 1200, P1: 0, long: MAX_OFFSET}}
+
+
+def test_export_of_several_groups_has_the_group_first():
+    """Kafka's testExportImportPlan."""
+    assert parse_offsets('"g1","flights",0,5\n"g2","flights",0,6\n') == {"g1": {P0: 5}, "g2": {P0: 6}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["flights,0,5\r\n", "\ufeffflights,0,5", "topic,partition,offset\nflights,0,5\n", '\n\n "flights", 0 , 5 \n\n', '"flights","0","5"\n'],
+)
+def test_what_editors_and_spreadsheets_do_to_a_file_is_no_matter(text):
+    """Line ends of Windows, a byte order mark, a heading, blank lines, blanks, quotes everywhere."""
+    assert parse_offsets(text) == {None: {P0: 5}}
+
+
+def test_json_of_our_own_is_a_list_or_a_plan():
+    """``tidemark rewind plan --output json`` may be edited and given back: its new offsets count."""
+    entries = [{"topic": "flights", "partition": 0, "offset": 5}, {"topic": "flights", "partition": 1, "offset": 6}]
+    assert parse_offsets(json.dumps(entries)) == {None: {P0: 5, P1: 6}}
+    assert parse_offsets(json.dumps([{**entry, "group": "g"} for entry in entries])) == {"g": {P0: 5, P1: 6}}
+    plan = {"rewind_id": 3, "groups": [{"group": "g", "partitions": [{"topic": "flights", "partition": 0, "old": 9, "new": 5}]}]}
+    assert parse_offsets(json.dumps(plan, indent=2)) == {"g": {P0: 5}}
+
+
+def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path):
+    file = tmp_path / "plan.csv"
+    file.write_text('flights,0,5\nflights,x,-1\nflights,0,6\nfl ights,1,1\ng,flights,2,2\n{"topic": 1}\n')
+    with pytest.raises(OffsetsFileInvalid) as told:
+        read_offsets(file)
+    assert str(told.value) == EXPECTED.format(file=file)
+
+
+EXPECTED = """\
+{file}:2:9: the partition is "x"
+    2 | flights,x,-1
+      |         ^ write a whole number from 0 to 2147483647
+{file}:2:11: the offset is "-1"
+    2 | flights,x,-1
+      |           ^^ write a whole number from 0 to 9223372036854775807
+{file}:3:1: flights/0 stands twice: line 1 has it, too
+    3 | flights,0,6
+      | ^^^^^^^^^^^ remove one of them
+{file}:4:1: the topic is "fl ights"
+    4 | fl ights,1,1
+      | ^^^^^^^^ write letters, digits, ".", "_" and "-", as Kafka has it
+{file}:5:1: some entries name a group and others do not
+    5 | g,flights,2,2
+      | ^^^^^^^^^^^^^ name it everywhere, or nowhere
+{file}:6:1: has 1 value
+    6 | {{"topic": 1}}
+      | ^^^^^^^^^^^^ write topic,partition,offset, or group,topic,partition,offset
+6 problems; no offset of the file was taken"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "1:1: there is no offset in it"),
+        ("[]", "there is no offset in it"),
+        ("topic,partition,offset\n", "there is no offset in it"),
+        (f"flights,0,{MAX_OFFSET + 1}\n", "the offset is"),
+        ("flights,٣,1\n", 'the partition is "٣"'),
+        (",0,1\n", 'the topic is ""'),
+        ('flights,0,1\n"flights,1,1\n', "is not CSV"),
+        (
+            '[\n{"topic": "flights", "partition": 0, "offset": 1},\n{"topic": "flights", "partition": 0, "offset": 2}]',
+            "3:1: flights/0 stands twice",
+        ),
+        ('[\n\n{"topic": "flights", "partition": true, "offset": 1.5}]', "3:"),
+        ('[{"topic": "flights", "partition": 0}]', "the offset is missing"),
+        ('[{"topic": "a",\n "topic": "b"}]', 'the key "topic" stands twice'),
+        ('[\n{"topic": "a",,}]', "2:1: is not JSON"),
+        ('[{"topic": NaN}]', "NaN is not a number of JSON"),
+        ("[3]", "3 is no partition"),
+        ('{"offsets": []}', 'an object without "groups"'),
+        ('{"groups": [{"group": "g"}, 7]}', 'a group has no "partitions"'),
+        ('{"groups": [{"partitions": []}]}', "the group is missing"),
+        ("[" * 100_000, "is not JSON"),
+        ('[{"topic": "flights", "partition": 0, "offset": ' + "9" * 5000 + "}]", "is not JSON"),
+    ],
+)
+def test_what_is_no_file_of_offsets_is_refused_with_its_line(text, told):
+    with pytest.raises(OffsetsFileInvalid) as error:
+        parse_offsets(text)
+    assert told in str(error.value)
+
+
+def test_of_very_many_problems_the_first_are_shown():
+    with pytest.raises(OffsetsFileInvalid) as told:
+        parse_offsets("x\n" * 50)
+    assert str(told.value).count("has 1 value") == 20
+    assert "50 problems, of which 20 are shown" in str(told.value)
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "latin.csv").write_bytes(b"fl\xfcge,0,1\n")
+    (tmp_path / "huge.csv").write_text(" " * 20_000_001)
+    for name, told in (("none.csv", "No such file"), (".", "Is a directory"), ("latin.csv", "not UTF-8"), ("huge.csv", "more than")):
+        with pytest.raises(BadInput, match=told):
+            read_offsets(tmp_path / name)
+
+
+def test_groups_get_what_the_file_says_of_them():
+    """A file without groups is for any; one with groups must name each, and be of one mind where two share a partition."""
+    assert of_groups({None: {P0: 5}}, ["g1", "g2"]) == {P0: 5}
+    assert of_groups({"g1": {P0: 5}, "g2": {P1: 6}}, ["g1"]) == {P0: 5}
+    assert of_groups({"g1": {P0: 5}, "g2": {P0: 5, P1: 6}}, ["g1", "g2"]) == {P0: 5, P1: 6}
+    with pytest.raises(BadInput, match=r"says nothing of departurs\. Did you mean departures\?"):
+        of_groups({"departures": {P0: 5}}, ["departurs"])
+    with pytest.raises(BadInput, match=r"two offsets of flights/0 .* Plan one group at a time"):
+        of_groups({"g1": {P0: 5}, "g2": {P0: 6}}, ["g1", "g2"])
+
+
+GROUPS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
+TOPICS = st.from_regex(r"\A[A-Za-z0-9._-]{1,30}\Z")
+ROWS = st.dictionaries(st.tuples(GROUPS, TOPICS, st.integers(0, 2**31 - 1)), st.integers(0, MAX_OFFSET), min_size=1, max_size=8)
+
+
+@given(ROWS, st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC, csv.QUOTE_ALL]))
+def test_any_offsets_survive_csv_and_json(rows, quoting):
+    """Whatever the groups are called, and however the writer quotes."""
+    text = io.StringIO()
+    csv.writer(text, quoting=quoting).writerows([*key, offset] for key, offset in rows.items())
+    wanted: dict[str, dict[TopicPartition, int]] = {}
+    for (group, topic, partition), offset in rows.items():
+        wanted.setdefault(group, {})[TopicPartition(topic, partition)] = offset
+    entries = [{"group": group, "topic": topic, "partition": number, "offset": offset} for (group, topic, number), offset in rows.items()]
+    assert parse_offsets(json.dumps(entries)) == wanted
+    if not text.getvalue().lstrip().startswith(("[", "{")):
+        assert parse_offsets(text.getvalue()) == wanted
+
+
+@given(st.text(st.sampled_from("flights,0123\"[]{}:\n\r 'x\0"), max_size=60) | st.text(max_size=30))
+def test_any_text_is_read_or_refused_and_never_anything_else(text):
+    try:
+        offsets = parse_offsets(text)
+    except OffsetsFileInvalid:
+        return
+    assert all(offset >= 0 for of_group in offsets.values() for offset in of_group.values())

@@ -1,0 +1,257 @@
+"""A rewind's scenarios: Kafka's words, JSON, a sentence."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.errors import BadInput, Refused
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.model import (
+    ByDuration,
+    FromFile,
+    FromGroup,
+    Scenario,
+    ShiftBy,
+    ToBatch,
+    ToCurrent,
+    ToDatetime,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToValidated,
+    Undo,
+)
+from tidemark.rewind.offsets_file import MAX_OFFSET
+from tidemark.rewind.scenario import (
+    EXPIRES_IN,
+    WORDS,
+    Problems,
+    SeveralProblems,
+    check_reason,
+    from_json,
+    name_of,
+    parse,
+    parse_expiry,
+    said,
+    to_json,
+)
+from tidemark.spec import SpecInvalid, load_consumer
+from tidemark.spec.model import Approval, RewindSettings
+
+RUN = "scheduled__2026-03-29T12:00:00+00:00"
+SAID = [
+    (("to-earliest", None), ToEarliest(), "Go on at the first record that Kafka still has."),
+    (("to-latest", ""), ToLatest(), "Go on behind the last stable record."),
+    (("to-current", None), ToCurrent(), "Stay where the group is; whoever reads now is fenced and claims again."),
+    (("to-offset", "1200"), ToOffset(1200), "Go on at offset 1,200 of each partition."),
+    (("shift-by", "+50"), ShiftBy(50), "Go on 50 offsets further on."),
+    (("shift-by", "-1"), ShiftBy(-1), "Go on 1 offset further back."),
+    (
+        ("to-datetime", "2026-03-29T12:00:00Z"),
+        ToDatetime(datetime(2026, 3, 29, 12, tzinfo=UTC)),
+        "Go on at the first record of 2026-03-29T12:00:00Z or later.",
+    ),
+    (("by-duration", "PT2H"), ByDuration(timedelta(hours=2)), "Go on at the first record of the last PT2H before the plan was made."),
+    (("from-group", "departures"), FromGroup("departures"), "Go on where the group departures is."),
+    (("from-group", "kafka:old one:2"), FromGroup("old one:2", kafka=True), "Go on where the group old one:2 has committed to Kafka."),
+    (("to-validated", None), ToValidated(), "Go on behind the last record that validation has passed without a gap."),
+    (("to-batch", "1234"), ToBatch(1234), "Go on just before batch 1234."),
+    (
+        ("to-batch", f"consume__departures/{RUN}"),
+        ToBatch(dag_id="consume__departures", run_id=RUN),
+        f"Go on just before all that run {RUN} of consume__departures has committed.",
+    ),
+    (("undo", "17"), Undo(17), "Undo rewind 17: offsets and rows as they were before it."),
+]
+
+
+@pytest.mark.parametrize(("words", "scenario", "sentence"), SAID, ids=[" ".join(filter(None, words)) for words, _, _ in SAID])
+def test_words_mean_a_scenario_that_is_told_in_a_sentence(words, scenario, sentence):
+    """The names are those of Kafka's tool, in any case, and ours where it has none; the undo of rewind 17 may be written #17."""
+    assert parse(*words) == parse(words[0].upper(), words[1]) == scenario
+    assert (said(scenario), name_of(scenario)) == (sentence, words[0])
+
+
+def test_file_is_read_for_the_groups_that_move(tmp_path):
+    """From a path, or from contents that were pasted into a form; then no path is needed."""
+    (tmp_path / "plan.csv").write_text('"g1","flights",0,5\n"g2","flights",1,6\n')
+    wanted = FromFile({TopicPartition("flights", 0): 5})
+    assert parse("from-file", str(tmp_path / "plan.csv"), groups=["g1"]) == wanted
+    assert parse("from-file", contents="flights,0,5\n", groups=["g1"]) == wanted
+    assert said(wanted) == "Go on where a file says, for 1 partition."
+    with pytest.raises(Refused, match="says nothing of g3"):
+        parse("from-file", str(tmp_path / "plan.csv"), groups=["g3"])
+
+
+def test_every_scenario_has_a_word_and_every_word_a_scenario():
+    """A scenario that is added to the model needs its name, its sentence and its JSON."""
+    assert {type(scenario) for _, scenario, _ in SAID} | {FromFile} == set(get_args(Scenario))
+    assert {words[0] for words, _, _ in SAID} | {"from-file"} == set(WORDS)
+
+
+@pytest.mark.parametrize("name", [name for name, word in WORDS.items() if word.value and name != "from-file"])
+def test_example_of_each_word_is_a_good_value(name):
+    """What an error or a form shows as an example can be copied."""
+    assert name_of(parse(name, WORDS[name].example, zone="Europe/Berlin" if name == "to-datetime" else None)) == name
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("to-earlist", None), 'there is none called "to-earlist". Write to-earliest.'),
+        (("whenever", None), "Write one of to-earliest, to-latest, to-current,"),
+        (("to-earliest", "5"), 'it takes no value, and "5" was given'),
+        (("to-offset", None), "it needs an offset. Write 1200."),
+        (("to-offset", "-1"), "Write a whole number from 0 on: 1200."),
+        (("to-offset", str(MAX_OFFSET + 1)), "is not an offset"),
+        (("to-offset", "1_000"), "is not an offset"),
+        (("to-offset", "٣"), "is not an offset"),
+        (("shift-by", "1.5"), "Write a whole number, + or - before it: -500."),
+        (("to-datetime", "2026-03-29 14:00"), "has no zone"),
+        (("by-duration", "P1M"), "counts months or years"),
+        (("from-file", "/no/such/file.csv"), "cannot be read: No such file"),
+        (("from-group", "kafka:"), "names no group"),
+        (("to-batch", "a"), "is neither a batch nor DAG/RUN"),
+        (("to-batch", "dag/"), "is neither a batch nor DAG/RUN"),
+        (("to-batch", "0"), "Write a whole number from 1 on"),
+        (("undo", "last"), "is not a rewind"),
+    ],
+)
+def test_what_is_no_scenario_is_refused_with_what_to_write(words, told):
+    with pytest.raises(BadInput) as error:
+        parse(*words)
+    assert told in str(error.value)
+
+
+def test_all_problems_come_at_once():
+    with pytest.raises(SeveralProblems) as told:
+        parse("to-offset", "x", zone="Europe/Berlin", contents="flights,0,1")
+    assert str(told.value).splitlines() == [
+        "zone: to-offset has no use for one. Leave it out; only to-datetime has a local time.",
+        "offsets: to-offset has no use for a file's contents. Leave them out; only from-file has them.",
+        'to-offset: "x" is not an offset. Write a whole number from 0 on: 1200.',
+        "3 problems; nothing was planned",
+    ]
+
+
+def test_problems_of_problems_are_one_list():
+    """Who collects gets each problem once; a single one is raised as itself."""
+    problems = Problems()
+    problems.attempt(lambda: parse("to-latest", "5", zone="UTC"))
+    assert problems.attempt(lambda: parse("to-latest")) == ToLatest()
+    problems.attempt(lambda: check_reason("short"))
+    with pytest.raises(SeveralProblems) as told:
+        problems.end()
+    assert len(told.value.problems) == 3
+    Problems().end()
+
+
+@pytest.mark.parametrize("reason", [None, "", "too short", "  a   b   c  "])
+def test_reason_of_less_than_ten_characters_is_refused(reason):
+    """Blanks do not count twice."""
+    with pytest.raises(BadInput, match="Say why in at least 10 characters"):
+        check_reason(reason)
+
+
+def test_reason_is_one_line():
+    assert check_reason("  a bug in\n the   transform ") == "a bug in the transform"
+
+
+def test_expiry_is_a_length_of_time():
+    """As in a consumer's file, or ISO 8601."""
+    assert parse_expiry("30m") == parse_expiry("PT30M") == timedelta(minutes=30)
+    assert parse_expiry(None) == parse_expiry(" ") == EXPIRES_IN
+    for text in ("soon", "0s", "P1M", "99999d"):
+        with pytest.raises(BadInput, match="Write 30m, 4h, or 2d"):
+            parse_expiry(text)
+
+
+PARTITIONS = st.builds(TopicPartition, st.text("ab._-", min_size=1, max_size=5), st.integers(0, 2**31 - 1))
+SCENARIOS = st.one_of(
+    st.sampled_from([ToEarliest(), ToLatest(), ToCurrent(), ToValidated()]),
+    st.builds(ToOffset, st.integers(0, MAX_OFFSET)),
+    st.builds(ShiftBy, st.integers(-MAX_OFFSET, MAX_OFFSET)),
+    st.builds(ToDatetime, st.datetimes(timezones=st.just(UTC))),
+    st.builds(ByDuration, st.timedeltas(min_value=timedelta(), max_value=timedelta(days=100_000))),
+    st.builds(FromFile, st.dictionaries(PARTITIONS, st.integers(0, MAX_OFFSET))),
+    st.builds(FromGroup, st.text(min_size=1), st.booleans()),
+    st.builds(ToBatch, st.integers(1, MAX_OFFSET)),
+    st.builds(ToBatch, st.none(), st.text(min_size=1), st.text(min_size=1)),
+    st.builds(Undo, st.integers(1, MAX_OFFSET)),
+)
+
+
+@given(SCENARIOS)
+def test_any_scenario_survives_json(scenario):
+    """What is stored is what was planned, to the microsecond; and everything can be told in one line."""
+    assert from_json(json.loads(json.dumps(to_json(scenario)))) == scenario
+    assert said(scenario).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"scenario": "to-the-moon"},
+        {"scenario": "to-offset"},
+        {"scenario": "to-offset", "offset": 1, "more": 2},
+        {"scenario": "to-datetime", "moment": "noon"},
+        {"scenario": "by-duration", "duration": "long"},
+        {"scenario": "from-file", "offsets": [[1]]},
+        {"scenario": ["to-offset"]},
+    ],
+)
+def test_stored_scenario_of_another_kind_is_refused(stored):
+    """A newer Tidemark may know more of them; nothing is guessed."""
+    with pytest.raises(BadInput, match="Use the Tidemark that stored it"):
+        from_json(stored)
+
+
+@given(st.sampled_from([*WORDS, "other"]), st.none() | st.text(max_size=20), st.none() | st.text(max_size=8))
+def test_any_words_are_read_or_refused_and_never_anything_else(name, value, zone):
+    if name == "from-file":
+        value, contents = None, value
+    else:
+        contents = None
+    try:
+        scenario = parse(name, value, zone=zone, contents=contents)
+    except Refused:
+        return
+    assert name_of(scenario) == name
+
+
+def consumer_with(folder: Path, rewind: str) -> RewindSettings:
+    (folder / "flights.yaml").write_text(f"topics: [flights]\ntransform: flights:transform\nsink: {{table: lake.flights}}\n{rewind}\n")
+    return load_consumer(folder / "flights.yaml").rewind
+
+
+def test_file_says_whether_a_rewind_needs_an_approval(tmp_path):
+    """Without a word it does, and anybody may give it."""
+    assert consumer_with(tmp_path, "") == RewindSettings(approval=Approval.REQUIRED, own=True)
+    assert consumer_with(tmp_path, "rewind: {approval: none}") == RewindSettings(approval=Approval.NONE, own=True)
+    assert consumer_with(tmp_path, "rewind: {own: false}") == RewindSettings(approval=Approval.REQUIRED, own=False)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("rewind: {approval: never}", 'rewind.approval is not an approval: "never"'),
+        ("rewind: {approval: [none]}", "rewind.approval is not an approval: a list"),
+        ("rewind: {own: 0}", "rewind.own is not true or false: 0"),
+        ("rewind: {owm: true}", 'unknown key "owm" in rewind; did you mean "own"?'),
+        ("rewind: none", 'rewind is not a mapping: "none"'),
+        ("rewind:", "rewind is not a mapping: nothing"),
+        ("rewind: {approval: none, own: false}", "rewind.own: false has no use where no approval is asked for"),
+    ],
+)
+def test_what_a_file_cannot_say_of_approvals_is_refused(tmp_path, section, told):
+    with pytest.raises(SpecInvalid) as error:
+        consumer_with(tmp_path, section)
+    assert told in str(error.value)

@@ -1,0 +1,182 @@
+"""A plan as a table, as JSON, as Markdown."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State, ToDatetime
+from tidemark.rewind.offsets_file import parse_offsets
+from tidemark.rewind.show import MARKDOWN_ROWS, NOTED, about, as_json, escaped, markdown, table
+
+NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
+EVIL = 'a | b\n# <b onclick="x">[red]c[/red]</b> ![p](http://x) `y` **z** \x1b[31m &lt; \\'
+
+
+def part(number: int, old: int, new: int, rows: int = 0, failed: int = 0, *, topic: str = "flights", lost: tuple[int, int] | None = None):
+    return PartitionPlan(TopicPartition(topic, number), 1, old, new, rows, failed, lost)
+
+
+GROUP = GroupPlan(
+    "departures",
+    "departures-group",
+    1,
+    "analytics.departures",
+    (part(0, 2_500, 1_000, 1_500, 2), part(1, 900, 1_000), part(2, 40, 40), part(0, 700, 650, 45, 0, topic="weather", lost=(600, 650))),
+    1234,
+    10.0,
+    "Stable",
+    2,
+    ("analytics.departures",),
+)
+PLAN = Plan(7, State.PLANNED, ToDatetime(NOON), "a bug of Tuesday", "ann", NOON, NOON + timedelta(hours=4), False, "digest", (GROUP,))
+
+
+def printed(plan: Plan, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table(plan))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_table_says_what_where_from_and_where_to():
+    """A table for each topic; sums, losses, lag, what was announced."""
+    assert [line.rstrip() for line in printed(PLAN).splitlines()] == TABLE.splitlines()
+
+
+TABLE = """\
+Rewind 7 (PLANNED): Go on at the first record of 2026-03-29T12:00:00Z or later.
+Reason: a bug of Tuesday
+Planned by ann at 2026-03-29T12:00:00Z; can be applied until
+2026-03-29T16:00:00Z.
+
+departures (group departures-group, Stable, 2 attempts in flight), table
+analytics.departures
+topic flights
+part    now    new   moves   rows  failed
+─────────────────────────────────────────
+   0  2,500  1,000  -1,500  1,500       2
+   1    900  1,000    +100      0       0
+   2     40     40      +0      0       0
+topic weather
+part  now  new  moves  rows  failed
+───────────────────────────────────
+   0  700  650    -50    45       0
+weather/0: offsets 600 to 649 are gone from the log; they will be stored as lost
+lag afterwards: 1,234 offsets; about 2 min at 10 records/s
+has announced rows that are taken out: analytics.departures
+
+At least 1,550 offsets read again, 100 skipped; 1,545 rows and 2 failed records
+taken out and kept for an undo."""
+
+
+@pytest.mark.parametrize("great", [10**9, 10**12 - 1, 10**12, 10**15 - 1, 10**15, 2**63 - 1])
+def test_table_fits_a_terminal_whatever_the_offsets_and_names(great):
+    """80 columns, no number cut, and a topic of Kafka's greatest length is folded and whole."""
+    topic = "t" * 249
+    partitions = (part(99_999, great, 0, 10**8, 10**4, topic=topic), part(100_000, 0, great, topic=topic))
+    text = printed(replace(PLAN, groups=(replace(GROUP, partitions=partitions),)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert {f"{great:,}", str(great)} & set(text.split())
+    assert topic in text.replace("\n", "").replace(" ", "")
+
+
+def test_plan_that_was_applied_no_longer_guesses():
+    """No "at least", no lag, nothing of an expiry."""
+    done = replace(PLAN, state=State.APPLIED, decided_by="bob", decided_at=NOON, applied_by="cron", applied_at=NOON + timedelta(hours=1))
+    text = printed(done)
+    assert "Rewind 7 (APPLIED)" in text
+    assert "Approved by bob at 2026-03-29T12:00:00Z.\nApplied by cron at 2026-03-29T13:00:00Z." in re.sub(" +\n", "\n", text)
+    assert "Rejected by bob" in printed(replace(PLAN, state=State.REJECTED, decided_by="bob", decided_at=NOON))
+    assert not re.search(r"At least|lag afterwards|applied until", text)
+
+
+def test_what_is_not_known_is_said():
+    group = replace(GROUP, records_per_s=None, in_flight=0, told=(), partitions=())
+    text = " ".join(printed(replace(PLAN, groups=(group,), allow_loss=True)).split())
+    for words in ("how long that takes is not known", "nobody is reading", "no partition moves", "given up and stored as lost"):
+        assert words in text
+    assert "nothing is left to read afterwards" in printed(replace(PLAN, groups=(replace(group, lag=0),)))
+
+
+def test_json_has_everything_and_is_a_file_of_offsets():
+    """It may be kept, edited, and given to from-file."""
+    told = json.loads(json.dumps(as_json(PLAN)))
+    assert (told["rewind_id"], told["state"], told["scenario"]) == (
+        7,
+        "PLANNED",
+        {"scenario": "to-datetime", "moment": "2026-03-29T12:00:00Z"},
+    )
+    assert (told["replay"], told["skip"], told["sink_rows"], told["failed_records"]) == (1550, 100, 1545, 2)
+    group = told["groups"][0]
+    assert (group["lag_records"], group["catch_up_s"], group["told"]) == (1234, 123.4, ["analytics.departures"])
+    assert group["partitions"][3] == {
+        "topic": "weather",
+        "partition": 0,
+        "old": 700,
+        "new": 650,
+        "replay": 50,
+        "skip": 0,
+        "sink_rows": 45,
+        "failed_records": 0,
+        "superseded_from": None,
+        "lost": [600, 650],
+    }
+    assert parse_offsets(json.dumps(told)) == {"departures-group": {one.partition: one.new for one in GROUP.partitions}}
+
+
+def test_markdown_is_a_table_an_approver_can_read():
+    text = markdown(PLAN)
+    assert "| flights | 0 | 2,500 | 1,000 | 1,500 | 0 | 1,500 | 2 |" in text.splitlines()
+    assert "Reason: a bug of Tuesday  " in text.splitlines()
+    assert "- lag afterwards: 1,234 offsets; about 2 min at 10 records/s" in text.splitlines()
+    assert "At least 1,550 offsets read again" in text
+
+
+def test_markdown_of_a_very_large_plan_is_cut_and_summed():
+    partitions = tuple(part(number, 10, 0, 3, 1, lost=(0, 2)) for number in range(MARKDOWN_ROWS + 5))
+    text = markdown(replace(PLAN, groups=(replace(GROUP, partitions=partitions),)))
+    assert text.count("offsets 0 to 1 are gone from the log") == NOTED
+    assert f"of {MARKDOWN_ROWS + 5 - NOTED} more partitions offsets are gone" in text
+    assert "| 5 more |  |  |  | 50 | 0 | 15 | 5 |" in text
+    assert text.count("| flights |") == MARKDOWN_ROWS
+
+
+def test_what_users_write_has_no_effect_in_any_form():
+    """Neither Markdown nor HTML, neither rich's marks nor control characters of a terminal; the words are all there."""
+    plan = replace(PLAN, reason=EVIL, planned_by="[link=http://x]eve[/link]")
+    shown = printed(plan, 200)
+    assert "[red]c[/red]" in shown
+    assert "\x1b" not in shown
+    text = markdown(plan)
+    line = next(line for line in text.splitlines() if line.startswith("Reason"))
+    assert not re.search(r"(?<!\\)[<>\[\]`*|#&]", line)
+    assert len([line for line in text.splitlines() if line.startswith("#")]) == 0
+    assert as_json(plan)["reason"] == EVIL
+
+
+@given(st.text())
+def test_escaped_text_has_no_mark_left_and_reads_the_same(text):
+    """Each mark has its backslash, and without the backslashes it is the text again, on one line."""
+    done = escaped(text)
+    assert not re.search(r"(?<!\\)(?:\\\\)*[`*_{}\[\]<>#|~&]", done)
+    plain = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    assert re.sub(r"\\(.)", r"\1", done) == plain
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.2, "1 s"), (20, "20 s"), (45, "a minute"), (61, "1 min"), (7100, "118 min"), (9000, "2.5 h"), (260_000, "3.0 days")],
+)
+def test_length_of_time_is_told_as_a_person_says_it(seconds, told):
+    assert about(seconds) == told
