@@ -161,6 +161,24 @@ def test_new_partitions_and_topics_are_read_by_the_run_that_is_there(scenario: S
     assert running.alive
 
 
+def test_topic_that_is_deleted_does_not_keep_the_others_from_being_read(scenario: Scenario, topics: Topics, begin) -> None:
+    """A pattern matched it. One that is made anew under its name is another topic, which the file must allow."""
+    first = topics.create()
+    second = topics.create(name=f"{first}-more")
+    scenario.write(topics=None, topic_pattern=f"{first}.*", run="continuous", run_for=HOUR, offset_reset="earliest").make_sink()
+    running = begin()
+    for topic, value in ((first, "a"), (second, "b")):
+        topics.produce(topic, [value])
+    until(lambda: loaded(scenario) == ["a", "b"], "both are read")
+    topics.delete(second)
+    topics.produce(first, ["c"])
+    until(lambda: loaded(scenario) == ["a", "b", "c"], "the one that is there is read")
+    topics.create(name=second)
+    topics.produce(second, ["d"])
+    until(lambda: loaded(scenario) == ["a", "b", "c", "d"], "the new one is read")
+    assert running.alive
+
+
 def test_run_goes_on_from_where_a_rewind_has_put_it(scenario: Scenario, topics: Topics, begin) -> None:
     """Its partition is moved under it: epoch and position change, owner and generation do not."""
     topic = topics.create()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 GRACE_MS = 10_000
 """How long a commit that is in flight on a partition is waited for, before its database session is ended."""
 
+
+STORE_EVERY_S = 5.0
+"""How often the row of an attempt that reads on and on is told how far it will read."""
 
 LogNow = Callable[[TopicPartition], Log]
 """Looks at a partition once more."""
@@ -67,6 +71,7 @@ class Holding(RebalanceListener):
         self._claims: dict[TopicPartition, Claim] = {}
         self._unborn: set[TopicPartition] = set()
         self._planned: dict[TopicPartition, dict[str, object]] = {}
+        self._stored_at = time.monotonic()
 
     @property
     def found(self) -> Found:
@@ -83,17 +88,19 @@ class Holding(RebalanceListener):
         return sum(max(0, self._found.ends[claim.partition] - claim.position) for claim in self.claims)
 
     def see(self, found: Found) -> None:
-        """Reads on up to other ends. Claims what was assigned before it was found. Raises `TopicRecreated`."""
+        """Reads on up to other ends. Claims what was assigned before it was found, drops what is gone. Raises `TopicRecreated`."""
         known = {topic.name: topic.kafka_uuid for topic in self._found.topics}
         for topic in found.topics:
             if known.get(topic.name, topic.kafka_uuid) != topic.kafka_uuid:
                 raise self.recreated(topic.name)
-        moved = found.ends != self._found.ends
         self._found = found
+        for partition in self._claims.keys() - found.logs.keys():
+            del self._claims[partition]
+            log.warning("topic was deleted group=%s partition=%s", self._me().group, partition)
         if born := sorted(partition for partition in self._unborn if partition in found.logs):
             self.on_partitions_assigned(born)
-        elif moved:
-            self._plan(self._me())
+        elif self._note_plan() or time.monotonic() - self._stored_at >= STORE_EVERY_S:
+            self._store_plan(self._me())
 
     def recreated(self, topic: str) -> TopicRecreated:
         """The error for a topic that was deleted and created again."""
@@ -132,12 +139,14 @@ class Holding(RebalanceListener):
         self._unborn = (self._unborn | set(partitions)) - set(known)  # they are read as soon as a look has found them
         for claim in claim_all(self._connection, me, self._found, known, self._log_now):
             self._claims[claim.partition] = claim
-        self._plan(me)
+        self._note_plan()
+        self._store_plan(me)
         log.info("partitions claimed group=%s attempt=%s generation=%s partitions=%s", me.group, me.attempt_id, me.generation, len(known))
 
     def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Gives partitions back. What is already somebody else's is left alone."""
         me = self._me()
+        self._store_plan(me)
         self._unborn -= set(partitions)
         held = [self._claims.pop(partition) for partition in partitions if partition in self._claims]
         with transaction(self._connection) as cur:
@@ -161,7 +170,9 @@ class Holding(RebalanceListener):
         start, end = self._cluster.log_starts([partition])[partition], self._cluster.stable_ends([partition])[partition]
         return Log(partition, start, max(start, end))
 
-    def _plan(self, me: Claimant) -> None:
+    def _note_plan(self) -> bool:
+        """Keeps what will be read of each partition; says whether one came to it."""
+        known = len(self._planned)
         for claim in self.claims:
             end = self._found.ends[claim.partition]
             if end > claim.position:
@@ -175,6 +186,10 @@ class Holding(RebalanceListener):
                     },
                 )
                 planned["end"] = end
+        return len(self._planned) > known
+
+    def _store_plan(self, me: Claimant) -> None:
+        self._stored_at = time.monotonic()
         with transaction(self._connection) as cur:
             store.plan_attempt(cur, me.attempt_id, list(self._planned.values()))
 

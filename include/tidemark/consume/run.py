@@ -151,7 +151,7 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
             else TakenByHand(connection, attempt, cluster, found)
         )
         with contextlib.closing(taken) as seat:  # ②, ③, ⑥
-            _read(connection, attempt, seat, interrupt, start, window, lambda: _require_same(cluster, seat.held))
+            _read(connection, attempt, seat, interrupt, start, window, lambda slices: _require_same(cluster, seat.held, slices))
     except Fenced as error:
         if spec.run is not Run.CONTINUOUS:
             raise
@@ -168,7 +168,7 @@ def _read(
     interrupt: Interrupt,
     start: Start,
     window: Window,
-    require_same: Callable[[], None],
+    require_same: Callable[[Sequence[Slice]], None],
 ) -> None:
     spec, attempt_id = attempt.spec, attempt.attempt_id
     limit = spec.batch.max_failed_records
@@ -190,7 +190,7 @@ def _read(
             if target is None:
                 target = Target(attempt.connections.database_url, attempt.group_id, attempt_id, interrupt.engine.layout(connection))
                 target = target if limit is None else replace(target, max_rejected=limit)
-            require_same()  # ⑤
+            require_same(slices)  # ⑤
             receipts = _batch(interrupt.engine, target, attempt.connections, slices)
         except TidemarkError as error:
             tries += 1
@@ -212,10 +212,10 @@ def _read(
         log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, attempt_id, len(seat.held.claims))
 
 
-def _require_same(cluster: Cluster, held: Holding) -> None:
-    """Raises `TopicRecreated` or `TopicsMissing` if a topic is not the one any more that the run began with: offsets would mean others."""
+def _require_same(cluster: Cluster, held: Holding, slices: Sequence[Slice]) -> None:
+    """Raises `TopicRecreated` or `TopicsMissing` if a topic is not the one any more that was looked at: offsets would mean others."""
     begun = {topic.name: topic.kafka_uuid for topic in held.found.topics}
-    for topic in cluster.topics(begun):
+    for topic in cluster.topics(sorted({part.partition.topic for part in slices})):
         if begun[topic.name] != topic.kafka_uuid:
             raise held.recreated(topic.name)
 

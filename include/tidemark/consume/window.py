@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol
 
 from tidemark.consume.claims import Found
+from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.ranges import Epoch, Slice
 from tidemark.offsets.reset import Log
@@ -57,13 +59,15 @@ class Continuous:
         self._looked_at = now
 
     def move(self, seat: TakenByHand | GroupSeat) -> None:
-        now = time.monotonic()
-        if now - self._looked_at >= LOOK_EVERY_S:
+        found, now = seat.held.found, time.monotonic()
+        ends = None
+        if now - self._looked_at < LOOK_EVERY_S:
+            with contextlib.suppress(BrokerUnavailable):  # as it also is for a topic that was deleted: the look tells
+                ends = self._cluster.stable_ends(found.logs)
+        if ends is None:
             self._looked_at = now
             seat.see(look(self._cluster, self._spec))
             return
-        found = seat.held.found
-        ends = self._cluster.stable_ends(found.logs)
         logs = {partition: Log(partition, log.start, max(log.start, ends[partition])) for partition, log in found.logs.items()}
         seat.see(Found(found.topics, logs, ends))
 
@@ -73,7 +77,7 @@ class Continuous:
 
 def look(cluster: Cluster, spec: ConsumerSpec) -> Found:
     """The spec's topics as they are now. Raises `TopicsMissing`."""
-    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
+    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""), missing_ok=not spec.topics)
     partitions = [partition for topic in topics for partition in topic.all()]
     ends = cluster.stable_ends(partitions)
     starts = cluster.log_starts(partitions)
