@@ -197,6 +197,22 @@ def test_run_goes_on_from_where_a_rewind_has_put_it(scenario: Scenario, topics: 
     scenario.check()
 
 
+def test_run_whose_partition_is_taken_at_each_try_gives_up(scenario: Scenario, topics: Topics) -> None:
+    """By somebody who leaves owner and generation as they are, as a rewind does, each time."""
+    topic = topics.create()
+    scenario.write(topics=topic).make_sink()
+    topics.produce(topic, ["a"])
+    tries = []
+
+    def rewound(part: object) -> None:
+        tries.append(part)
+        scenario.sql("UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1")
+
+    with pytest.raises(OffsetFenced):
+        scenario.run(before=rewound)
+    assert len(tries) == 3
+
+
 def test_bounded_run_that_was_taken_over_fails_as_before(scenario: Scenario, topics: Topics) -> None:
     """Only a continuous run may expect a successor."""
     topic = topics.create(partitions=2)

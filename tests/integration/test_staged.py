@@ -335,8 +335,8 @@ def test_a_newer_owner_of_one_partition_fences_the_whole_batch(staged: Staged, a
     staged.write(SHUFFLED)
     staged.produce(("ulm", 1))
     staged.produce(("york", 3), partition=1)
-    raise_epoch = "UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1 WHERE partition = 1"
-    at_step("BEGIN", lambda: staged.scenario.sql(raise_epoch) and None)
+    newer = "owner_epoch = owner_epoch + 1, generation = generation + 1, owner = 'newer'"
+    at_step("BEGIN", lambda: staged.scenario.sql(f"UPDATE tidemark.partition_offset SET {newer} WHERE partition = 1") and None)
     with pytest.raises(OffsetFenced):
         staged.run()
     assert staged.rows() == staged.staging() == []

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 GROUP_SETTINGS = ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "metadata.max.age.ms")
 """Settings of Kafka's clients that mean the same for Tidemark's groups."""
 TRIES = 3
-"""Of a batch in one run of a member, before the attempt fails. By hand it fails at once, and whoever started it tries again."""
+"""Of a batch in one run, before the attempt fails. By hand it fails at once unless it was fenced, and whoever started it tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TakenByHand:
 
     def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
         """Is a failed batch to be tried again in this run? One that a rewind has cut off, for which nobody else need claim."""
-        return isinstance(error, OffsetFenced)
+        return tries < TRIES and isinstance(error, OffsetFenced)
 
     def start_over(self) -> None:
         """Claims again from the new positions on. Raises `ClaimRefused` if it was no rewind but a newer attempt."""
