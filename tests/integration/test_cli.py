@@ -95,7 +95,9 @@ def test_migration_that_was_killed_half_way_is_gone_on_with(blank: Scenario, lef
         schema.migrate(blank.database_url)
         ours = "schemaname = 'tidemark' AND NOT starts_with(tablename, 'migration')"
         tables = [name for (name,) in blank.sql(f"SELECT tablename FROM pg_tables WHERE {ours}")]
-        blank.sql(f"DROP TABLE {', '.join(f'tidemark.{name}' for name in tables)} CASCADE; DROP SEQUENCE tidemark.generation")
+        blank.sql(f"DROP TABLE {', '.join(f'tidemark.{name}' for name in tables)} CASCADE")
+        sequences = [name for (name,) in blank.sql("SELECT sequencename FROM pg_sequences WHERE schemaname = 'tidemark'")]
+        blank.sql(f"DROP SEQUENCE {', '.join(f'tidemark.{name}' for name in sequences)}")
         blank.sql("TRUNCATE tidemark.migration")
     assert blank.command("migrate").returncode == 0
     assert migrations(blank) == schema.known()

@@ -94,8 +94,8 @@ def test_pause_resume_and_flow(team: Scenario) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["pause", "orders:3-1"], "Write 1-3."),
-        (["pause", "or ders"], "Write flights, or flights:0,1,5-9."),
+        (["pause", "orders:3-1"], "Write 1-3 for 3-1."),
+        (["pause", "or!ders"], "Write all, flights, or flights:0,1,5-9."),
         (["flow", "--priority", "orders"], "Write flights=10"),
         (["flow", "--max-ahead", "soon"], "write a number and a unit"),
     ],

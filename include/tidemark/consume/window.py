@@ -59,6 +59,8 @@ class Continuous:
         self._looked_at = now
 
     def move(self, seat: TakenByHand | GroupSeat) -> None:
+        """Raises `OffsetFenced` if somebody has taken over, also from a run that has nothing to read."""
+        seat.held.require_held()
         found, now = seat.held.found, time.monotonic()
         ends = None
         if now - self._looked_at < LOOK_EVERY_S:
