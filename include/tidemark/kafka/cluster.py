@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.kafka.reader import SETTINGS
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S = 15
 FIRST_RECORDS_S = 1.0
+LEADER_WAIT_S = 5.0
+"""How long a partition may be without the leader that is known of it, as it is for a moment when its topic is made or its leader moves."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -172,11 +176,18 @@ class Cluster:
         asked = {Wire(part.topic, part.partition): spec for part in partitions}
         if not asked:
             return {}
-        futures: dict[Wire, Future[Any]] = self._admin().list_offsets(
-            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
+
+        def ask() -> dict[TopicPartition, int]:
+            futures: dict[Wire, Future[Any]] = self._admin().list_offsets(
+                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
+            )
+            return {TopicPartition(part.topic, part.partition): future.result().offset for part, future in futures.items()}
+
+        retrying = Retrying(
+            retry=retry_if_exception(_without_leader), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.1), reraise=True
         )
         try:
-            return {TopicPartition(part.topic, part.partition): future.result().offset for part, future in futures.items()}
+            return retrying(ask)
         except KafkaException as error:
             raise self._unavailable(error) from error
 
@@ -190,3 +201,12 @@ class Cluster:
     def _unavailable(self, error: Exception) -> BrokerUnavailable:
         detail = error.args[0] if error.args else error
         return BrokerUnavailable(cause=f"{self.servers}: {detail.str() if hasattr(detail, 'str') else detail}")
+
+
+def _without_leader(error: BaseException) -> bool:
+    from confluent_kafka import KafkaError, KafkaException
+
+    return isinstance(error, KafkaException) and error.args[0].code() in (
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+    )
