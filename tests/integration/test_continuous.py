@@ -197,6 +197,22 @@ def test_run_goes_on_from_where_a_rewind_has_put_it(scenario: Scenario, topics: 
     scenario.check()
 
 
+def test_run_that_waits_claims_again_however_often_it_is_fenced(scenario: Scenario, topics: Topics, begin) -> None:
+    """No batch has failed: what counts are failures in a row, and not rewinds of a day."""
+    topic = topics.create()
+    scenario.write(topics=topic, run="continuous", run_for=HOUR).make_sink()
+    topics.produce(topic, ["a"])
+    running = begin()
+    until(lambda: loaded(scenario) == ["a"], "read")
+    again = "SELECT 1 FROM tidemark.partition_offset WHERE owner_epoch > %s"
+    for _ in range(5):
+        ((epoch,),) = scenario.sql("UPDATE tidemark.partition_offset SET owner_epoch = owner_epoch + 1 RETURNING owner_epoch")
+        until(lambda epoch=epoch: scenario.sql(again, epoch) or not running.alive, "claimed again")  # type: ignore[misc]
+    topics.produce(topic, ["b"])
+    until(lambda: loaded(scenario) == ["a", "b"] or not running.alive, "read on")
+    assert running.alive
+
+
 def test_run_whose_partition_is_taken_at_each_try_gives_up(scenario: Scenario, topics: Topics) -> None:
     """By somebody who leaves owner and generation as they are, as a rewind does, each time."""
     topic = topics.create()

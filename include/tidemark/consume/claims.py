@@ -108,17 +108,12 @@ class Holding(RebalanceListener):
         return TopicRecreated(topic=topic, positions=positions)
 
     def next_batch(self, max_records: int) -> list[Slice]:
-        """What to read next, as far as an operator lets it flow (`tidemark.offsets.flow`); empty when there is nothing left.
-
-        Raises `OffsetFenced` if there is something and a partition was taken away or rewound: better now than at the commit.
-        """
+        """What to read next, as far as an operator lets it flow (`tidemark.offsets.flow`); empty when there is nothing left."""
         with transaction(self._connection) as cur:
             now = flow.read(cur, self._me().group_id)
         open_ = now.open(self.claims, self._found.ends)
         ends = now.bounded(open_, self._found.ends, self._cluster.times_at, self._cluster.offsets_for_time)
-        if slices := plan_batch(open_, ends, max_records):
-            self.require_held()
-        return slices
+        return plan_batch(open_, ends, max_records)
 
     def require_held(self) -> None:
         """Raises `OffsetFenced` if a partition was taken away or rewound."""

@@ -32,7 +32,7 @@ from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
-from tidemark.offsets.store import ClaimRefused, TaskIdentity
+from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.table import Layout
@@ -177,12 +177,16 @@ def _read(
     while True:
         seat.poll()
         interrupt.reset()
+        reading = False
         try:
             window.move(seat)
             slices = seat.held.next_batch(spec.batch.max_records)
             if window.over(seat, drained=not slices):
                 break
+            if slices or spec.run is Run.CONTINUOUS:  # better now than at the commit; a run that waits has none at which it would learn
+                seat.held.require_held()
             if not slices:
+                tries = 0
                 seat.poll(window.wait_s)
                 continue
             if interrupt.engine is None:
@@ -190,10 +194,11 @@ def _read(
             if target is None:
                 target = Target(attempt.connections.database_url, attempt.group_id, attempt_id, interrupt.engine.layout(connection))
                 target = target if limit is None else replace(target, max_rejected=limit)
+            reading = True
             require_same(slices)  # ⑤
             receipts = _batch(interrupt.engine, target, attempt.connections, slices)
         except TidemarkError as error:
-            tries += 1
+            tries += reading or not isinstance(error, OffsetFenced)  # a fence that was noticed in time is no batch that failed
             if not seat.may_go_on(error, tries, interrupted=interrupt.pulled):
                 raise
             try:

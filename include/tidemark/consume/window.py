@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +20,7 @@ LOOK_EVERY_S = 5.0
 HANDOVER_S = 60.0
 """How long a continuous run whose time is up reads on for the next one to take over: Airflow starts it and it starts Spark meanwhile."""
 
+PATIENCE_S = 30.0
 SAMPLE = 100
 
 
@@ -56,22 +56,28 @@ class Continuous:
         self._cluster, self._spec = cluster, spec
         now = time.monotonic()
         self._ends_at = now + spec.run_for.total_seconds() + HANDOVER_S
-        self._looked_at = now
+        self._looked_at = self._seen_at = now
 
     def move(self, seat: TakenByHand | GroupSeat) -> None:
-        """Raises `OffsetFenced` if somebody has taken over, also from a run that has nothing to read."""
-        seat.held.require_held()
-        found, now = seat.held.found, time.monotonic()
-        ends = None
-        if now - self._looked_at < LOOK_EVERY_S:
-            with contextlib.suppress(BrokerUnavailable):  # as it also is for a topic that was deleted: the look tells
-                ends = self._cluster.stable_ends(found.logs)
-        if ends is None:
-            self._looked_at = now
-            seat.see(look(self._cluster, self._spec))
+        """Raises `BrokerUnavailable` once nobody has answered for `PATIENCE_S`: a topic that is made or deleted right now is no outage."""
+        now = time.monotonic()
+        try:
+            found = self._look(seat.held.found, now)
+        except BrokerUnavailable:
+            if now - self._seen_at > PATIENCE_S:
+                raise
+            self._looked_at = now - LOOK_EVERY_S  # what is there may be other topics
             return
+        self._seen_at = now
+        seat.see(found)
+
+    def _look(self, found: Found, now: float) -> Found:
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            return look(self._cluster, self._spec)
+        ends = self._cluster.stable_ends(found.logs)
         logs = {partition: Log(partition, log.start, max(log.start, ends[partition])) for partition, log in found.logs.items()}
-        seat.see(Found(found.topics, logs, ends))
+        return Found(found.topics, logs, ends)
 
     def over(self, seat: TakenByHand | GroupSeat, *, drained: bool) -> bool:
         return time.monotonic() >= self._ends_at
