@@ -16,8 +16,12 @@ import psycopg2
 from benchmarks.site import TABLE, Job, Site
 from tidemark.connections import Connections
 from tidemark.consume import run
+from tidemark.consume.claims import Found
+from tidemark.consume.window import last_records
 from tidemark.errors import TidemarkError
 from tidemark.offsets import store
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.offsets.reset import Log
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.commit import Receipt, Target
 from tidemark.sink.table import Layout
@@ -77,7 +81,10 @@ class _Product:
         sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else Sink(table=TABLE)
         self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sink": sink})
         self._engine._engine._spec = self._this  # noqa: SLF001 - a driver's engine has one consumer for life
-        self._engine.warm_up(())  # Spark ends workers that were idle for a minute, as they are while the others have their turns
+        # Spark ends workers that were idle for a minute, as they are while the others have their turns
+        parts = [TopicPartition(job.topic.name, number) for number in range(job.topic.partitions)]
+        logs = {part: Log(part, 0, job.topic.each) for part in parts}
+        self._engine.warm_up(last_records(Found((), logs, {})))
 
     def run(self, job: Job) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())

@@ -18,7 +18,7 @@ from tests.scenario import eventually
 
 from tidemark.local.jars import cache, spark_jars
 from tidemark.local.java import find_java
-from tidemark.spark.session import COLLECTOR, local_archive
+from tidemark.spark.session import COLLECTOR, LARGE_YOUNG, SMALL_YOUNG, local_archive
 
 DRIVER = """
 import json, sys
@@ -35,7 +35,7 @@ words, maps = (process / "cmdline").read_text().split("\\0"), (process / "maps")
 found = {
     "sum": spark.range(1000).selectExpr("sum(id)").first()[0],
     "kafka": spark.read.format("kafka").option("kafka.bootstrap.servers", "host:1").option("subscribe", "t").load().columns,
-    "options": [word for word in words if word.startswith(("-XX:TieredStop", "-XX:+UseParallel", "-XX:NewRatio", "-Dmine", "-Dtheirs"))],
+    "options": [word for word in words if word.startswith(("-XX:Tiered", "-XX:+UsePar", "-XX:NewRatio", "-Xmn", "-Dmine", "-Dtheirs"))],
     "archives": sorted({line[line.index("/") :] for line in maps if line.endswith(".jsa")}),
 }
 spark.stop()
@@ -116,7 +116,7 @@ def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(driv
     conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -Dmine=1", "spark.driver.defaultJavaOptions": "-Dtheirs=1"}
     found = ended(drivers.start(cache(), conf=conf))
     assert str(archive) in found["archives"]
-    assert found["options"] == ["-XX:TieredStopAtLevel=1", *COLLECTOR, "-Dtheirs=1", "-XX:TieredStopAtLevel=4", "-Dmine=1"]
+    assert found["options"] == ["-XX:TieredStopAtLevel=1", COLLECTOR, SMALL_YOUNG, "-Dtheirs=1", "-XX:TieredStopAtLevel=4", "-Dmine=1"]
 
 
 @pytest.mark.parametrize("where", ["spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions", "JDK_JAVA_OPTIONS"])
@@ -130,7 +130,7 @@ def test_a_collector_that_somebody_has_chosen_is_the_only_one(
         monkeypatch.setenv(where, chosen)
     found = ended(drivers.start(cache(), conf=conf))
     assert str(archive) in found["archives"]
-    assert not set(COLLECTOR) & set(found["options"])
+    assert not {COLLECTOR, SMALL_YOUNG, LARGE_YOUNG} & set(found["options"])
 
 
 def test_of_two_first_drivers_at_once_both_succeed_and_one_has_the_archive_made(drivers: Drivers) -> None:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.connections import Connections
 from tidemark.consume.describe import layout_of
-from tidemark.consume.work import TransformFailed, Work, consume_slice, payloads
+from tidemark.consume.work import TransformFailed, Work, consume_slice, payloads, records
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailable
 from tidemark.kafka.config import jvm
+from tidemark.kafka.reader import read
 from tidemark.offsets.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
@@ -101,16 +102,17 @@ class SparkEngine:
     def warm_up(self, sample: Sequence[Slice]) -> None:
         """Gives each core a Python worker that has imported what it will need. Spark ends those that were idle for a minute.
 
-        The Spark form's are others, because Spark starts them with other settings. There the plan runs too, over ``sample``, so that the
-        JVM has loaded what it is made of.
+        The Spark form's are others, because Spark starts them with other settings. What reads there is the JVM, so the plan runs over
+        ``sample`` for it to have loaded what that is made of; in the other forms the workers read ``sample`` themselves.
         """
         cores = self._spark.sparkContext.defaultParallelism
-        idle = partial(_idle, self._transform.function)
         with lost_jvm(), _translated():
             if self._transform.form is not Form.SPARK:
-                self._spark.sparkContext.parallelize(range(cores), cores).mapPartitions(idle).collect()
+                shares = [list(sample[core::cores]) for core in range(cores)]
+                warm = partial(_warm, self._transform.function, dict(self._connections.kafka))
+                self._spark.sparkContext.parallelize(shares, cores).mapPartitions(warm).collect()
                 return
-            self._spark.range(0, cores, 1, cores).mapInArrow(idle, "id long").collect()
+            self._spark.range(0, cores, 1, cores).mapInArrow(partial(_idle, self._transform.function), "id long").collect()
             if sample:
                 result = _transformed(self._transform.function, kafka_records(self._spark, self._connections, sample))
                 result.mapInArrow(_drained, "id long").collect()
@@ -274,6 +276,15 @@ def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:
 
     time.sleep(0.2)
     yield from given
+
+
+def _warm(function: Any, kafka: dict[str, str], shares: Iterator[Sequence[Slice]]) -> Iterator[Any]:
+    """As `_idle`, and connects to Kafka and reads what it is given, as far as that is without the transform."""
+    for share in _idle(function, shares):
+        for part in share:
+            for messages in read(kafka, part.partition, part.start, part.end):
+                records(part, messages)
+    return iter(())
 
 
 def _drained(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

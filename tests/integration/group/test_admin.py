@@ -177,7 +177,9 @@ def test_a_deleted_group_stays_as_history(scene: Scene, ledger: Group) -> None:
         ("Dead", f"{scene.group} (deleted, group {ledger.group_id})")
     ]
     assert ledger.counted()[3] == 1
-    assert [each.state for each in list_groups(scene.connection, [State.DEAD]) if str(ledger.group_id) in each.group] == [State.DEAD]
+    assert [
+        each.state for each in list_groups(scene.connection, [State.DEAD]) if each.group.endswith(f"(deleted, group {ledger.group_id})")
+    ] == [State.DEAD]
 
 
 def test_who_still_holds_a_partition_of_a_deleted_group_is_fenced(scene: Scene, ledger: Group) -> None:
