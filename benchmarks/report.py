@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory
+from benchmarks import memory, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -82,6 +82,12 @@ def missed(found: Mapping[str, Any]) -> list[str]:
     return [f"{name} {measured[name]:.2f} < {bar}" for name, bar in bars.items() if name in measured and measured[name] < bar]
 
 
+def dear(found: Mapping[str, Any]) -> list[str]:
+    """The ratio of the rewind's price, if it is above its bar."""
+    price = found.get("rewind", {"ratio": 0, "bar": 0})
+    return [f"{rewind.RATIO} {price['ratio']:.2f} > {price['bar']:g}"] if price["ratio"] > price["bar"] else []
+
+
 def show(console: Console, found: Mapping[str, Any], only: set[str]) -> None:
     """The tables of the sections in ``only``."""
     for title, columns, rows in tables(found, only):
@@ -101,7 +107,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency"}):
+    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind"}):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("\n".join(lines))
@@ -128,6 +134,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made += _group(found["group"])
     if "latency" in only and "latency" in found:
         made.append(_latency(found["latency"]))
+    if "rewind" in only and "rewind" in found:
+        made += rewind.table(found["rewind"])
     if "where" in only and "where" in found:
         rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
         made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))

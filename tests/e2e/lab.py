@@ -15,14 +15,18 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import psutil
 from tests.kafka_topics import Topics
 from tests.points import Point, Points
+from tests.scenario import LocalEngine
 
 from tidemark import project, schema
+from tidemark.connections import Connections
 from tidemark.consume.check import sink_ddl
+from tidemark.consume.run import consume, open_attempt
 from tidemark.db import session, transaction
 from tidemark.local import LocalStack
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.airflow_client import AirflowClient
 from tidemark.local.airflow_settings import MARK, connections_env
+from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.sink.steps import Step
 from tidemark.spec import find_consumer
@@ -38,6 +42,7 @@ MARKS = ("pg-mark-7f3a", KAFKA_PASSWORD, SPARK_PASSWORD)
 
 TRANSFORM = '''
 """Records are numbers; each makes a row."""
+from pathlib import Path
 from typing import TypedDict
 
 from tidemark.transform import Record
@@ -49,6 +54,11 @@ class Row(TypedDict):
 
 def transform(record: Record) -> Row | None:
     return {"number": int(record.value or b"0")}
+
+
+def times(record: Record) -> Row | None:
+    """By a factor that is looked up, and may be wrong for a time."""
+    return {"number": int(record.value or b"0") * int(Path("FACTOR").read_text())}
 '''
 
 SUITE = """
@@ -71,6 +81,7 @@ CONSUMERS: dict[str, str] = {
     "timed-out": "airflow: {retries: 0, execution_timeout: 10s}",
     "scheduler-killed": "",
     "critical": "validation: {suite: numbers}",
+    "taken-back": "validation: {suite: numbers, on_failure: rewind}",
     "warning": "validation: {suite: numbers}",
     "nowhere": "connections: {postgres: no_such_connection}",
     "away": "",
@@ -78,12 +89,18 @@ CONSUMERS: dict[str, str] = {
     "steps-3-4": "",
     "steps-5-7": "airflow: {retries: 3, retry_delay: 0s}",
     "team": "members: 2",
+    "asked": "",
+    "unasked": "rewind: {approval: none}",
+    "strict": "rewind: {own: false}",
+    "live": "run: continuous",
 }
-"""Name and what is special about it. Airflow knows all of them from the start; each is used by one test."""
+"""Name and what is special about it. Airflow knows all of them from the start; each is used by one test, or by those of one module."""
+TRANSFORMS = {"live": "times"}
+"""What is not read by `transform`."""
 
 COMMON = """
 topics: [{name}]
-transform: e2e_numbers:transform
+transform: e2e_numbers:{transform}
 sink: {{table: e2e.{table}}}
 batch: {{max_records: {batch}}}
 {special}
@@ -162,6 +179,14 @@ class Consumer:
         self.runs.append(run)
         return run
 
+    def read_here(self) -> None:
+        """Reads what is in the topic, in this process: a test that is not about runs starts no driver."""
+        spec = find_consumer(self.name, self.lab.folder / "consumers")
+        connections = Connections(self.lab.url, {"bootstrap.servers": self.lab.topics.servers}, "local[1]")
+        transform = load_transform(spec, [self.lab.folder / "transforms"])
+        attempt_id = open_attempt(self.lab.url, spec.group, TaskIdentity())
+        consume(spec, connections, attempt_id, lambda _: LocalEngine(spec, transform, connections, ()))
+
     # The brake
 
     def brake(self, from_offset: int = BATCH) -> None:
@@ -233,12 +258,14 @@ class Lab:
         """Return when Airflow is healthy and knows every DAG."""
         for name in ("consumers", "transforms", "expectations", "points"):
             (self.folder / name).mkdir()
-        (self.folder / "transforms" / "e2e_numbers.py").write_text(TRANSFORM)
+        self.set_factor(1)
+        (self.folder / "transforms" / "e2e_numbers.py").write_text(TRANSFORM.replace("FACTOR", str(self.factor)))
         self.points.install(self.folder / "transforms")
         (self.folder / "expectations" / "numbers.json").write_text(SUITE)
         for name, special in CONSUMERS.items():
             special = special if "airflow:" in special else f"{special}\n{AIRFLOW}"
-            text = COMMON.format(name=name, table=table_name(name), batch=BATCH, special=special)
+            transform = TRANSFORMS.get(name, "transform")
+            text = COMMON.format(name=name, table=table_name(name), batch=BATCH, special=special, transform=transform)
             (self.folder / "consumers" / f"{name}.yaml").write_text(text)
         (self.folder / "consumers" / "bad.yaml").write_text(BAD)
         self.url = self._database()
@@ -264,7 +291,7 @@ class Lab:
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
                 "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "2",
                 "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
-                "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
+                "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "0.5",  # by which tests know that it has gone round
                 "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             },
             dags=project.root() / "dags",
@@ -274,6 +301,16 @@ class Lab:
         self.client = self.airflow.client()
         for name in (*CONSUMERS, "bad"):
             self.client.wait_for_dag(f"consume__{name}")
+
+    @property
+    def factor(self) -> Path:
+        return self.folder / "factor"
+
+    def set_factor(self, factor: int) -> None:
+        """What the transform `times` multiplies with from now on."""
+        fresh = self.folder / "factor.new"
+        fresh.write_text(str(factor))
+        fresh.rename(self.factor)
 
     def down(self) -> None:
         if hasattr(self, "airflow"):

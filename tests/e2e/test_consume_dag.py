@@ -256,17 +256,22 @@ def test_broker_that_is_away_is_tried_again(lab):
 
 
 def test_critical_verdict_stops_the_asset_event_and_hides_the_rows(lab):
-    """The rows are committed and stay; validate fails without a retry, publish does not run, the validated view shows nothing."""
-    consumer = lab.consumer("critical")
-    consumer.produce(1, 2, 3_000_000)
-    run = consumer.trigger()
-    assert run.wait() == "failed"
-    assert run.tasks() == {"consume": "success", "validate": "failed", "publish": "upstream_failed"}
-    assert run.tries("validate") == ["failed"]
-    assert "is critical; nothing is published" in run.log("validate")
-    assert lab.client.asset_events(consumer.table) == []
+    """The rows are committed and stay; validate fails without a retry, publish does not run, the validated view shows nothing. Where the
+    file says so, the rows are taken out, and the group is back where it was."""
+    consumer, rewound = lab.consumer("critical"), lab.consumer("taken-back")
+    for each in (consumer, rewound):
+        each.produce(1, 2, 3_000_000)
+    run, second = consumer.trigger(), rewound.trigger()
+    for each in (run, second):
+        assert each.wait() == "failed"
+        assert each.tasks() == {"consume": "success", "validate": "failed", "publish": "upstream_failed"}
+        assert each.tries("validate") == ["failed"]
+        assert "is critical; nothing is published" in each.log("validate")
+        assert lab.client.asset_events(each.consumer.table) == []
     assert consumer.rows() == [1, 2, 3_000_000]
     assert consumer.validated() == []
+    assert "By on_failure: rewind, rewind" in second.log("validate")
+    assert (rewound.rows(), rewound.position()) == ([], 0)
 
 
 def test_warning_is_reported_and_published(lab):

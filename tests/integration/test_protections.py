@@ -56,8 +56,8 @@ PROTECTIONS: dict[str, Without] = {
     "the compare-and-set before the COPY": Without(
         "sink/commit.py",
         {
-            "twin = store.move_offset(cur, target.group_id, part)\n": "twin = None\n",
-            "        reached(Step.COPY_FAILED, part)\n": "        store.move_offset(cur, target.group_id, part)\n",
+            "twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)\n": "twin = None\n",
+            "        reached(Step.COPY_FAILED, part)\n": "        store.move_offset(cur, target.position_of, part)\n",
         },
         f"{COMMIT}::test_a_stale_epoch_is_fenced_before_a_byte_is_sent",
     ),

@@ -11,6 +11,7 @@ from tests.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput
+from tidemark.offsets import Slice
 from tidemark.quality import check_conservation
 from tidemark.sink.table import SinkMismatch
 
@@ -32,6 +33,10 @@ TRANSFORM = """
             yield {"city": city, "people": int(people)}
 """
 """``ulm=1 bonn=2`` is a record of two rows."""
+
+
+class Stopped(Exception):
+    """What ends a run between two batches."""
 
 
 @pytest.fixture
@@ -107,6 +112,42 @@ def test_topic_that_was_re_created_goes_on_with_its_keys(cities: Scenario) -> No
     cities.run()
     assert found(cities) == {"ulm": 5, "bonn": 2}
     assert [row[2] for row in cities.failed()] == ["KeyOfOtherPartition"]
+
+
+def test_older_record_never_replaces_a_newer_row(cities: Scenario) -> None:
+    """Read after the newer ones, as when a skipped range is read later: it counts as loaded, as one does whose row was replaced since."""
+    produce(cities, ["ulm=1", "bonn=2 rom=3", "york=-4", "ulm=5 ulm=6", "bonn=7"])
+    cities.run()
+    cities.sql(f"DELETE FROM {cities.table} WHERE city IN ('rom', 'york'); ALTER TABLE {cities.table} ADD CHECK (people > 0)")
+    cities.sql("DELETE FROM tidemark.batch; UPDATE tidemark.partition_offset SET next_offset = 0, validated_offset = 0")
+    cities.set(batch={"max_records": 3})
+    cities.transform(TRANSFORM.replace("int(people)", "int(people) * 10"))
+
+    def older_only(part: Slice) -> None:
+        if part.start >= 3 and part.partition.partition == 0:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        cities.run(before=older_only)
+    assert found(cities) == {"ulm": 6, "bonn": 7, "rom": 30}
+    assert [row[:3] for row in cities.failed()] == [(2, "fail", "CheckViolation")]
+    assert cities.counts() == {"loaded": 2, "failed": 1, "sink_rows": 3}
+    cities.run()
+    assert found(cities) == {"ulm": 60, "bonn": 70, "rom": 30}
+    assert conserved(cities)
+
+
+def test_record_of_a_former_life_of_the_topic_is_older_than_all_of_the_new_one(cities: Scenario) -> None:
+    """Whatever their offsets say: ids of topics are given in the order in which their lives were seen."""
+    produce(cities, ["rom=0", "rom=1", "ulm=1"])
+    cities.run()
+    cities.sql(f"UPDATE {cities.table} SET kafka_offset = 0, kafka_topic_id = 2 WHERE city = 'ulm'")
+    cities.sql("INSERT INTO tidemark.topic (name, kafka_uuid) SELECT name, 'the next one' FROM tidemark.topic")
+    cities.sql("UPDATE tidemark.partition_offset SET next_offset = 0, validated_offset = 0; DELETE FROM tidemark.batch")
+    cities.transform(TRANSFORM.replace("int(people)", "int(people) * 10"))
+    cities.run()
+    assert found(cities) == {"rom": 10, "ulm": 1}
+    assert cities.failed() == []
 
 
 def test_rows_that_postgres_refuses_are_left_out_of_an_upsert(cities: Scenario) -> None:

@@ -91,7 +91,6 @@ departures.yaml:4:26: retry.delays[2] is not a duration: "30 m"
 
 NOT_YET = {
     ("retry", "delays"): "retry: {delays: [5m]}",
-    ("validation", "on_failure"): "validation: {suite: departures, on_failure: rewind}",
 }
 
 

@@ -14,9 +14,9 @@ from tidemark.spec import parse_duration, read_folder
 def maintain_dag() -> DAG:
     with DAG(
         dag_id="maintain",
-        description="Removes what rewinds have taken out and nobody has undone, after its time.",
+        description="Removes what rewinds have taken out and nobody has undone, after its time; ends attempts whose drivers are gone.",
         doc_md="Drops the archives of rewinds that are older than `keep`: these can be neither undone nor verified any more. "
-        "Who rewound what, when and why is kept for ever.",
+        "Who rewound what, when and why is kept for ever. Attempts that began a day ago and have no driver any more are ended.",
         schedule="@daily",
         start_date=START,
         catchup=False,
@@ -30,19 +30,23 @@ def maintain_dag() -> DAG:
 
 
 class MaintainOperator(BaseOperator):
-    """Pushes how many archives it has removed, and of how many rows."""
+    """Pushes how many archives it has removed, and of how many rows, and how many attempts it has ended."""
 
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.airflow.connections import database_url
-        from tidemark.db import session
+        from tidemark.db import session, transaction
+        from tidemark.offsets import store
         from tidemark.rewind.retention import remove_archives
 
         keep = parse_duration(context["params"]["keep"])
         good, _ = read_folder(project.consumers())
         databases = {spec.connections.postgres: spec for spec in good.values()}
         removed: list[Any] = []
+        ended: list[int] = []
         for spec in databases.values():
             with session(database_url(spec)) as connection:
                 removed += remove_archives(connection, keep)
-        self.log.info("archives removed: %s", len(removed))
-        return {"archives": len(removed), "rows": sum(one.rows for one in removed)}
+                with transaction(connection) as cur:
+                    ended += store.end_abandoned(cur)
+        self.log.info("archives removed: %s, attempts ended: %s", len(removed), len(ended))
+        return {"archives": len(removed), "rows": sum(one.rows for one in removed), "attempts": len(ended)}

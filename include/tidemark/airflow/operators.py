@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import Asset, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
+from tidemark.errors import Refused
 from tidemark.spec import ConsumerSpec, OnFailure, find_consumer
 
 PROGRESS_EVERY_S = 5
@@ -27,7 +29,7 @@ class ConsumeOperator(BaseOperator):
     the driver with the task, and `on_kill` kills the driver's process group. Returns counts (for XCom), no data.
     """
 
-    template_fields = ("consumer",)
+    template_fields: Sequence[str] = ("consumer",)
 
     def __init__(self, *, consumer: str, member: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -37,15 +39,17 @@ class ConsumeOperator(BaseOperator):
         self._killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:
+        return self._consume(context, _spec(self.consumer))
+
+    def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
         from tidemark.airflow.connections import resolve
         from tidemark.consume.launch import run_attempt
         from tidemark.consume.process import die_with_parent
         from tidemark.consume.run import open_attempt
 
         die_with_parent()
-        spec = _spec(self.consumer)
         connections = resolve(spec)
-        attempt_id = open_attempt(connections.database_url, spec.group, _identity(context))
+        attempt_id = open_attempt(connections.database_url, spec.group, _identity(context), backfill_of=backfill_of)
         self.log.info("attempt begins group=%s attempt=%s try=%s", spec.group, attempt_id, context["ti"].try_number)
         done = run_attempt(
             spec.name,
@@ -85,7 +89,8 @@ class ConsumeOperator(BaseOperator):
 class ValidateOperator(BaseOperator):
     """Judges what the DAG run wrote, by its suite and by the conservation check; pushes the verdict, with ranges and counts.
 
-    A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``.
+    A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``. Where it says
+    ``rewind``, what the run wrote is taken back first (`tidemark.quality.reaction`); a try after that says so, and fails likewise.
     """
 
     template_fields = ("consumer",)
@@ -108,12 +113,40 @@ class ValidateOperator(BaseOperator):
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
         failing = [result.text for result in verdict.results if not result.success]
-        blocks = spec.validation is None or spec.validation.on_failure is OnFailure.BLOCK
-        if verdict.verdict is Outcome.CRITICAL and blocks:
-            raise AirflowFailException(
-                f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
-            )
+        reaction = spec.validation.on_failure if spec.validation else OnFailure.BLOCK
+        if verdict.validation_id is None and reaction is OnFailure.REWIND:
+            self._require_not_taken_back(spec, run)
+        if verdict.verdict is Outcome.CRITICAL and reaction is not OnFailure.REPORT:
+            said = f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
+            raise AirflowFailException(f"{said}. {self._take_back(spec, run, verdict)}" if reaction is OnFailure.REWIND else said)
         return verdict.as_json()
+
+    def _take_back(self, spec: ConsumerSpec, run: Any, verdict: Any) -> str:
+        """What ``on_failure: rewind`` has come to. An outage is raised, so that Airflow tries again."""
+        from tidemark.airflow.connections import resolve
+        from tidemark.db import session
+        from tidemark.kafka.cluster import Cluster
+        from tidemark.quality.reaction import take_back
+
+        connections = resolve(spec)
+        with session(connections.database_url, application="tidemark rewind") as connection:
+            try:
+                return f"By on_failure: rewind, {take_back(connection, Cluster(connections.kafka), spec, run, verdict)}."
+            except Refused as error:
+                return f"The rewind of on_failure: rewind was refused, the rows stay: {error}"
+
+    def _require_not_taken_back(self, spec: ConsumerSpec, run: Any) -> None:
+        """A run that wrote nothing has passed; not so one whose rows its failed validation has taken back in an earlier try."""
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session
+        from tidemark.quality.reaction import taken_back
+
+        with session(database_url(spec)) as connection:
+            rewind_id = taken_back(connection, spec.group, run)
+        if rewind_id is not None:
+            raise AirflowFailException(
+                f"what this run of {spec.name} wrote was critical, and rewind {rewind_id} has taken it out; nothing is published"
+            )
 
 
 class PublishOperator(BaseOperator):

@@ -1,9 +1,10 @@
-"""The DAG ``rewind``: plan, approve, apply, consume, verify. Its form is checked by the DAG itself, whatever a REST client sends.
+"""The DAG ``rewind``: plan, approve, apply, consume, backfill, verify. Its form is checked by the DAG itself, whatever a REST client sends.
 
     plan     checks the form, stores a plan, shows it in the log, hands on its number
     approve  waits for a person, who sees the plan; or lets it through, if none of the consumers asks for an approval
     apply    does what was approved, in one transaction; what was rejected, or not answered in time, is stored as REJECTED
     consume  starts a run of each consumer, if that was wished and it does not read all the time
+    backfill reads what was skipped into the same tables, if that was wished, beside whatever the consumers read by themselves
     verify   waits until all is read again, and compares what was taken out with what is there now
 
 Every task can be tried again: a plan that nobody applied changes nothing, and one that was applied is not applied twice.
@@ -22,10 +23,11 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, D
 
 from tidemark import project
 from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.airflow.operators import ConsumeOperator
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
 from tidemark.rewind.scope import Scope
-from tidemark.spec import ConsumerSpec, Run, find_consumer, read_folder
+from tidemark.spec import ConsumerSpec, OnFailure, Run, find_consumer, read_folder
 from tidemark.spec.model import Approval
 from tidemark.spec.problem import nearest, quoted
 
@@ -38,10 +40,10 @@ if TYPE_CHECKING:
 APPROVE, REJECT = "Approve", "Reject"
 NOBODY, STALE = "nobody (no answer in time)", "nobody (the plan was stale)"
 """Who is stored to have rejected a plan that was not answered, or that was approved too late."""
-VERIFY_EVERY_S, VERIFY_LIMIT_S = 10.0, 86_400.0
+VERIFY_FIRST_S, VERIFY_EVERY_S, VERIFY_LIMIT_S = 3.0, 60.0, 86_400.0
 WIDTH = 120
 """Columns of the plan's table in a log."""
-FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume")
+FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume", "backfill")
 """The form's keys, and those of a REST client's conf."""
 ZONES = (
     "UTC",
@@ -92,7 +94,9 @@ def rewind_dag() -> DAG:
             trigger_rule="none_failed",
             **common,
         )
+        backfill = BackfillRewindOperator(task_id="backfill", doc_md="Reads what was skipped, in runs of its own.", **common)
         plan >> approve >> apply >> consume >> verify
+        apply >> backfill
     return dag
 
 
@@ -175,6 +179,13 @@ def _form() -> dict[str, Param]:
         "consume": Param(
             True, type="boolean", title="Consume afterwards", description_md="Start a run of each consumer when it is done.", section=_WHY
         ),
+        "backfill": Param(
+            False,
+            type="boolean",
+            title="Backfill",
+            description_md="Where the rewind goes forward: read what it skips as well, later and into the same table, in a run of its own.",
+            section=_WHY,
+        ),
     }
 
 
@@ -188,6 +199,7 @@ class Asked:
     reason: str
     expires_in: timedelta
     allow_loss: bool
+    backfill: bool
 
 
 def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
@@ -210,7 +222,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     assert scenario is not None
     assert reason is not None
     assert expires_in is not None
-    return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"])
+    return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
@@ -246,6 +258,7 @@ class PlanRewindOperator(BaseOperator):
                 reason=asked.reason,
                 by=requester(context),
                 allow_loss=asked.allow_loss,
+                backfill=asked.backfill,
                 expires_in=asked.expires_in,
                 dag_id=run.dag_id,
                 run_id=run.run_id,
@@ -361,6 +374,52 @@ class StartConsumerOperator(BaseOperator):
         )
 
 
+class BackfillRewindOperator(ConsumeOperator):
+    """Reads what the rewind has skipped of each consumer, one after the other, and judges the ledger; pushes the counts, by consumer.
+
+    It is a run beside the consumer's own, so that a long one holds up nobody. A try after one that had come some way goes on from there.
+    Skipped where that was not wished, or the rewind was not applied.
+    """
+
+    template_fields: Sequence[str] = ()
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(consumer="", **kwargs)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session, transaction
+        from tidemark.rewind.backfill import unfinished
+
+        made, specs = _stored(context)
+        if not made.backfill:
+            raise AirflowSkipException("nothing is to be backfilled")
+        done = {}
+        for spec in specs:
+            with session(database_url(spec)) as connection, transaction(connection) as cur:
+                left = made.rewind_id in unfinished(cur, spec.group)
+            if left:
+                self.log.info("backfilling consumer=%s rewind=%s", spec.name, made.rewind_id)
+                done[spec.name] = self._consume(context, spec, backfill_of=made.rewind_id)
+            self._judge(spec, context["ti"])
+        return done
+
+    def _judge(self, spec: ConsumerSpec, ti: Any) -> None:
+        """All that this task's tries have committed, as `validate` judges a run of the consumer's DAG. A critical verdict fails the task;
+        the rows stay."""
+        from tidemark import quality
+        from tidemark.airflow.connections import database_url
+
+        suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
+        run, sink = quality.Run(ti.dag_id, ti.run_id), spec.sink
+        verdict = quality.validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
+        failing = [result.text for result in verdict.results if not result.success]
+        self.log.info("judged consumer=%s verdict=%s failing=%s", spec.name, verdict.verdict, "; ".join(failing) or "nothing")
+        reports = spec.validation is not None and spec.validation.on_failure is OnFailure.REPORT
+        if verdict.verdict is quality.Outcome.CRITICAL and not reports:
+            raise AirflowFailException(f"what was backfilled of {spec.name} is critical, and stays: {'; '.join(failing)[:2000]}")
+
+
 class VerifyRewindOperator(BaseSensorOperator):
     """Waits until the groups are back where they were, and logs what has become of the rows; pushes how many are equal, changed, gone, new.
 
@@ -368,7 +427,15 @@ class VerifyRewindOperator(BaseSensorOperator):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(mode="reschedule", poke_interval=VERIFY_EVERY_S, timeout=VERIFY_LIMIT_S, soft_fail=True, **kwargs)
+        super().__init__(
+            mode="reschedule",
+            poke_interval=VERIFY_FIRST_S,
+            exponential_backoff=True,  # a short replay is told soon, and a long one costs little
+            max_wait=VERIFY_EVERY_S,
+            timeout=VERIFY_LIMIT_S,
+            soft_fail=True,
+            **kwargs,
+        )
 
     def poke(self, context: Context) -> PokeReturnValue:
         from tidemark.airflow.connections import database_url
@@ -448,6 +515,7 @@ that the rewind can be undone (scenario `undo`).
 | approve | a person approves or rejects the plan (*Required Actions*); nobody is asked if all files say `rewind: {approval: none}` |
 | apply | does it, in one transaction; refuses if what the plan was made from has changed |
 | consume | starts a run of each consumer, if wished |
+| backfill | reads what was skipped, if wished, into the same tables, beside the consumers' own runs |
 | verify | waits until all is read again, and tells which rows are others now |
 
 `tidemark rewind list` shows all rewinds, `tidemark rewind show ID` one of them.

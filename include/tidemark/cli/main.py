@@ -81,6 +81,22 @@ def consume(name: Name, consumers: Consumers = None, transforms: Transforms = No
 
 
 @app.command()
+def backfill(
+    name: Name,
+    rewind_id: Annotated[
+        int | None, typer.Argument(metavar="[REWIND_ID]", min=1, help="One rewind; all that have something left, if left out.")
+    ] = None,
+    consumers: Consumers = None,
+    transforms: Transforms = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Read what rewinds with --backfill have skipped, into the same table, beside the consumer's own runs."""
+    from tidemark.cli.backfill import backfill_all
+
+    backfill_all(name, rewind_id, consumers, transforms or [], output)
+
+
+@app.command()
 def offsets(name: Name, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
     """Show position, end, lag, owner and epoch of each partition."""
     from tidemark.cli.offsets import show_offsets

@@ -17,6 +17,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.lag import PartitionLag, lags
 from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
 from tidemark.spec import find_consumer
 
@@ -30,6 +31,7 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
         with transaction(connection) as cur:
             positions = store.positions(cur, spec.group)
             replaying = {replay.partition: replay for replay in replays(cur, spec.group)}
+            filling = [one for one in backfills(cur, spec.group) if one.left]
     cluster = Cluster(connections.kafka)
     topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
     partitions = [partition for topic in topics for partition in topic.all()]
@@ -38,11 +40,20 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
     if output is OutputFormat.JSON:
         lag = sum(row.lag_records for row in rows)
         parts = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} for row in rows]
-        print_json({"group": spec.group, "lag_records": lag, "partitions": parts})
+        left = [
+            {"rewind_id": one.rewind_id, "topic": part.partition.topic, "partition": part.partition.partition}
+            | {"position": part.position, "end": part.end, "left": part.left}
+            for one in filling
+            for part in one.parts
+            if part.left
+        ]
+        print_json({"group": spec.group, "lag_records": lag, "partitions": parts, "backfills": left})
     else:
         stdout.print(_table(spec.group, rows))
         for replay in replaying.values():
             stdout.print(f"{replay.partition} is replaying until {replay.until:,} after rewind {replay.rewind_id}")
+        for one in filling:
+            stdout.print(f"of {one.skipped:,} offsets that rewind {one.rewind_id} skipped, {one.left:,} are left to be backfilled")
 
 
 def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionLag) -> int | None:

@@ -76,6 +76,9 @@ def plan(
         list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Only these topics or partitions; may be given several times.")
     ] = None,
     allow_loss: AllowLoss = False,
+    backfill: Annotated[
+        bool, typer.Option("--backfill", help="What is skipped is read later, by `tidemark backfill`, into the same table.")
+    ] = False,
     expires_in: ExpiresIn = None,
     consumers: Consumers = None,
     output: Form = PlanFormat.TABLE,
@@ -105,7 +108,7 @@ def plan(
 
         return parse(name, value if isinstance(value, str) else None, zone=zone, groups=groups)
 
-    made = _planned(names, topic or [], read, reason, consumers, allow_loss=allow_loss, expires_in=expires_in)
+    made = _planned(names, topic or [], read, reason, consumers, allow_loss=allow_loss, backfill=backfill, expires_in=expires_in)
     _print(made, output)
     _next(made)
 
@@ -241,6 +244,7 @@ def _planned(
     *,
     allow_loss: bool,
     expires_in: str | None,
+    backfill: bool = False,
 ) -> Plan:
     """A stored plan. Raises what is wrong with the words, all of it at once, before anything is asked of Postgres or Kafka."""
     from tidemark import project
@@ -270,6 +274,7 @@ def _planned(
             reason=why,
             by=_who(),
             allow_loss=allow_loss,
+            backfill=backfill,
             expires_in=expiry,
         )
 

@@ -18,6 +18,7 @@ from tidemark.offsets import flow, store
 from tidemark.offsets.ranges import Claim, Generation, Slice, TopicPartition, plan_batch
 from tidemark.offsets.reset import Log, TopicRecreated, check_position, first_position
 from tidemark.offsets.store import ClaimRefused, Position
+from tidemark.rewind.backfill import Backfill, end_now
 from tidemark.sink.commit import Receipt
 from tidemark.spec.model import OffsetReset
 
@@ -56,11 +57,13 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look at the cluster found: a run reads up to these ``ends``."""
+    """What a look at the cluster found: a run reads up to these ``ends``. With ``backfill`` they are those of what a rewind has skipped:
+    the claims are its side group's, and what is stored of them is of its group."""
 
     topics: Sequence[Topic]
     logs: Mapping[TopicPartition, Log]
     ends: Mapping[TopicPartition, int]
+    backfill: Backfill | None = None
 
 
 class Holding(RebalanceListener):
@@ -109,8 +112,9 @@ class Holding(RebalanceListener):
 
     def next_batch(self, max_records: int) -> list[Slice]:
         """What to read next, as far as an operator lets it flow (`tidemark.offsets.flow`); empty when there is nothing left."""
+        backfill = self._found.backfill
         with transaction(self._connection) as cur:
-            now = flow.read(cur, self._me().group_id)
+            now = flow.read(cur, self._me().group_id if backfill is None else backfill.group_id)
         open_ = now.open(self.claims, self._found.ends)
         ends = now.bounded(open_, self._found.ends, self._cluster.times_at, self._cluster.offsets_for_time)
         return plan_batch(open_, ends, max_records)
@@ -215,7 +219,8 @@ def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Co
         for partition in (partition for partition in topic.all() if partition in partitions):
             try:
                 # what is new under a name that the group has read is read from its start, also under `latest`
-                claims.append(_claim(connection, me, ids[topic.name], found.logs[partition], log_now, topic_known=bool(mine or old)))
+                log_ = found.logs[partition]
+                claims.append(_claim(connection, me, ids[topic.name], log_, log_now, found.backfill, topic_known=bool(mine or old)))
             except ClaimRefused as error:
                 if me.member_id is None:
                     raise
@@ -223,13 +228,17 @@ def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Co
     return claims
 
 
-def _claim(connection: Connection, me: Claimant, topic_id: int, found: Log, log_now: LogNow, *, topic_known: bool) -> Claim:
+def _claim(
+    connection: Connection, me: Claimant, topic_id: int, found: Log, log_now: LogNow, backfill: Backfill | None, *, topic_known: bool
+) -> Claim:
     for grace_ms in (GRACE_MS, GRACE_MS):
         try:
             with transaction(connection) as cur:
                 cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(grace_ms),))
                 if me.member_id is not None:
                     store.require_member(cur, me.group, me.group_id, me.member_id)
+                if backfill is not None:
+                    return _claim_skipped(cur, me, topic_id, found, backfill)
                 return _claim_row(cur, me, topic_id, found, log_now, topic_known=topic_known)
         except DatabaseUnavailable as error:
             if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
@@ -261,6 +270,21 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, log_now: Lo
         store.record_lost(cur, me.group_id, me.attempt_id, topic_id, partition.partition, *jump.lost, jump.reason)
         log.warning("records lost group=%s partition=%s start=%s end=%s reason=%s", me.group, partition, *jump.lost, jump.reason)
     return store.jump(cur, me.group_id, claim, jump.to)
+
+
+def _claim_skipped(cur: Cursor, me: Claimant, topic_id: int, found: Log, backfill: Backfill) -> Claim:
+    """Of a backfill: what retention has taken of the rest is lost for good, and is stored as that."""
+    partition = found.partition
+    claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, end=found.end)
+    end = end_now(cur, backfill, topic_id, partition)  # under the lock of the position, without which no rewind draws it nearer
+    jump = None if claim.position >= end else check_position(found, claim.position, me.reset)
+    if jump is None:
+        return claim
+    to = min(jump.to, end)
+    store.shorten_skipped(cur, backfill.group_id, topic_id, partition, claim.position, to)
+    store.record_lost(cur, backfill.group_id, me.attempt_id, topic_id, partition.partition, claim.position, to, jump.reason)
+    log.warning("records lost group=%s partition=%s start=%s end=%s reason=%s", me.group, partition, claim.position, to, jump.reason)
+    return store.jump(cur, me.group_id, claim, to)
 
 
 def _leave_behind(connection: Connection, me: Claimant, old: Iterable[Position]) -> None:

@@ -9,6 +9,9 @@ from there.
 A consumer with one member takes all partitions by hand. With several, each is a member of the group (`tidemark.group.member`): between two
 batches it hears what was assigned to it and what was taken away, and it ends when nothing that it holds is left to read.
 
+A run of a backfill (`tidemark.rewind.backfill`) is a bounded one by hand of its side group: it reads what a rewind has skipped, and commits
+it as the group's. Its ends are looked at before each batch, because a rewind of the group may draw them nearer.
+
 A continuous run starts the engine first, and then takes over from the run before it, which learns so before its next batch and ends. A run
 whose partitions a rewind has moved learns it likewise, claims them again and goes on from the new positions.
 """
@@ -23,20 +26,24 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemark import schema
 from tidemark.connections import Connections
-from tidemark.consume.claims import Holding
+from tidemark.consume.claims import Found, Holding
 from tidemark.consume.seat import Attempt, GroupSeat, Interrupt, TakenByHand
-from tidemark.consume.window import Window, last_records, look, window_of
+from tidemark.consume.told import Told
+from tidemark.consume.window import Bounded, Window, last_records, look, window_of
 from tidemark.consume.work import payloads
 from tidemark.db import session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
+from tidemark.offsets.reset import Log
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
+from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated, ends, find, of_attempt
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.table import Layout
 from tidemark.spec import ConsumerSpec, Run
+from tidemark.spec.model import OffsetReset
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -98,12 +105,17 @@ def kind(error: BaseException) -> str:
     return next((word for word, each in kinds.items() if isinstance(error, each)), "failed")
 
 
-def open_attempt(database_url: str, group: str, task: TaskIdentity) -> int:
-    """Writes the attempt's row, before the driver that it is for is started. Raises `SchemaMismatch`."""
+def open_attempt(database_url: str, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
+    """Writes the attempt's row, before the driver that it is for is started. ``backfill_of``: it reads what this rewind has skipped.
+
+    Raises `SchemaMismatch`, and `BadInput` if the rewind has left no backfill of the group.
+    """
     with session(database_url) as connection:
         schema.require_current(connection)
         with transaction(connection) as cur:
-            return store.new_attempt(cur, store.ensure_group(cur, group), task)
+            if backfill_of is not None:
+                find(cur, group, backfill_of)
+            return store.new_attempt(cur, store.ensure_group(cur, group), task, backfill_of=backfill_of)
 
 
 Start = Callable[[int | None], Engine]
@@ -113,7 +125,7 @@ Start = Callable[[int | None], Engine]
 def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
     """Runs an attempt to its end and writes how it ended on its row; raises what made it fail."""
     try:
-        with session(connections.database_url, application=f"tidemark driver {spec.group}") as connection:
+        with session(connections.database_url, application=f"tidemark driver {attempt_id}") as connection:
             schema.require_current(connection)
             _run(connection, spec, connections, attempt_id, start)
             with transaction(connection) as cur:
@@ -127,8 +139,11 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
 
 def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
     with transaction(connection) as cur:
+        backfill = of_attempt(cur, attempt_id)
+        if backfill is not None:
+            spec = _as_backfill(spec, backfill)
         group_id = store.ensure_group(cur, spec.group)
-        earlier = store.earlier_attempts(cur, attempt_id)
+        earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone say what is left of it
         if spec.run is Run.CONTINUOUS:  # its ends are those of the moment; it is done when it says so
             earlier = [one for one in earlier if one["state"] == "COMMITTED"]
         done_by = _already_committed(earlier, store.positions(cur, spec.group))
@@ -137,21 +152,22 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
         return
 
     cluster = Cluster(connections.kafka)
-    window = window_of(cluster, spec)
+    window = window_of(cluster, spec) if backfill is None else _Skipped(connection, backfill)
     interrupt = Interrupt()
     try:
         if spec.run is Run.CONTINUOUS:  # before it takes over from the run before it, which reads meanwhile
             interrupt.engine = start(None)
             interrupt.engine.warm_up(last_records(look(cluster, spec)))
-        found = look(cluster, spec)  # ①
+        found = look(cluster, spec) if backfill is None else _look_back(cluster, backfill)  # ①
         attempt = Attempt(attempt_id, group_id, spec, connections)
         taken = (
             GroupSeat(connection, attempt, cluster, found, interrupt)
             if spec.members > 1
             else TakenByHand(connection, attempt, cluster, found)
         )
-        with contextlib.closing(taken) as seat:  # ②, ③, ⑥
-            _read(connection, attempt, seat, interrupt, start, window, lambda slices: _require_same(cluster, seat.held, slices))
+        told = Told(connections.database_url, spec.group if backfill is None else backfill.group, group_id, interrupt)
+        with contextlib.closing(told), contextlib.closing(taken) as seat:  # ②, ③, ⑥
+            _read(connection, attempt, seat, interrupt, told, start, window, lambda slices: _require_same(cluster, seat.held, slices))
     except Fenced as error:
         if spec.run is not Run.CONTINUOUS:
             raise
@@ -166,6 +182,7 @@ def _read(
     attempt: Attempt,
     seat: TakenByHand | GroupSeat,
     interrupt: Interrupt,
+    told: Told,
     start: Start,
     window: Window,
     require_same: Callable[[Sequence[Slice]], None],
@@ -192,11 +209,11 @@ def _read(
             if interrupt.engine is None:
                 interrupt.engine = start(seat.held.left)  # ④
             if target is None:
-                target = Target(attempt.connections.database_url, attempt.group_id, attempt_id, interrupt.engine.layout(connection))
-                target = target if limit is None else replace(target, max_rejected=limit)
+                target = _target(attempt, interrupt.engine.layout(connection), seat.held.found.backfill)
             reading = True
             require_same(slices)  # ⑤
-            receipts = _batch(interrupt.engine, target, attempt.connections, slices)
+            with told.in_flight(slices):
+                receipts = _batch(interrupt.engine, target, attempt.connections, slices)
         except TidemarkError as error:
             tries += reading or not isinstance(error, OffsetFenced)  # a fence that was noticed in time is no batch that failed
             if not seat.may_go_on(error, tries, interrupted=interrupt.pulled):
@@ -204,7 +221,7 @@ def _read(
             try:
                 seat.start_over()
             except ClaimRefused as refused:
-                raise error from refused
+                raise (refused if interrupt.pulled else error) from refused  # what an interrupted batch died of says nothing
             log.warning("batch ended early, going on from what is committed group=%s attempt=%s: %s", spec.group, attempt_id, error)
             continue
         tries = 0
@@ -215,6 +232,48 @@ def _read(
             raise TooManyFailed(failed=rejected, limit=limit)
     if interrupt.engine is None:
         log.info("nothing to read group=%s attempt=%s partitions=%s", spec.group, attempt_id, len(seat.held.claims))
+
+
+def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Target:
+    target = Target(attempt.connections.database_url, attempt.group_id, attempt.attempt_id, layout)
+    limit = attempt.spec.batch.max_failed_records
+    target = target if limit is None else replace(target, max_rejected=limit)
+    return target if backfill is None else replace(target, group_id=backfill.group_id, side_id=backfill.side_id)
+
+
+class _Skipped(Bounded):
+    """What a rewind has skipped, up to where the group has not been moved back to since."""
+
+    def __init__(self, connection: Connection, backfill: Backfill) -> None:
+        self._connection, self._backfill = connection, backfill
+
+    def move(self, seat: TakenByHand | GroupSeat) -> None:
+        """Comes after the claims and before the look at their epochs: an end that comes nearer in between is noticed there."""
+        with transaction(self._connection) as cur:
+            now = ends(cur, self._backfill)
+        found = seat.held.found
+        seat.see(replace(found, ends={partition: min(now.get(partition, 0), log.end) for partition, log in found.logs.items()}))
+
+
+def _as_backfill(spec: ConsumerSpec, backfill: Backfill) -> ConsumerSpec:
+    """The consumer as one that reads in the backfill's side group, by hand and bounded. What it skips of a log by itself is only what is
+    gone from it."""
+    reset = OffsetReset.EARLIEST if spec.offset_reset is OffsetReset.LATEST else spec.offset_reset
+    return spec.model_copy(update={"group": backfill.side, "run": Run.BOUNDED, "members": 1, "offset_reset": reset})
+
+
+def _look_back(cluster: Cluster, backfill: Backfill) -> Found:
+    """As `look`, at the partitions of which something is left to be read. Raises `TopicsMissing` and `SkippedTopicRecreated`."""
+    left = [part for part in backfill.parts if part.left]
+    topics = cluster.topics(sorted({part.partition.topic for part in left}))
+    uuids = {topic.name: topic.kafka_uuid for topic in topics}
+    for part in left:
+        if uuids[part.partition.topic] != part.kafka_uuid:
+            raise SkippedTopicRecreated(topic=part.partition.topic, rewind_id=backfill.rewind_id)
+    partitions = [part.partition for part in left]
+    starts, stable = cluster.log_starts(partitions), cluster.stable_ends(partitions)
+    logs = {partition: Log(partition, starts[partition], max(starts[partition], stable[partition])) for partition in partitions}
+    return Found(topics, logs, {part.partition: part.end for part in left}, backfill)
 
 
 def _require_same(cluster: Cluster, held: Holding, slices: Sequence[Slice]) -> None:

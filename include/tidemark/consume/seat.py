@@ -94,7 +94,7 @@ class TakenByHand:
 
     def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
         """Is a failed batch to be tried again in this run? One that a rewind has cut off, for which nobody else need claim."""
-        return tries < TRIES and isinstance(error, OffsetFenced)
+        return interrupted or (tries < TRIES and isinstance(error, OffsetFenced))
 
     def start_over(self) -> None:
         """Claims again from the new positions on. Raises `ClaimRefused` if it was no rewind but a newer attempt."""

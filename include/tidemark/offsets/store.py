@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidemark.db import rows, statements
-from tidemark.errors import Fenced
+from tidemark.errors import Broken, Fenced
 from tidemark.group.errors import UnknownMemberId
 from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 SQL = statements("tidemark.offsets", "store.sql")
+
+ABANDONED_AFTER = timedelta(hours=24)
 
 LostReason = Literal["retention", "topic re-created", "reset to latest"]
 
@@ -53,6 +55,21 @@ class ClaimRefused(Fenced):
         return (
             f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is no "
             "newer one and cannot take it."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class NotSkipped(Broken):
+    """A backfill has read a range that is not stored as skipped by a rewind."""
+
+    partition: TopicPartition
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partition} [{self.start}, {self.end}) was to be backfilled, but no lost_range row of a rewind covers it: somebody has "
+            "changed tidemark.lost_range or tidemark.backfill. Nothing was stored."
         )
 
 
@@ -163,7 +180,7 @@ def claim(
     return Claim(partition, topic_id, row[0], Epoch(row[1]))
 
 
-def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim]) -> None:
+def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) -> None:
     """Raises `OffsetFenced` for the first of these partitions whose epoch is another by now."""
     held = {(claim.topic_id, claim.partition.partition): claim for claim in claims}
     cur.execute(SQL["epochs"], {"group_id": group_id, "topic_ids": sorted({claim.topic_id for claim in claims})})
@@ -234,8 +251,8 @@ def record_lost(
     )
 
 
-def move_offset(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
-    """Moves the partition's offset from ``part.start`` to ``part.end`` (I2).
+def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> Counts | None:
+    """Moves the partition's offset from ``part.start`` to ``part.end`` (I2). ``ledger``: the group whose ledger it is, if another one.
 
     Comes before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` when the
     offset was moved, and the ledger's counts if a twin of this task (retried, speculative) had already committed the very slice.
@@ -247,20 +264,20 @@ def move_offset(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
         return None
     cur.execute(SQL["read_offset"], key)
     row = cur.fetchone()
-    twin = _ledger(cur, key) if row is not None and row[:2] == (part.end, part.epoch) else None
+    of_ledger = _key(group_id if ledger is None else ledger, part)
+    twin = _ledger(cur, of_ledger) if row is not None and row[:2] == (part.end, part.epoch) else None
     if twin is None:
         raise _fenced(cur, key, part.partition, part.epoch)
     return twin
 
 
-def committed(cur: Cursor, group_id: int, part: Slice) -> Counts | None:
+def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> Counts | None:
     """The ledger's counts of exactly this slice under this epoch, or `None`. Waits for a commit that is in flight on the row.
 
-    Only the ledger is asked: a newer owner may have moved the row on since.
+    Only the ledger (``ledger``: of that group) is asked: a newer owner may have moved the row on since.
     """
-    key = _key(group_id, part)
-    cur.execute(SQL["read_offset"], key)
-    return _ledger(cur, key)
+    cur.execute(SQL["read_offset"], _key(group_id, part))
+    return _ledger(cur, _key(group_id if ledger is None else ledger, part))
 
 
 def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: Counts) -> int:
@@ -269,14 +286,22 @@ def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, count
     return int(_one(cur)[0])
 
 
+def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, start: int, end: int) -> None:
+    """Says that ``[start, end)``, the head of a range that a rewind has skipped, is accounted for otherwise now. Raises `NotSkipped`."""
+    key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
+    cur.execute(SQL["shorten_skipped"], {**key, "start": start, "end": end})
+    if cur.fetchone() is None:
+        raise NotSkipped(partition=partition, start=start, end=end)
+
+
 def anchor_batches(cur: Cursor, batch_ids: Sequence[int]) -> None:
     """Says that the rows of these batches belong to all of them, and have the start of the first one as their lineage."""
     cur.execute(SQL["anchor_batches"], {"anchor_id": batch_ids[0], "batch_ids": list(batch_ids)})
 
 
-def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity) -> int:
-    """Writes the row of a new attempt and returns its id."""
-    cur.execute(SQL["new_attempt"], {"group_id": group_id, **asdict(task)})
+def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
+    """Writes the row of a new attempt and returns its id. ``backfill_of``: it reads what this rewind has skipped, and nothing else."""
+    cur.execute(SQL["new_attempt"], {"group_id": group_id, "backfill_of": backfill_of, **asdict(task)})
     return int(_one(cur)[0])
 
 
@@ -296,6 +321,12 @@ def read_attempt(cur: Cursor, attempt_id: int) -> dict[str, Any] | None:
 def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, Any]]) -> None:
     """Stores what the run will read; a run is bounded by what was there when it started."""
     cur.execute(SQL["plan_attempt"], {"attempt_id": attempt_id, "planned": json.dumps(list(planned))})
+
+
+def end_abandoned(cur: Cursor, after: timedelta = ABANDONED_AFTER) -> list[int]:
+    """Ends attempts that began longer ago than ``after`` and whose driver is gone; returns which."""
+    cur.execute(SQL["end_abandoned"], {"after": after})
+    return [attempt_id for (attempt_id,) in cur.fetchall()]
 
 
 def end_attempt(cur: Cursor, attempt_id: int, error: Mapping[str, str] | None = None) -> None:

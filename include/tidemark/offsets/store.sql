@@ -106,6 +106,22 @@ INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_off
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(epoch)s, %(attempt_id)s,
         %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s) RETURNING batch_id;
 
+-- name: shorten_skipped
+-- What a backfill has read is skipped no more: the lost range that starts there starts behind it, and goes if nothing of it is left. Locks
+-- that row. No row returned: there is no such range.
+WITH skipped AS (
+    SELECT lost_range_id, end_offset FROM tidemark.lost_range
+     WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+       AND start_offset = %(start)s AND end_offset >= %(end)s AND reason = 'rewind' FOR UPDATE
+), gone AS (
+    DELETE FROM tidemark.lost_range USING skipped
+     WHERE lost_range.lost_range_id = skipped.lost_range_id AND skipped.end_offset = %(end)s
+), shortened AS (
+    UPDATE tidemark.lost_range SET start_offset = %(end)s FROM skipped
+     WHERE lost_range.lost_range_id = skipped.lost_range_id AND skipped.end_offset > %(end)s
+)
+SELECT end_offset FROM skipped;
+
 -- name: anchor_batches
 -- Says that the rows of these batches, new ones of the same transaction, have the lineage of the first of them.
 UPDATE tidemark.batch SET anchor_id = %(anchor_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
@@ -124,8 +140,8 @@ WITH ended AS (
            error = jsonb_build_object('kind', 'fenced', 'type', 'Superseded', 'text', 'A newer try took over before this one had ended.')
      WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s AND task_id = %(task_id)s AND map_index = %(map_index)s AND state = 'RUNNING'
 )
-INSERT INTO tidemark.attempt (group_id, dag_id, run_id, task_id, map_index, try_number)
-VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(task_id)s, %(map_index)s, %(try_number)s) RETURNING attempt_id;
+INSERT INTO tidemark.attempt (group_id, dag_id, run_id, task_id, map_index, try_number, backfill_of)
+VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(task_id)s, %(map_index)s, %(try_number)s, %(backfill_of)s) RETURNING attempt_id;
 
 -- name: earlier_attempts
 -- The attempts of one Airflow task before this one, newest first. Locks nothing.
@@ -144,6 +160,16 @@ UPDATE tidemark.attempt SET planned = %(planned)s WHERE attempt_id = %(attempt_i
 -- Ends an attempt that is still running; who comes second changes nothing. Locks its row.
 UPDATE tidemark.attempt SET state = %(state)s, error = %(error)s, ended_at = clock_timestamp()
  WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING';
+
+-- name: end_abandoned
+-- Ends attempts of long ago whose driver has no session any more: it was killed, and nobody followed it. Locks their rows.
+UPDATE tidemark.attempt
+   SET state = 'FAILED', ended_at = clock_timestamp(),
+       error = jsonb_build_object('kind', 'unavailable', 'type', 'DriverGone', 'text', 'Its driver ended without a word.')
+ WHERE state = 'RUNNING' AND started_at < clock_timestamp() - %(after)s
+   AND NOT EXISTS (SELECT FROM pg_stat_activity
+                    WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt_id)
+RETURNING attempt_id;
 
 -- name: attempt_ledger
 -- What an attempt has committed so far, a row a partition. Locks nothing.

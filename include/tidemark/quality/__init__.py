@@ -13,7 +13,9 @@ no verdict. A crash between reading and storing stores nothing either; validate 
 committed, its view (`validated_view_ddl`) only what lies below the validated offset.
 
 `ranges` merges what a run wrote (values in, values out), `conservation` compares the tables, `suite` reads suite files, `judge` holds
-Great Expectations, imported when it is first needed, `validation` puts them together and stores, `view` writes the view's DDL.
+Great Expectations, imported when it is first needed, `validation` puts them together and stores, `view` writes the view's DDL. `reaction`
+takes a run back whose verdict is critical, where its consumer's file wants that; it is imported by whoever calls it, because rewinds
+are made of this package.
 """
 
 from tidemark.quality.conservation import Kind, Violation, check_conservation

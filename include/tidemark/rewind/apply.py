@@ -2,7 +2,8 @@
 
     ① read the plan, ask Kafka whether it still holds   ② lock the groups and the rewind   ③ lock the positions, in order
     ④ refuse if the plan is stale   ⑤ keep the before-image   ⑥ take superseded rows, failed records and ledger out
-    ⑦ of an undo: put back what the undone rewind had taken out   ⑧ store what will not be read   ⑨ raise epochs, move positions
+    ⑦ of an undo: put back what the undone rewind had taken out   ⑧ store what will not be read, or only by a backfill
+    ⑨ raise epochs, move positions
     ⑩ mark the rewind as applied, tell the members   ⑪ commit
 
 Nobody has to stop. A commit that is in flight on one of the partitions is waited for, and after `GRACE_MS` its session is ended; from ③ on
@@ -12,6 +13,7 @@ locked against readers is nothing, but for a table partition that is moved whole
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.quality.conservation import on_table
-from tidemark.rewind import undo
+from tidemark.rewind import backfill, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
 from tidemark.rewind.model import Plan, State
 from tidemark.rewind.plan import ClusterOf, basis_of, torn
@@ -148,8 +150,9 @@ def apply(
             cur.execute(SQL["partitions"], key)
             planned = rows(cur)
             positions = [_lock_position(cur, part) for part in planned]  # ③
+            for side in backfill.to_lock(cur, key):
+                _lock_position(cur, side)
             moved = _expired(locked) + _moved(cur, key, specs) + _crossed(plan, planned, positions, found)  # ④
-            moved += _written_over(cur, plan, planned, positions, specs)
             if not moved:
                 cur.execute(SQL["keep_before_image"], key)  # ⑤
                 images = rows(cur)
@@ -158,9 +161,11 @@ def apply(
                 raise StalePlan(rewind_id=rewind_id, moved=tuple(moved))
             _supersede(cur, plan, key, images)  # ⑥
             if plan.undo_of is not None:  # ⑦
-                _put_back(cur, plan, key)
+                _put_back(cur, plan, key, specs)
             cur.execute(SQL["record_lost"], key)  # ⑧
+            backfill.follow(cur, key, make=plan.backfill)
             cur.execute(SQL["move"], key)  # ⑨
+            overwritten.set_floors(cur, key)
             cur.execute(SQL["mark_undone"], key)  # ⑩
             cur.execute(SQL["mark_applied"], {**key, "by": by, "approved_by": approved_by, "dag_id": dag_id, "run_id": run_id})
             for group in plan.groups:
@@ -278,21 +283,6 @@ def _crossed(plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequen
     return said
 
 
-def _written_over(
-    cur: Cursor, plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], specs: Mapping[int, ConsumerSpec]
-) -> list[str]:
-    """Of an undo on an upsert sink: the partitions on which the group has read on, see `undo.written_over`."""
-    if plan.undo_of is None or plan.allow_loss:
-        return []
-    images = {(image.group_id, image.topic_id, image.partition.partition): image for image in undo.read_images(cur, plan.undo_of)}
-    found = []
-    for part, position in zip(planned, positions, strict=True):
-        image, sink = images[part["group_id"], part["topic_id"], part["partition"]], specs[part["group_id"]].sink
-        if sink.key and not part["hold"] and position is not None and position > image.new:
-            found.append(undo.written_over(plan.undo_of, image.partition, sink.table))
-    return found
-
-
 def _supersede(cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]]) -> None:
     sinks = {group.group_id: group.table for group in plan.groups}
     for group_id, sink in sorted(sinks.items()):
@@ -308,12 +298,16 @@ def _supersede(cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence
         cur.execute(on_table(SQL["keep_heads"], sink), {**key, "group_id": group_id})
 
 
-def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any]) -> None:
+def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> None:
     assert plan.undo_of is not None
     for name in ("drop_heads", "drop_lost_heads", "put_batches_back", "put_failed_records_back", "put_lost_ranges_back"):
         cur.execute(SQL[name], key)
     for group in sorted(plan.groups, key=lambda group: group.group_id):
-        put_back(cur, plan.undo_of, group.group_id, group.table)
+        numbers, columns = {**key, "group_id": group.group_id}, specs[group.group_id].sink.key
+        overwritten.put_back(cur, numbers, group.table, columns)
+        give_way = functools.partial(overwritten.give_way, cur, numbers, group.table, columns)
+        put_back(cur, plan.undo_of, group.group_id, group.table, give_way)
+        overwritten.unpark(cur, numbers)
 
 
 def _shown(columns: Sequence[Sequence[str]]) -> str:

@@ -1,15 +1,15 @@
 """The rows that a rewind takes out of a sink, and that an undo puts back: moved, never only deleted.
 
 Rows are superseded by lineage, also in an upsert sink. There a row that a superseded record had written over is gone already, and comes
-back only with the replay: until that has passed the rewind's old position, the sink lacks the keys whose last record was superseded.
-For the same reason an undo cannot bring back a row from before the rewind whose key the replay wrote and the superseded records had not:
-a mended transform that makes other keys than the wrong one takes such rows with it.
+back only with the replay: until that has passed the rewind's old position, the sink lacks the keys whose last record was superseded. Rows
+from before the rewind that the replay writes over are another matter, see `tidemark.rewind.overwritten`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,26 +103,35 @@ def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, spans: Itera
         cur.execute(SQL["drop_archive"].format(archive=archive))
 
 
-def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str) -> None:
+def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Callable[[str], None]) -> None:
     """Moves the rows of a rewind's archives back into their sink, and drops the archives; does not commit.
 
-    Raises `RowsRefused`, for instance for a key that another Kafka partition has taken since, and `ArchiveWrong`.
+    ``give_way`` is called with each archive before: rows of the sink that stand in the place of its rows may be moved away. Raises
+    `RowsRefused`, for instance for a key that another Kafka partition has taken since, and `ArchiveWrong`.
     """
     cur.execute(SQL["kept"], {"rewind_id": rewind_id, "group_id": group_id})
     for kept in rows(cur):
+        give_way(kept["relation"])
         cur.execute(SQL["columns"], {"archive": kept["relation"], "table": quoted_table(sink)})
         names = {"archive": kept["relation"], "table": quoted_table(sink), "columns": listed([name for (name,) in cur.fetchall()])}
-        try:
+        with refusals(sink, kept["relation"]):
             cur.execute(SQL["put_back"].format(**names))
-        except psycopg2.Error as error:
-            if is_outage(error) or error.pgcode is None or error.pgcode[:2] not in {"22", "23", "44"}:
-                raise
-            said = " ".join(text for text in (error.diag.message_primary, error.diag.message_detail) if text)
-            raise RowsRefused(table=sink, archive=kept["relation"], message=said) from error
         if cur.rowcount != kept["rows"]:
             raise ArchiveWrong(archive=kept["relation"], stored=kept["rows"], found=cur.rowcount)
         cur.execute(SQL["drop_archive"].format(**names))
         cur.execute(SQL["note_put_back"], {"rewind_id": rewind_id, "number": kept["number"]})
+
+
+@contextlib.contextmanager
+def refusals(sink: str, archive: str) -> Iterator[None]:
+    """What Postgres says of rows that it does not take, as `RowsRefused`."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        if is_outage(error) or error.pgcode is None or error.pgcode[:2] not in {"22", "23", "44"}:
+            raise
+        said = " ".join(text for text in (error.diag.message_primary, error.diag.message_detail) if text)
+        raise RowsRefused(table=sink, archive=archive, message=said) from error
 
 
 def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: Span) -> int:

@@ -114,6 +114,8 @@ class PartitionPlan:
     """A range between the target and the start of the log that nobody can read any more."""
     superseded_from: int | None = None
     """What was made from this offset and those behind it is taken out."""
+    backfill_left: int | None = None
+    """Offsets of what is skipped that a backfill still has to read; `None`: there is none, or not yet."""
 
     @property
     def replay(self) -> int:
@@ -173,6 +175,8 @@ class Plan:
     applied_at: datetime | None = None
     dag_id: str | None = None
     run_id: str | None = None
+    backfill: bool = False
+    """What is skipped is to be read later, by a run of its own (`tidemark.rewind.backfill`)."""
 
     def __iter__(self) -> Iterator[tuple[GroupPlan, PartitionPlan]]:
         for group in self.groups:

@@ -30,6 +30,7 @@ from tidemark.rewind.store import read_plan
 from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, targets
 from tidemark.sink.table import SinkMissing, read_columns
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.model import OnFailure
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -85,6 +86,7 @@ def plan(
     reason: str,
     by: str,
     allow_loss: bool = False,
+    backfill: bool = False,
     expires_in: timedelta = EXPIRES_IN,
     dag_id: str | None = None,
     run_id: str | None = None,
@@ -92,7 +94,8 @@ def plan(
     """Stores what a rewind of these consumers would do, and returns it; changes nothing else, and needs nobody to stop.
 
     ``connection`` is to the database of the consumers' sinks, which must be one; all of them are moved, or none is. ``by`` says who asks,
-    ``dag_id`` and ``run_id`` for which Airflow run. With ``allow_loss`` what lies before the start of a log goes on at the start.
+    ``dag_id`` and ``run_id`` for which Airflow run. With ``allow_loss`` what lies before the start of a log goes on at the start. With
+    ``backfill`` what is skipped will be there for a run of its own to read (`tidemark.rewind.backfill`).
     A partition that the group has no position on, or of which the scenario says nothing, is no part of the plan.
 
     Raises `TargetsOutOfRange` with every target that no log has, `PlanRefused` with what else stands against it (a topic that was created
@@ -118,10 +121,13 @@ def plan(
         raise TargetsOutOfRange(outside=tuple(outside))
     if not any(consumer.moves for consumer in asked):
         raise PlanRefused(problems=("Of the chosen partitions there is none that this scenario says anything about.",))
+    if backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in asked for move in consumer.moves)):
+        raise PlanRefused(problems=("This rewind skips nothing, so that there is nothing for a backfill to read: leave --backfill out.",))
     rewind = {
         "scenario": json.dumps(to_json(scenario)),
         "undo_of": scenario.rewind_id if isinstance(scenario, Undo) else None,
         "allow_loss": allow_loss,
+        "backfill": backfill,
         "reason": reason,
         "by": by,
         "expires_in": expires_in,
@@ -251,8 +257,6 @@ def _undo(
         elif not (image.old <= place.end and (image.old >= place.start or allow_loss)):
             outside.append(Outside(image.partition, image.old, place.start, place.end))
         else:
-            if consumer.spec.sink.key and place.position > image.new and not allow_loss:
-                problems.append(undo.written_over(scenario.rewind_id, image.partition, consumer.spec.sink.table))
             consumer.moves.append(Move(place, image.old, max(image.old, place.start), image.superseded_from))
     return problems, outside
 
@@ -277,13 +281,14 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]
             "superseded": [move.superseded_from for move in consumer.moves],
         })  # fmt: skip
         cur.execute(on_table(SQL["count_superseded"], consumer.spec.sink.table), key)
-        cur.execute(SQL["note_told"], key)
+        validation = consumer.spec.validation
+        cur.execute(SQL["note_told"], {**key, "reports": validation is not None and validation.on_failure is OnFailure.REPORT})
     return read_plan(cur, rewind_id)
 
 
 def _digest(rewind: Mapping[str, Any], consumers: Sequence[Consumer]) -> str:
     """Two plans with the same digest are the same moves, made from the same state."""
-    said = [rewind["scenario"], rewind["allow_loss"]]
+    said = [rewind["scenario"], rewind["allow_loss"], rewind["backfill"]]
     state = [
         [
             consumer.group_id,

@@ -26,8 +26,9 @@ SELECT topic_id, partition, min(start_offset) AS start_offset
  GROUP BY topic_id, partition;
 
 -- name: add_rewind
-INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, reason, planned_by, expires_at, digest, dag_id, run_id)
-VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s, %(digest)s, %(dag_id)s, %(run_id)s)
+INSERT INTO tidemark.rewind (scenario, undo_of, allow_loss, backfill, reason, planned_by, expires_at, digest, dag_id, run_id)
+VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(backfill)s, %(reason)s, %(by)s, clock_timestamp() + %(expires_in)s, %(digest)s,
+        %(dag_id)s, %(run_id)s)
 RETURNING rewind_id;
 
 -- name: add_group
@@ -52,16 +53,16 @@ UPDATE tidemark.rewind_partition part
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND NOT hold;
 
 -- name: note_told
--- Whether readers were told of what goes: batches of Airflow runs whose verdict did not keep the asset's event back.
+-- Whether readers were told of what goes: batches of Airflow runs with a verdict that did not keep the asset's event back.
 UPDATE tidemark.rewind_group grp SET told = ARRAY[sink]
  WHERE rewind_id = %(rewind_id)s
    AND EXISTS (SELECT FROM tidemark.rewind_partition part
                  JOIN tidemark.batch ON batch.group_id = part.group_id AND batch.topic_id = part.topic_id
                       AND batch.partition = part.partition AND batch.end_offset > part.superseded_from
                  JOIN tidemark.attempt USING (attempt_id)
-                 LEFT JOIN tidemark.validation USING (validation_id)
+                 JOIN tidemark.validation USING (validation_id)
                 WHERE part.rewind_id = grp.rewind_id AND part.group_id = grp.group_id AND NOT part.hold
-                  AND attempt.dag_id IS NOT NULL AND verdict IS DISTINCT FROM 'critical');
+                  AND attempt.dag_id IS NOT NULL AND (verdict <> 'critical' OR %(reports)s));
 
 -- name: torn_anchors
 -- Batches that can only be taken back together, of which the rewind would take a part; a row for each partition of theirs. ``goes_from``

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements, transaction
+from tidemark.rewind.overwritten import KEPT
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -21,7 +22,7 @@ KEEP = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """An archive that is gone: its rewind cannot be undone or verified any more."""
+    """An archive, or rows that were written over, that are gone: the rewind cannot be undone any more, nor verified without its archive."""
 
     rewind_id: int
     relation: str
@@ -29,7 +30,8 @@ class Removed:
 
 
 def remove_archives(connection: Connection, keep: timedelta = KEEP) -> list[Removed]:
-    """Drops the archives of rewinds that were applied longer ago than ``keep``, each in a transaction of its own."""
+    """Drops the archives of rewinds that were applied longer ago than ``keep``, and what was written over since then in upsert sinks; each
+    in a transaction of its own."""
     with transaction(connection) as cur:
         cur.execute(SQL["outdated"], {"keep": keep})
         outdated = rows(cur)
@@ -42,4 +44,23 @@ def remove_archives(connection: Connection, keep: timedelta = KEEP) -> list[Remo
             cur.execute(f"DROP TABLE IF EXISTS {archive['relation']}")
         removed.append(Removed(archive["rewind_id"], archive["relation"], archive["rows"]))
         log.info("archive removed rewind=%s table=%s rows=%s", archive["rewind_id"], archive["relation"], archive["rows"])
+    return removed + _remove_overwritten(connection, keep)
+
+
+def _remove_overwritten(connection: Connection, keep: timedelta) -> list[Removed]:
+    with transaction(connection) as cur:
+        cur.execute(SQL["outdated_groups"], {"keep": keep})
+        outdated = rows(cur)
+    removed = []
+    for group in outdated:
+        with transaction(connection) as cur:
+            cur.execute(SQL["forget"], group)
+            if cur.fetchone() is None:
+                continue
+            cur.execute(SQL["drop_floors"], group)
+            cur.execute(SQL["remove_rows"], group)
+            count = cur.rowcount
+        if count:
+            removed.append(Removed(group["rewind_id"], KEPT, count))
+        log.info("rows that were written over removed rewind=%s rows=%s", group["rewind_id"], count)
     return removed

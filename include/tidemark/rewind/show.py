@@ -71,6 +71,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "planned_at": iso(plan.planned_at),
         "expires_at": iso(plan.expires_at),
         "allow_loss": plan.allow_loss,
+        "backfill": plan.backfill,
         "digest": plan.digest,
         "undo_of": plan.undo_of,
         "decided_by": plan.decided_by,
@@ -163,6 +164,13 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
     ]
     if len(gone) > NOTED:
         notes.append(f"of {len(gone) - NOTED:,} more partitions offsets are gone from the log, too")
+    if any(part.backfill_left is not None for part in group.partitions):
+        left = sum(part.backfill_left or 0 for part in group.partitions)
+        notes.append(
+            f"backfill: {counted(left, 'offset')} still to be read; tidemark backfill {group.consumer} {plan.rewind_id} reads them"
+            if left
+            else "backfill: nothing is left to be read"
+        )
     if plan.state is State.PLANNED:
         if not group.partitions:
             notes.append("no partition moves")
@@ -175,7 +183,9 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
 def _closing(plan: Plan) -> list[str]:
     sums = totals(plan)
     least = "At least " if plan.state is State.PLANNED and sums["replay"] else ""
-    read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped"
+    lasts = sums["skip"] and plan.undo_of is None  # what an undo passes over it puts back
+    what = "" if not lasts else ", to be read by the backfill" if plan.backfill else " for ever"
+    read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{what}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
     return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
 
@@ -246,6 +256,7 @@ def _group_json(group: GroupPlan) -> dict[str, Any]:
                 "failed_records": part.failed_records,
                 "superseded_from": part.superseded_from,
                 "lost": list(part.lost) if part.lost else None,
+                "backfill_left": part.backfill_left,
             }
             for part in group.partitions
         ],

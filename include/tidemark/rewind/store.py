@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind.backfill import backfills
 from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State
 from tidemark.rewind.scenario import from_json
 
@@ -94,9 +95,16 @@ def _read(cur: Cursor, rewind_id: int | None, consumer: str | None, limit: int) 
     found = rows(cur)
     ids = {"rewind_ids": [row["rewind_id"] for row in found]}
     cur.execute(SQL["read_partitions"], ids)
+    found_partitions = rows(cur)
+    left = {
+        (one.rewind_id, one.group_id, part.topic_id, part.partition.partition): part.left
+        for one in backfills(cur, rewind_ids=[row["rewind_id"] for row in found if row["backfill"]])
+        for part in one.parts
+    }
     partitions: dict[tuple[int, int], list[PartitionPlan]] = defaultdict(list)
-    for row in rows(cur):
-        partitions[row["rewind_id"], row["group_id"]].append(_partition(row))
+    for row in found_partitions:
+        key = (row["rewind_id"], row["group_id"], row["topic_id"], row["partition"])
+        partitions[row["rewind_id"], row["group_id"]].append(_partition(row, left.get(key)))
     cur.execute(SQL["read_groups"], ids)
     groups: dict[int, list[GroupPlan]] = defaultdict(list)
     for row in rows(cur):
@@ -123,7 +131,7 @@ def _group(row: dict[str, Any], partitions: Sequence[PartitionPlan]) -> GroupPla
     )
 
 
-def _partition(row: dict[str, Any]) -> PartitionPlan:
+def _partition(row: dict[str, Any], backfill_left: int | None) -> PartitionPlan:
     lost_from = row["lost_from"]
     return PartitionPlan(
         partition=TopicPartition(row["topic"], row["partition"]),
@@ -134,4 +142,5 @@ def _partition(row: dict[str, Any]) -> PartitionPlan:
         failed_records=row["failed_records"],
         lost=None if lost_from is None else (lost_from, row["new"]),
         superseded_from=row["superseded_from"],
+        backfill_left=backfill_left,
     )

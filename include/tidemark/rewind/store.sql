@@ -3,7 +3,7 @@
 -- name: read_rewinds
 -- Rewinds: this one, or the newest ones of a consumer (null: of all). Locks nothing.
 SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, planned_at, expires_at, digest, dag_id, run_id,
-       decided_by, decided_at, applied_by, applied_at
+       decided_by, decided_at, applied_by, applied_at, backfill
   FROM tidemark.rewind
  WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
             ELSE %(consumer)s::text IS NULL OR EXISTS (SELECT FROM tidemark.rewind_group part

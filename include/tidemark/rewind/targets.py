@@ -63,6 +63,11 @@ class Move:
     superseded_from: int
     hold: bool = False
 
+    @property
+    def skips(self) -> bool:
+        """Does it leave records out that Kafka has?"""
+        return self.to == self.target > self.place.position
+
 
 @dataclass(frozen=True, slots=True)
 class Outside:

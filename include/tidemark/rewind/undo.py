@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements
 from tidemark.offsets.ranges import TopicPartition
+from tidemark.rewind import overwritten
 from tidemark.rewind.model import State
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import read_columns
@@ -49,14 +50,6 @@ def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
     ]
 
 
-def written_over(rewind_id: int, partition: TopicPartition, sink: str) -> str:
-    """Why a rewind of an upsert sink is not undone once the group has read on: unless every key came again, it would not be as it was."""
-    return (
-        f"{partition}: the group has read on since rewind {rewind_id}. What it wrote over in {sink}, rows of before the rewind among it, "
-        "is kept nowhere. --allow-loss undoes the rewind all the same: such keys are missing then, until a record of theirs comes."
-    )
-
-
 def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]:
     """Why a rewind cannot be undone; empty: it can. ``sinks`` are those of the groups that were asked for, by the group's id."""
     plan = read_plan(cur, rewind_id)
@@ -70,6 +63,7 @@ def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]
     cur.execute(SQL["later_rewinds"], {"rewind_id": rewind_id})
     if later := [str(row[0]) for row in cur.fetchall()]:
         found.append(f"Of the same partitions {', '.join(later)} came after rewind {rewind_id}, and stands. Undo the newest first.")
+    found += overwritten.problems(cur, rewind_id)
     cur.execute(SQL["archives"], {"rewind_id": rewind_id})
     for row in rows(cur):
         sink = sinks.get(row["group_id"])

@@ -11,6 +11,7 @@ from tidemark.errors import Refused
 from tidemark.quality.conservation import on_table
 from tidemark.rewind.model import GroupPlan, State, Undo
 from tidemark.rewind.store import read_plan
+from tidemark.sink.kept import kept_columns, literal
 from tidemark.sink.table import LINEAGE, quoted, read_columns
 
 if TYPE_CHECKING:
@@ -86,8 +87,12 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
     counts = dict.fromkeys(("equal", "changed", "gone", "new"), 0)
     examples: dict[str, tuple[Example, ...]] = {}
     if spans:
-        judged = _judged(cur, rewind_id, group, by, lineage)
+        there = [column.name for column in read_columns(cur, group.table)]
+        kinds = kept_columns(cur, group.table) if key else {}
+        hidden = [name for name in there if key and name not in kinds]  # computed by the table, and not kept of rows that are written over
+        judged = _judged(cur, rewind_id, group, by, lineage, [name for name in there if name not in hidden], kinds)
         parameters = {
+            "hidden": hidden,
             "topic_ids": [span["topic_id"] for span in spans],
             "partitions": [span["partition"] for span in spans],
             "starts": [span["start"] for span in spans],
@@ -104,28 +109,51 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
     return Verified(group.consumer, group.group, group.table, by, replayed, left, **counts, examples=examples)
 
 
-def _judged(cur: Cursor, rewind_id: int, group: GroupPlan, by: tuple[str, ...], lineage: tuple[str, ...]) -> str:
-    """The comparison as SQL, for the rewind's archives of this group as they are."""
+def _judged(
+    cur: Cursor,
+    rewind_id: int,
+    group: GroupPlan,
+    by: tuple[str, ...],
+    lineage: tuple[str, ...],
+    there: Sequence[str],
+    kinds: Mapping[str, str],
+) -> str:
+    """The comparison as SQL, for the rewind's archives of this group as they are. ``kinds``: of an upsert sink, the columns' types."""
     cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id})
     archives = rows(cur)
     if any(archive["gone"] for archive in archives):
         raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are not kept any more.")
-    there = [column.name for column in read_columns(cur, group.table)]
     kept = {archive["relation"]: {column.name for column in read_columns(cur, archive["relation"])} for archive in archives}
-    shared = [_escaped(name) for name in there if all(name in columns for columns in kept.values())]
+    names = [name for name in there if all(name in columns for columns in kept.values())]
+    shared = [_escaped(name) for name in names]
     compared = [name for name in shared if name not in map(_escaped, (*by, *lineage))]
     columns = ", ".join(shared)
     sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in kept]
     sources = sources or [SQL["nothing"].replace("{columns}", columns)]
+    written_over = _written_over(rewind_id, group, by, names, kinds) if kinds else SQL["nothing"].replace("{columns}", columns)
     return on_table(
         SQL["judged"]
         .replace("{archives}", " UNION ALL ".join(sources))
+        .replace("{written_over}", written_over)
         .replace("{by_key}", "true" if by != lineage else "false")
         .replace("{was}", ", ".join(f"was.{name}" for name in compared) or "NULL")
         .replace("{now}", ", ".join(f"now.{name}" for name in compared) or "NULL")
         .replace("{same}", " AND ".join(f"was.{name} = now.{name}" for name in map(_escaped, by))),
         group.table,
     )
+
+
+def _written_over(rewind_id: int, group: GroupPlan, key: Sequence[str], names: Sequence[str], kinds: Mapping[str, str]) -> str:
+    """The rows from before the rewind's point that are kept because the replay has written over them, as SQL with these columns."""
+    values = {name: f"(newer.kept ->> {literal(name)})::{kinds[name]}" for name in names}
+    text = SQL["written_over"].format(
+        key=", ".join(values[name] for name in key),
+        columns=", ".join(f"{value} AS {quoted(name)}" for name, value in values.items()),
+        rewind_id=rewind_id,
+        group_id=group.group_id,
+        sink_name=literal(group.table),
+    )
+    return text.replace("%", "%%")
 
 
 def _escaped(column: str) -> str:

@@ -19,14 +19,28 @@ SELECT {columns} FROM {relation}
 -- name: nothing
 SELECT {columns} FROM {table} WHERE false
 
+-- name: written_over
+-- As `kept`, of the rows from before the rewind that the replay wrote over: of each key the last one before the rewind's point.
+SELECT DISTINCT ON ({key}) {columns}
+  FROM tidemark.rewound_row newer
+  JOIN tidemark.rewind_partition part USING (group_id, topic_id, partition)
+  JOIN tidemark.rewind mine ON mine.rewind_id = part.rewind_id
+  JOIN tidemark.rewind keeper ON keeper.rewind_id = newer.rewind_id AND keeper.applied_no >= mine.applied_no
+ WHERE part.rewind_id = {rewind_id} AND newer.group_id = {group_id} AND newer.sink = {sink_name} AND newer.parked_by IS NULL
+   AND (newer.kafka_topic_id <> newer.topic_id OR newer.kafka_partition <> newer.partition OR newer.kafka_offset < part.superseded_from)
+ ORDER BY {key}, newer.kafka_topic_id DESC, newer.kafka_offset DESC
+
 -- name: judged
--- The rows that were taken out beside those that are there, as far as they have been replayed. A part of the statements below.
+-- The rows that were taken out, or written over, beside those that are there, as far as they have been replayed. A part of the statements
+-- below.
 WITH span AS MATERIALIZED (
     SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[], %(untils)s::bigint[])
              AS span (topic_id, partition, start, until)
 ), was AS (
-    SELECT kept.* FROM ({archives}) kept
+    SELECT kept.*, true AS taken_out FROM ({archives}) kept
       JOIN span ON kafka_topic_id = topic_id AND kafka_partition = partition AND kafka_offset >= start AND kafka_offset < until
+     UNION ALL
+    SELECT written_over.*, false FROM ({written_over}) written_over
 ), now AS (
     SELECT written.*, kafka_offset < until AS replayed FROM {table} written
       JOIN span ON kafka_topic_id = topic_id AND kafka_partition = partition AND kafka_offset >= start AND (kafka_offset < until OR {by_key})
@@ -35,11 +49,11 @@ WITH span AS MATERIALIZED (
                 WHEN ROW({was})::text = ROW({now})::text THEN 'equal' ELSE 'changed' END AS verdict,
            was.kafka_offset, CASE WHEN was.kafka_offset IS NOT NULL THEN was END AS was, CASE WHEN now.replayed IS NOT NULL THEN now END AS now
       FROM was FULL JOIN now ON {same}
-     WHERE was.kafka_offset IS NOT NULL OR now.replayed
+     WHERE was.taken_out OR now.replayed
 )
 
 -- name: counts
 SELECT verdict, count(*) FROM judged GROUP BY verdict;
 
 -- name: examples
-SELECT to_jsonb(was), to_jsonb(now) - 'replayed' FROM judged WHERE verdict = %(verdict)s LIMIT %(limit)s;
+SELECT to_jsonb(was) - 'taken_out', to_jsonb(now) - 'replayed' - %(hidden)s::text[] FROM judged WHERE verdict = %(verdict)s LIMIT %(limit)s;

@@ -71,11 +71,18 @@ class Target:
     layout: Layout
     max_rejected: int = 1000
     """Records of one slice that Postgres may refuse before the slice is given up."""
+    side_id: int | None = None
+    """Of a backfill: the side group whose positions are moved. Ledger, failed records and rows are those of ``group_id`` all the same."""
 
     @property
     def application(self) -> str:
         """The session's ``application_name``; a newer attempt ends the sessions of older ones by it."""
         return f"tidemark/{self.group_id}/{self.attempt_id}"
+
+    @property
+    def position_of(self) -> int:
+        """The group whose positions are moved."""
+        return self.group_id if self.side_id is None else self.side_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,7 @@ def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads
 
     def store_slice(cur: Cursor) -> list[Receipt]:
         reached(Step.MOVE_OFFSET, part)
-        twin = store.move_offset(cur, target.group_id, part)
+        twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
         reached(Step.COPY_ROWS, part)
@@ -140,7 +147,7 @@ def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads
         copy_failed(cur, target, part, tally.rejects, payloads)
         reached(Step.LEDGER, part)
         counts = tally.counts()
-        store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
+        enter(cur, target, part, counts)
         return [Receipt(part, counts)]
 
     return commit(target, [part], store_slice)[0]
@@ -170,6 +177,13 @@ def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor
                 _require_committed(target, parts[0], error)
     reached(Step.RECEIPT, parts[0])
     return receipts
+
+
+def enter(cur: Cursor, target: Target, part: Slice, counts: Counts) -> int:
+    """Step ⑤: the ledger row, whose id it returns. What a backfill enters is no lost range any more."""
+    if target.side_id is not None:
+        store.shorten_skipped(cur, target.group_id, part.topic_id, part.partition, part.start, part.end)
+    return store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
 
 
 def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:
@@ -212,7 +226,7 @@ def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> Non
 
     def ask() -> Counts | None:
         with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
-            return store.committed(cur, target.group_id, part)
+            return store.committed(cur, target.position_of, part, ledger=target.group_id)
 
     try:
         counts = retrying(ask)

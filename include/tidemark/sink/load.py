@@ -16,6 +16,7 @@ import psycopg2.errors
 from tidemark.db import is_outage, statements
 from tidemark.errors import Broken, DatabaseUnavailable, Refused
 from tidemark.offsets.ranges import Slice
+from tidemark.sink import kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally
@@ -92,7 +93,7 @@ def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBa
         return
     cur.execute(SQL["make_slice"].format(columns=listed([name for name, _ in columns]), sink=quoted_table(layout.table)))
     copy(cur, part, SLICE, columns, batches, sink=layout.table)
-    merge(cur, part, layout, SLICE)
+    merge(cur, [part], layout, SLICE)
     cur.execute(f"TRUNCATE {SLICE}")  # a further batch of the same transaction may follow
 
 
@@ -153,15 +154,19 @@ def halve(
         halve(cur, half, store, split, refuse)
 
 
-def merge(cur: Cursor, part: Slice, layout: Layout, source: str, *, any_partition: bool = False) -> None:
-    """Puts the rows of ``source`` into an upsert sink: of rows with one key the last, in place of the one that the sink has.
+def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, any_partition: bool = False) -> None:
+    """Puts the rows of ``source``, made from ``parts``, into an upsert sink: of rows with one key the last, in place of the one there.
 
-    A key's records must all come from one Kafka partition, because between partitions there is no order; a row whose key came from
-    another one is refused. ``any_partition``: the rows belong to batches, which are in order. Raises `SinkRejected`.
+    An older row never replaces a newer one: where the sink has a row of a later record of the same partition, that stays; a former life of
+    a topic is earlier than all of a later one. A key's records must all come from one Kafka partition, because between partitions there is
+    no order; a row whose key came from another one is refused. ``any_partition``: the rows belong to batches, and have the lineage of the
+    first of ``parts``; they are in the order of their commits, but for batches that begin in the same partition.
+
+    Rows below the floor of their partition are kept before they are written over (`tidemark.sink.kept`). Raises `SinkRejected`.
     """
-    names = [column.name for column in layout.columns] + [name for name, _ in LINEAGE]
-    replaceable = "true" if any_partition else SQL["same_partition"]
-    parts = {
+    part = parts[0]
+    names = layout.copy_columns
+    fill = {
         "sink": quoted_table(layout.table),
         "source": source,
         "key": listed(layout.key),
@@ -169,22 +174,39 @@ def merge(cur: Cursor, part: Slice, layout: Layout, source: str, *, any_partitio
         "assignments": ", ".join(f"{name} = excluded.{name}" for name in map(quoted, names)),
         "values": ", ".join(f"newer.{quoted(name)}::text" for name in layout.key),
         "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
+        "replaceable": kept.replaceable("excluded", any_partition=any_partition),
+        "newer_there": kept.newer_there("newer", any_partition=any_partition),
+        "same_partition": "true" if any_partition else kept.same_partition("newer"),
     }
     try:
-        cur.execute(SQL["merge"].format(**parts, replaceable=replaceable.format(newer="excluded")))
-        latest, written = cur.fetchone() or (0, 0)
+        floor = kept.has_floor(cur, layout.table, parts[:1] if any_partition else parts)
+        if floor:
+            kept.keep_replaced(cur, layout, source, any_partition=any_partition)
+        latest, written = _counted(cur, SQL["merge"].format(**fill))
         if latest == written:
             return
-        cur.execute(SQL["not_replaceable"].format(**parts, replaceable=replaceable.format(newer="newer")))
+        cur.execute(SQL["not_replaceable"].format(**fill))
+        strange = cur.fetchone()
+        if strange is None:
+            (late,) = _counted(cur, SQL["came_late"].format(**fill))
+            if latest != written + late:
+                raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written + late)
+            if floor:
+                kept.keep_older(cur, layout, source, any_partition=any_partition)
+            return
     except psycopg2.Error as error:
         raise translated(error, layout.table, part, of_rows=True) from error
-    found = cur.fetchone()
-    if found is None:
-        raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written)
-    *values, topic, partition = found
+    *values, topic, partition = strange
     told = ", ".join(f"{name}={value}" for name, value in zip(layout.key, values, strict=True))
     message = f"the key ({told}) was loaded from {topic}/{partition}; all records of a key must come from one partition, in order."
     raise SinkRejected(part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, of_rows=True)
+
+
+def _counted(cur: Cursor, statement: str) -> tuple[int, ...]:
+    cur.execute(statement)
+    row = cur.fetchone()
+    assert row is not None
+    return row
 
 
 def copy(

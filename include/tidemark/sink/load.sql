@@ -5,7 +5,7 @@
 CREATE TEMP TABLE IF NOT EXISTS tidemark_slice ON COMMIT DROP AS SELECT {columns} FROM {sink} WITH NO DATA;
 
 -- name: merge
--- Of rows with one key the last, in place of the one that the sink has, if that is a row it may replace. Locks the rows it replaces.
+-- Of rows with one key the last, in place of the one that the sink has, if that is a row it may replace. Locks the rows that it finds.
 WITH latest AS MATERIALIZED (
     SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
 ), written AS (
@@ -15,13 +15,14 @@ WITH latest AS MATERIALIZED (
 SELECT (SELECT count(*) FROM latest), (SELECT count(*) FROM written);
 
 -- name: not_replaceable
--- One of the rows that `merge` left out. Locks nothing.
+-- One of the rows that `merge` left out because their key is another partition's. Locks nothing.
 SELECT {values}, topic.name, present.kafka_partition
   FROM {source} AS newer JOIN {sink} present ON {same_key} JOIN tidemark.topic ON topic_id = present.kafka_topic_id
- WHERE NOT ({replaceable}) LIMIT 1;
+ WHERE NOT ({same_partition}) LIMIT 1;
 
--- name: same_partition
--- Does the row that is there come from the same Kafka partition, be it of the topic's former life?
-present.kafka_partition = {newer}.kafka_partition AND (present.kafka_topic_id = {newer}.kafka_topic_id OR EXISTS (
-    SELECT FROM tidemark.topic former JOIN tidemark.topic now USING (name)
-     WHERE former.topic_id = present.kafka_topic_id AND now.topic_id = {newer}.kafka_topic_id))
+-- name: came_late
+-- How many rows `merge` left out because a newer one is there; `merge` has locked that. Locks nothing.
+WITH latest AS MATERIALIZED (
+    SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
+)
+SELECT count(*) FROM latest newer JOIN {sink} present ON {same_key} WHERE {newer_there};

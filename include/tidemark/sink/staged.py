@@ -22,7 +22,7 @@ from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts, OffsetFenced
-from tidemark.sink.commit import Payloads, Receipt, Target, commit, copy_failed
+from tidemark.sink.commit import Payloads, Receipt, Target, commit, copy_failed, enter
 from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals, SinkRejected, check_at_once, copy, halve, merge, translated
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import GIVEN, LINEAGE, listed, quoted, quoted_table
@@ -141,7 +141,7 @@ def promote(
     def store_parts(cur: Cursor) -> list[Receipt]:
         for part in parts:
             reached(Step.MOVE_OFFSET, part)
-            if store.move_offset(cur, target.group_id, part) is not None:
+            if store.move_offset(cur, target.position_of, part, ledger=target.group_id) is not None:
                 raise OffsetFenced(
                     partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application
                 )
@@ -151,7 +151,7 @@ def promote(
         if isolate and by_record:
             _load_carefully(cur, target, parts, table)
         else:
-            _load(cur, target, parts[0], READY)
+            _load(cur, target, parts, READY)
         found = _account(cur, parts, table, staged) if by_record else {parts[0]: {"sink_rows": _count(cur, READY)}}
         reached(Step.COPY_FAILED, parts[0])
         for part in parts if by_record else ():
@@ -163,7 +163,7 @@ def promote(
             counts = {**nothing, **found.get(part, {})}
             mentioned = counts["loaded"] + counts["skipped"] + counts["retried"] + counts["failed"]
             receipts.append(Receipt(part, Counts(**counts, unaccounted=part.span - mentioned)))
-        ids = [store.insert_batch(cur, target.group_id, target.attempt_id, receipt.part, receipt.counts) for receipt in receipts]
+        ids = [enter(cur, target, receipt.part, receipt.counts) for receipt in receipts]
         if not by_record:
             store.anchor_batches(cur, ids)
         cur.execute(f"DROP VIEW {READY}")
@@ -200,12 +200,12 @@ def _heard(staged: Sequence[Staged]) -> str:
     return f"try_id = ANY (ARRAY[{', '.join(str(one.try_id) for one in staged)}]::bigint[])"
 
 
-def _load(cur: Cursor, target: Target, part: Slice, source: str) -> None:
-    """Rows of ``source``, a relation like `READY`, into the sink."""
-    layout = target.layout
+def _load(cur: Cursor, target: Target, parts: Sequence[Slice], source: str) -> None:
+    """Rows of ``source``, a relation like `READY` of rows made from ``parts``, into the sink."""
+    layout, part = target.layout, parts[0]
     if layout.key:
         _require_one_place(cur, target, part, source)
-        merge(cur, part, layout, source, any_partition=not layout.by_record)
+        merge(cur, parts, layout, source, any_partition=not layout.by_record)
         return
     names = listed([column.name for column in layout.columns] + [name for name, _ in LINEAGE])
     try:
@@ -226,7 +226,7 @@ def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: 
     for part in parts:
 
         def load_span(span: range, part: Slice = part) -> None:
-            _load(cur, target, part, SQL["ready_span"].format(span=_of_span(part, span)))
+            _load(cur, target, [part], SQL["ready_span"].format(span=_of_span(part, span)))
 
         def refuse(span: range, error: SinkRejected, part: Slice = part) -> None:
             refusals.count(error)

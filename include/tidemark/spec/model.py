@@ -50,8 +50,11 @@ class OnFailure(StrEnum):
     """What a failed critical expectation does."""
 
     BLOCK = "block"
+    """Nothing is published; the rows stay, and the validated offset stops before them."""
     REPORT = "report"
+    """It is said, and published all the same."""
     REWIND = "rewind"
+    """As ``block``, and the group is moved back to before the run, with its rows, so that the next run reads it again; once."""
 
 
 class Approval(StrEnum):

@@ -47,12 +47,6 @@ NOT_YET = (
         "there is no retry ladder; failed records are kept in tidemark.failed_record",
         "remove the key",
     ),
-    NotYet(
-        ("validation", "on_failure"),
-        lambda value: value == "rewind",
-        "a failed validation does not move the group",
-        "write block; a rewind can be started by hand",
-    ),
 )
 """The one list of what is refused until it is built. To make a key available, remove its entry."""
 

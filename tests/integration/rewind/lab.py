@@ -144,8 +144,7 @@ class Lab:
         return self.apply(self.plan(scenario, *scope, **options).rewind_id).plan
 
     def undo(self, rewind_id: int) -> Plan:
-        """Also of an upsert sink that was written to since."""
-        return self.rewind(Undo(rewind_id), allow_loss=bool(self.key))
+        return self.rewind(Undo(rewind_id))
 
     # ---- what is stored
 
@@ -158,8 +157,8 @@ class Lab:
         return int(self.positions()[partition])
 
     def positions(self) -> list[int]:
-        query = "SELECT next_offset FROM tidemark.partition_offset WHERE group_id = %s ORDER BY topic_id, partition"
-        return [int(row[0]) for row in self.sql(query, self.group_id)]
+        query = "SELECT next_offset FROM tidemark.partition_offset WHERE group_id = %s AND topic_id = %s ORDER BY partition"
+        return [int(row[0]) for row in self.sql(query, self.group_id, self.topic_id)]
 
     def epochs(self) -> list[int]:
         query = "SELECT owner_epoch FROM tidemark.partition_offset WHERE group_id = %s ORDER BY topic_id, partition"
@@ -216,6 +215,8 @@ class Lab:
             "rewound_batch",
             "rewound_failed_record",
             "rewound_lost_range",
+            "rewound_row",
+            "undo_floor",
         )
         kept = [sorted(str(row[0]) for row in self.sql(f"SELECT to_jsonb(t) FROM tidemark.{table} t")) for table in tables]
         archives = self.sql(

@@ -10,11 +10,15 @@ from typing import Any
 import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
-from tests.integration.rewind.lab import Lab, one_city
+from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds, one_city
+from tests.kafka_topics import Topics
+from tests.ledger import payloads
+from tests.scenario import Scenario
 
 from tidemark.db import Connection, connect
 from tidemark.errors import DatabaseUnavailable
 from tidemark.rewind.model import ShiftBy, ToOffset, Undo
+from tidemark.sink import commit
 
 Act = Callable[[Connection], object]
 
@@ -90,6 +94,49 @@ def test_an_undo_that_dies_anywhere_changes_nothing(read: Lab) -> None:
     assert struck(read, lambda connection: read.apply(planned.rewind_id, connection=connection)) >= 35
     assert read.image() == before
     read.check()
+
+
+@pytest.fixture
+def upsert(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
+    """A sink with a row a city, and a rewind that stands: what is written over below its point is kept."""
+    with lab_on(scenario, topics, (100,), key=("city",)) as lab:
+        lab.read(60, transform=lambda offset: [f"city {offset % 40}"])
+        lab.rewind(ToOffset(30))
+        yield lab
+
+
+def test_an_undo_on_an_upsert_sink_that_dies_anywhere_changes_nothing(upsert: Lab) -> None:
+    """What was written over is kept, or in the sink again, and never in both or in neither. The undo of an undo has the most to do: rows
+    that were written over since come back, others give way."""
+    upsert.read(80, transform=lambda offset: [f"city {offset - 30}"])
+    mended = upsert.image().sink
+    undone = upsert.undo(1)
+    upsert.read(95, transform=lambda offset: [f"city {offset - 40}"])
+    assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
+    planned = upsert.plan(Undo(undone.rewind_id))
+    assert struck(upsert, lambda connection: upsert.apply(planned.rewind_id, connection=connection)) >= 40
+    assert upsert.image().sink == mended
+    assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
+    upsert.check()
+
+
+def test_a_commit_that_dies_while_it_writes_over_kept_rows_keeps_none(upsert: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies are made in the commit's own transaction."""
+    part, target = upsert.slice(60), upsert.target()
+
+    def connected(url: str, *, application: str) -> Connection:
+        connection = connect(url, application=application)
+        connection.cursor_factory = Watched
+        return connection
+
+    monkeypatch.setattr(commit, "connect", connected)
+
+    def act(_connection: Connection) -> None:
+        commit.commit_slice(target, part, of_all_kinds(part, lambda offset: [f"city {offset - 30}"]), payloads)
+
+    assert struck(upsert, act) >= 8
+    assert upsert.sql("SELECT count(*) FROM tidemark.rewound_row") == [(7,)]
+    upsert.check()
 
 
 def test_a_rewind_whose_answer_to_commit_is_lost_has_happened_or_not(read: Lab) -> None:

@@ -38,13 +38,16 @@ def rows_of(partition: int, offset: int, variant: int, *, upsert: bool) -> list[
 
 
 def cities(partition: int, variant: int, *, upsert: bool) -> Callable[[int], list[str]]:
-    """The second drops a third of the records, the third makes two rows of each. An upsert's keys repeat, and are of one partition."""
+    """The second drops a third of the records, the third makes two rows of each. An upsert's keys repeat, and are of one partition; each
+    transform makes another key of a record, so that a replay writes over rows that the first reading had left alone."""
 
     def transform(offset: int) -> list[str]:
         if variant == 1 and offset % 3 == 0:
             return []
-        names = [f"key {partition} {offset % 7}"] if upsert else [f"city {variant} {offset}"]
-        return names * (2 if variant == 2 else 1)
+        if not upsert:
+            return [f"city {variant} {offset}"] * (2 if variant == 2 else 1)
+        names = [f"key {partition} {(offset * (variant + 1)) % 11}", f"key {partition} {offset % 5}"]
+        return names[: 2 if variant == 2 else 1]
 
     return transform
 
@@ -61,22 +64,22 @@ class Place:
     def add(self, offset: int, made: list[Row], *, upsert: bool) -> None:
         if not upsert:
             self.rows += made
-        elif made:
-            key = made[-1][1]
-            self.rows = [row for row in self.rows if row[1] != key] + [made[-1]]
+        for row in made if upsert else ():
+            self.rows = [one for one in self.rows if one[1] != row[1]] + [row]
         if offset % 10 in (1, 2):
             self.failed.append(offset)
 
     def take(self, start: int) -> tuple[list[Row], list[int]]:
-        gone = [row for row in self.rows if row[0] >= start], [offset for offset in self.failed if offset >= start]
+        """Takes out what was made from ``start`` on; returns what there was before."""
+        before = list(self.rows), list(self.failed)
         self.rows = [row for row in self.rows if row[0] < start]
         self.failed = [offset for offset in self.failed if offset < start]
-        return gone
+        return before
 
 
 @dataclass
 class Done:
-    """A rewind that was applied: by partition where it was, from where it changed something, and what it took out."""
+    """A rewind that was applied: by partition where it was, from where it changed something, and all that there was."""
 
     rewind_id: int
     number: int
@@ -164,15 +167,14 @@ class Rewinds(RuleBasedStateMachine):
 
     @rule(partitions=CHOSEN, shares=st.lists(st.floats(0, 0.99), min_size=PARTITIONS, max_size=PARTITIONS), variant=st.integers(0, 2))
     def take_back_a_mistake(self, partitions: set[int], shares: list[float], variant: int) -> None:
-        """Rewind, replay with another transform, undo: everything is as it was. An upsert's replay stays within the same keys."""
+        """Rewind, replay with another transform, read on, undo: everything is as it was, to the last column."""
         image = self.lab.image()
         ends = {number: self.places[number].position for number in partitions}
         self.rewind_back(partitions, shares)
         for number, end in ends.items():
-            self.read(number, end - self.places[number].position - (0 if self.upsert else 1), 0 if self.upsert else variant, 11)
+            self.read(number, end - self.places[number].position + 4, variant, 11)
         self.undone(self.done[-1])
-        if not self.upsert:
-            assert self.lab.image() == image
+        assert self.lab.image() == image
 
     @rule(partition=st.integers(0, PARTITIONS - 1), share=st.floats(0, 0.99), step=st.integers(3, 30))
     def replay(self, partition: int, share: float, step: int) -> None:
@@ -197,8 +199,8 @@ class Rewinds(RuleBasedStateMachine):
 
     @invariant()
     def the_sink_holds_what_it_should(self) -> None:
-        found = self.lab.sql(f"SELECT kafka_partition, kafka_offset::int, city FROM {self.lab.table} ORDER BY 1, 2, kafka_seq")
-        assert found == [(number, *row) for number, place in enumerate(self.places) for row in sorted(place.rows)]
+        found = self.lab.sql(f"SELECT kafka_partition, kafka_offset::int, city FROM {self.lab.table}")
+        assert sorted(found) == [(number, *row) for number, place in enumerate(self.places) for row in sorted(place.rows)]
         failed = self.lab.sql(
             "SELECT partition, record_offset::int FROM tidemark.failed_record WHERE group_id = %s ORDER BY 1, 2", self.lab.group_id
         )
@@ -234,8 +236,7 @@ class Rewinds(RuleBasedStateMachine):
         for number, (position, validated, start, (rows, failed)) in one.before.items():
             place = self.places[number]
             made.before[number] = (place.position, place.validated, start, place.take(start))
-            place.rows += rows
-            place.failed += failed
+            place.rows, place.failed = list(rows), list(failed)
             place.position, place.validated = position, max(validated, min(place.validated, start))
         one.undone = True
         self.done.append(made)
@@ -281,5 +282,5 @@ def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
 
     machine = type("Machine", (Rewinds,), {"make": staticmethod(make), "upsert": upsert})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=12, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck))
+        machine, settings=settings(max_examples=10, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck))
     )

@@ -284,6 +284,29 @@ def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
     assert planned.expires_at > planned.planned_at
 
 
+@pytest.mark.parametrize(
+    ("verdict", "on_failure", "told"),
+    [
+        ("passed", "block", True),
+        ("warning", "block", True),
+        ("critical", "block", False),
+        ("critical", "report", True),
+        (None, "block", False),
+    ],
+)
+def test_a_plan_says_whether_readers_were_told_of_what_goes(lab: Lab, verdict: str | None, on_failure: str, told: bool) -> None:
+    """The asset's event follows the verdict, if that does not keep it back; a run that is not judged yet has told nobody."""
+    lab.consumer.write(topics=lab.topic, sink={"table": lab.table}, validation={"suite": "cities", "on_failure": on_failure})
+    lab.read(50, task=TaskIdentity("consume__x", "run 1", "consume", 0, 1))
+    if verdict is not None:
+        ((number,),) = lab.sql(
+            "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) VALUES (%s, %s, 0, 0) RETURNING validation_id",
+            lab.group_id, verdict,
+        )  # fmt: skip
+        lab.sql("UPDATE tidemark.batch SET validation_id = %s WHERE group_id = %s", number, lab.group_id)
+    assert lab.plan(ToEarliest()).groups[0].told == ((lab.table,) if told else ())
+
+
 def test_equal_plans_of_an_equal_state_have_equal_digests(read: Lab) -> None:
     first, same, other = (read.plan(ToOffset(offset)).digest for offset in (25, 25, 26))
     assert first == same

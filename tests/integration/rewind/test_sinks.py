@@ -37,28 +37,6 @@ def upsert(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-def test_undo_of_an_upsert_sink_that_was_written_to_since_has_to_be_asked_for(upsert: Lab) -> None:
-    """The replay may have written over rows of before the rewind, which nobody has kept: with nothing read since, all is as it was."""
-    upsert.read(40, step=20)
-    before = upsert.image()
-    done = upsert.rewind(ToOffset(20), f"{upsert.topic}:0")
-    soon = upsert.plan(Undo(done.rewind_id))
-    upsert.read(25, transform=lambda offset: [f"city {offset - 20}"])
-    with pytest.raises(PlanRefused, match="has read on since rewind"):
-        upsert.plan(Undo(done.rewind_id))
-    with pytest.raises(StalePlan, match="has read on since rewind"):
-        upsert.apply(soon.rewind_id)
-    upsert.rewind(Undo(done.rewind_id), allow_loss=True)
-    assert set(upsert.offsets()) < {row[1] for row in before.sink} | set(range(100))
-    upsert.check()
-    again = upsert.rewind(ToOffset(20), f"{upsert.topic}:0")
-    there = upsert.image()
-    back = upsert.rewind(Undo(again.rewind_id))
-    assert upsert.position() == 40
-    upsert.rewind(Undo(back.rewind_id))
-    assert upsert.image() == there
-
-
 def test_rewind_and_replay_of_an_upsert_sink_is_the_identity(upsert: Lab) -> None:
     """Until the replay has passed, keys whose last record was superseded are missing: what they had replaced is gone."""
     upsert.read(90, transform=few_cities, step=20)

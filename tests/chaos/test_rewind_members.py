@@ -1,0 +1,216 @@
+"""A group of two real Spark members is rewound while both read: one stands inside a COPY, or is stopped in the middle of a rebalance.
+
+Nobody ends, nobody is started again, and unless the group has one anyway there is no rebalance: the members claim again in their
+generation, and go on from the new positions. A reader looks all the time: in every snapshot rows, failed records, ledger and positions
+agree, also in those right before and right after a rewind.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from tests.attempts import FAST_JVM, Attempt
+from tests.chaos.reader import Reader, Snapshot, problems
+from tests.chaos.trial import Trial
+from tests.ledger import in_thread
+from tests.points import Mark, until
+
+from tidemark.db import session
+from tidemark.group.coordinator import Coordinator, Leaving
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import TopicPartition
+from tidemark.rewind import apply as applying
+from tidemark.rewind.apply import Applied
+from tidemark.rewind.model import FromFile
+from tidemark.rewind.plan import plan
+from tidemark.rewind.scope import Scope
+from tidemark.sink.steps import Step
+
+PARTITIONS, BACKLOG, SLICE = 4, 20, 40
+"""Partitions, rounds of the feed that are there before anybody reads, and offsets of a batch."""
+SESSION_MS = 20_000
+START_S, GO_ON_S = 90, 20
+"""For two drivers that start on two cores, and for a member to commit again after a rewind."""
+SHORT_MS = 300
+
+
+class Watcher(Reader):
+    """Looks at each snapshot by itself: a rewind takes positions back, and ledger rows out."""
+
+    def _note(self, seen: Snapshot) -> None:
+        with self._changed:
+            self._problems += problems(self._log, seen)
+            self._last = seen
+            self.snapshots += 1
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a rewind must not change."""
+
+    generation: int
+    members: dict[str, str]
+    owners: dict[int, str]
+    drivers: tuple[int, ...]
+
+
+class Members:
+    """Two continuous members of one group, each a driver with a JVM and a worker, and records that arrive."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.attempts: list[Attempt] = []
+        self._cluster = Cluster(trial.scenario.connections.kafka)
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self.trial.scenario.sql(statement, *parameters)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """From when both have committed something of each of their partitions."""
+        enough = threading.Event()
+
+        def arrive() -> None:
+            while not enough.wait(0.3):
+                self.trial.feed.add()
+
+        self.attempts = [self.trial.begin(seat) for seat in range(2)]
+        arriving = threading.Thread(target=arrive)
+        arriving.start()
+        try:
+            until(lambda: len(set(self.owners().values())) == 2 and min(self.positions().values()) > 2 * SLICE, "both read", START_S)
+            yield
+        finally:
+            enough.set()
+            arriving.join()
+
+    def positions(self) -> dict[int, int]:
+        found = dict(self.sql("SELECT partition, next_offset FROM tidemark.partition_offset"))
+        return {partition: found.get(partition, 0) for partition in range(PARTITIONS)}
+
+    def owners(self) -> dict[int, str]:
+        return dict(self.sql("SELECT partition, owner FROM tidemark.partition_offset WHERE owner IS NOT NULL"))
+
+    def state(self) -> str:
+        return str(self.sql("SELECT state FROM tidemark.consumer_group")[0][0])
+
+    def membership(self) -> Membership:
+        generation = self.sql("SELECT generation FROM tidemark.consumer_group")[0][0]
+        members = dict(self.sql("SELECT instance_id, member_id FROM tidemark.group_member WHERE NOT pending"))
+        return Membership(generation, members, self.owners(), tuple(one.driver.pid for one in self.attempts if one.driver and one.running))
+
+    def starts(self, batch: int) -> dict[int, int]:
+        """Where so many batches of each partition have ended."""
+        query = "SELECT partition, array_agg(start_offset ORDER BY start_offset) FROM tidemark.batch GROUP BY partition"
+        return {partition: starts[batch] for partition, starts in self.sql(query)}
+
+    def rewind(self, to: dict[int, int]) -> Applied:
+        spec, topic = self.trial.scenario.spec, self.trial.feed.topic
+        with session(self.trial.scenario.database_url, application="tidemark rewind") as connection:
+            scenario = FromFile({TopicPartition(topic, partition): offset for partition, offset in to.items()})
+            made = plan(connection, lambda _: self._cluster, [spec], Scope.parse([]), scenario, reason="the transform was wrong", by="ann")
+            return applying.apply(connection, lambda _: self._cluster, lambda _: spec, made.rewind_id, by="ann")
+
+    def go_on(self, done: Applied) -> float:
+        """Until each partition is behind where it was before the rewind; seconds until all were behind their new positions."""
+        new = {part.partition.partition: part.new for _, part in done.plan}
+        old = {part.partition.partition: part.old for _, part in done.plan}
+        began = time.monotonic()
+        until(lambda: all(at > new[partition] for partition, at in self.positions().items()), "all read again", GO_ON_S)
+        took = time.monotonic() - began
+        until(lambda: all(at >= old[partition] for partition, at in self.positions().items()), "all back where they were", GO_ON_S)
+        return took
+
+    def check_audit(self, rewinds: int) -> None:
+        """What the history says of each rewind is what its archive holds."""
+        found = self.sql(
+            "SELECT relation, rows, (SELECT sum(sink_rows) FROM tidemark.rewind_partition part WHERE part.rewind_id = kept.rewind_id)"
+            " FROM tidemark.rewind_archive kept JOIN tidemark.rewind USING (rewind_id) WHERE state = 'APPLIED'"
+        )
+        assert len(found) == rewinds
+        for relation, rows, taken in found:
+            assert self.sql(f"SELECT count(*) FROM {relation}") == [(rows,)]
+            assert rows == taken
+
+
+@pytest.fixture
+def members(trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> Members:
+    made = trial(PARTITIONS)
+    made.reader.close()
+    made.reader = Watcher(made.scenario.database_url, made.scenario.table, made.feed.topic, made.feed, pause_s=0.1)
+    made.scenario.set(members=2, run="continuous", batch={"max_records": SLICE})
+    kafka = {**made.scenario.connections.kafka, "session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "500"}
+    conf = {**FAST_JVM, "spark.driver.memory": "512m", "spark.ui.enabled": "false"}
+    made.scenario.connections = replace(made.scenario.connections, kafka=kafka, spark_master="local[1]", spark_conf=conf)
+    return Members(made)
+
+
+def held(members: Members) -> Mark:
+    """Somebody who has copied the rows of a slice behind all that was read so far, and stands there with the partition's row."""
+    return members.trial.points.at(Step.COPY_FAILED, start=max(members.positions().values())).reached()
+
+
+def test_members_that_are_rewound_while_they_read_go_on_without_a_rebalance_and_store_every_record_once(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit inside its COPY is waited for, and taken back with the rest; after the grace its session is ended, and it stores nothing.
+    In the middle of a rebalance it is the same: what the members claim at its end are the new positions."""
+    members.trial.feed.add(BACKLOG)
+    with members.reading():
+        before = members.membership()
+        assert len(before.members) == len(before.drivers) == 2
+
+        monkeypatch.setattr(applying, "GRACE_MS", SHORT_MS)
+        mark = held(members)
+        done = members.rewind(members.starts(1))
+        old = {part.partition.partition: part.old for _, part in done.plan}
+        assert old[mark.partition] == mark.start
+        members.trial.points.release_all()
+        sys.stdout.write(f"all read again after {members.go_on(done):.1f} s\n")
+        assert members.membership() == before
+
+        monkeypatch.setattr(applying, "GRACE_MS", 10_000)
+        mark = held(members)
+        with in_thread(lambda: members.rewind(members.starts(2))) as applied:
+            waits = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark rewind' AND wait_event_type = 'Lock'"
+            until(lambda: members.sql(waits), "the rewind waits for the commit")
+            members.trial.points.release_all()
+            done = applied.result(GO_ON_S)
+        taken = members.sql(
+            "SELECT start_offset, end_offset FROM tidemark.rewound_batch WHERE rewound_by = %s AND partition = %s",
+            done.plan.rewind_id,
+            mark.partition,
+        )
+        assert (mark.start, mark.end) in taken
+        members.go_on(done)
+        assert members.membership() == before
+
+        monkeypatch.setattr(applying, "GRACE_MS", SHORT_MS)
+        first, second = (f"consume__chaos/consume/{seat}" for seat in range(2))
+        asleep = members.attempts[0].suspend()
+        try:
+            with session(members.trial.scenario.database_url) as connection:
+                leaving = Leaving("", second, "removed by an operator")
+                assert Coordinator(connection, members.trial.scenario.spec.group).leave([leaving]) == [None]
+            until(lambda: members.membership().members.get(second, before.members[second]) != before.members[second], "it has joined again")
+            done = members.rewind(members.starts(1))
+            assert done.plan.groups[0].group_state == members.state() == "PreparingRebalance"
+        finally:
+            for process in asleep:
+                process.resume()
+        members.go_on(done)
+        after = members.membership()
+        assert after.generation > before.generation
+        assert after.members[first] == before.members[first]
+        assert set(after.owners.values()) == {first, second}
+        assert after.drivers == before.drivers
+    until(lambda: [*members.positions().values()] == members.trial.feed.ends, "all is read", GO_ON_S)
+    members.check_audit(3)

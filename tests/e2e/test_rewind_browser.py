@@ -1,0 +1,228 @@
+"""A person rewinds a group that is reading: form, plan, approval and undo in a real browser, on the pages of a real Airflow.
+
+Needs a Chromium on the machine. With ``TIDEMARK_SCREENSHOTS=folder`` it leaves the pictures of the documentation there; then run it alone,
+because the pages show the runs of other tests, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Locator, Page, sync_playwright
+from tests.e2e.lab import Consumer, Lab, eventually
+from tests.e2e.rewinds import DAG, RewindRun
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+WIDTH, HEIGHT = 1280, 720
+TALL = 1300
+"""The form with a section open."""
+TARGET, WRONG = 20, 30
+"""Where to rewind to, and how many records are read wrongly at least."""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+
+class Person:
+    """Somebody who is signed in and looks at a page."""
+
+    def __init__(self, lab: Lab, page: Page) -> None:
+        self.lab, self.page = lab, page
+        self._shots = os.environ.get("TIDEMARK_SCREENSHOTS")
+
+    def asks(self, consumer: str, scenario: str, value: str, reason: str, *, shot: str = "") -> RewindRun:
+        """Fills the form in, from the top to the button."""
+        self._open(f"dags/{DAG}")
+        self.page.get_by_role("button", name="Trigger").first.click()
+        dialog = self.page.locator("[role=dialog][aria-modal=true]")
+        what = self._section(dialog, "What to rewind")
+        what.get_by_role("combobox").click()
+        self.page.get_by_role("option", name=f"{consumer}: ").click()
+        why = self._section(dialog, "Why, and how")
+        why.locator("[name=element_reason]").fill(reason)
+        where = self._section(dialog, "Where to")
+        where.get_by_role("combobox").first.click()
+        self.page.get_by_role("option", name=f"{scenario}: ").click()
+        where.locator("[name=element_value]").fill(value)
+        self._shoot(shot, TALL)
+        with self.page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
+            dialog.get_by_role("button", name="Trigger", exact=True).click()
+        return RewindRun(self.lab, sent.value.json()["dag_run_id"])
+
+    def reads_the_plan(self, run: RewindRun) -> str:
+        """What stands on the page on which it is approved or rejected."""
+        run.question()
+        self._open(f"dags/{DAG}/runs/{quote(run.run_id, safe='')}/tasks/approve/required_actions")
+        self.page.get_by_role("button", name="Approve").wait_for()
+        return self.page.locator("table").last.locator("xpath=../..").inner_text()
+
+    def approves(self, *, shot: str = "") -> None:
+        self._shoot(shot)
+        with self.page.expect_response(lambda answer: answer.request.method == "PATCH" and answer.ok):
+            self.page.get_by_role("button", name="Approve").click()
+
+    def looks_at(self, run: RewindRun, task: str, words: str, *, shot: str = "") -> None:
+        """The page of a task, whose log says so."""
+        self._open(f"dags/{DAG}/runs/{quote(run.run_id, safe='')}/tasks/{task}")
+        self.page.get_by_text(words).first.wait_for()
+        self._shoot(shot)
+
+    def _open(self, path: str) -> None:
+        self.page.goto(f"{self.lab.airflow.url}/{path}")
+
+    @staticmethod
+    def _section(dialog: Locator, name: str) -> Locator:
+        dialog.get_by_role("button", name=name).click()
+        content = dialog.locator(f"[id$=':content:{name}']")
+        content.wait_for()
+        return content
+
+    def _shoot(self, name: str, height: int = HEIGHT) -> None:
+        if self._shots and name:
+            self.page.set_viewport_size({"width": WIDTH, "height": height})
+            self.page.wait_for_timeout(1000)  # a section opens, and a page draws itself anew, little by little
+            self.page.screenshot(path=Path(self._shots) / f"{name}.png")
+            self.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+
+
+@pytest.fixture
+def person(lab: Lab) -> Iterator[Person]:
+    """Signed in as Airflow's admin, in a browser of their own."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
+        context.add_cookies([{"name": "_token", "value": lab.client.token(), "url": lab.airflow.url}])
+        context.set_default_timeout(20_000)
+        yield Person(lab, context.new_page())
+        browser.close()
+
+
+class Live:
+    """The consumer that reads all the time, of two partitions whose records carry their own offsets as numbers."""
+
+    PARTITIONS = (0, 1)
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.consumer: Consumer = lab.consumer("live", len(self.PARTITIONS))
+        self.ends = dict.fromkeys(self.PARTITIONS, 0)
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Records come as long as the block runs."""
+        enough = threading.Event()
+
+        def arrive() -> None:
+            while not enough.wait(0.2):
+                for partition, end in self.ends.items():
+                    self.consumer.produce(*range(end, end + 2), partition=partition)
+                    self.ends[partition] += 2
+
+        thread = threading.Thread(target=arrive)
+        thread.start()
+        try:
+            yield
+        finally:
+            enough.set()
+            thread.join()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Its DAG is on as long as the block runs; its first run comes by itself."""
+        client = self.lab.client
+        client.unpause(self.consumer.dag)
+        try:
+            yield
+        finally:
+            client.pause(self.consumer.dag)
+            for run in client.runs(self.consumer.dag):
+                client.mark_failed(self.consumer.dag, run["dag_run_id"], "consume")
+
+    def positions(self) -> dict[int, int]:
+        query = "SELECT partition, next_offset FROM tidemark.partition_offset JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
+        return dict(self.lab.sql(query, self.consumer.name))
+
+    def reached(self, ends: dict[int, int]) -> None:
+        eventually(lambda: self.positions() and all(self.positions()[part] >= end for part, end in ends.items()), what=f"{ends} read")
+
+    def rows(self, table: str = "", below: dict[int, int] | None = None) -> dict[int, list[tuple[Any, ...]]]:
+        """All columns of all rows, by partition; those below these offsets."""
+        found = self.lab.sql(f"SELECT * FROM {table or self.consumer.table} ORDER BY kafka_partition, kafka_offset, kafka_seq")
+        limit = below or self.ends
+        return {part: [row for row in found if row[2] == part and row[3] < limit[part]] for part in self.PARTITIONS}
+
+    def moved(self, rewind_id: int) -> dict[int, tuple[int, int, int]]:
+        """Of each partition: where it was when the plan was made, where when it was applied, and where it went."""
+        query = "SELECT partition, planned_offset, old_offset, new_offset FROM tidemark.rewind_partition WHERE rewind_id = %s"
+        return {part: (planned, old, new) for part, planned, old, new in self.lab.sql(query, rewind_id)}
+
+
+def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(lab: Lab, person: Person) -> None:
+    """A factor was wrong for a while. The rewind is planned, approved and applied while records arrive and are read; nobody stops. What
+    is read again comes out with the right factor, and `verify` counts what has changed. The undo puts back every row as it was, and each
+    record that came meanwhile is in the sink once."""
+    live = Live(lab)
+    with live.reading():
+        with live.arriving():
+            live.reached(dict.fromkeys(live.PARTITIONS, TARGET + 1))
+            driver = live.consumer.driver().pid
+            lab.set_factor(2)
+            live.reached({part: end + WRONG for part, end in live.positions().items()})
+            lab.set_factor(1)
+
+            run = person.asks("live", "to-offset", str(TARGET), "the factor was wrong since noon", shot="rewind-form")
+            plan = person.reads_the_plan(run)
+            assert f"Go on at offset {TARGET} of each partition" in plan
+            assert "Reason: the factor was wrong since noon" in plan
+            first = run.stored()[4]
+            kept = live.rows(below=dict.fromkeys(live.PARTITIONS, TARGET))
+            person.approves(shot="rewind-plan")
+            assert run.wait() == "success"
+            assert run.stored() == ("APPLIED", "admin", "admin", "admin", first)
+            assert run.states()["consume"] == "skipped"  # it goes on by itself
+            moved = live.moved(first)
+            assert all(planned < old and new == TARGET for planned, old, new in moved.values()), moved
+
+            old = {part: was for part, (_, was, _) in moved.items()}
+            (archive,) = lab.sql("SELECT relation FROM tidemark.rewind_archive WHERE rewind_id = %s", first)[0]
+            archived = live.rows(archive, old)
+            wrong = sum(row[0] != row[3] for rows in archived.values() for row in rows)
+            assert wrong >= WRONG * len(live.PARTITIONS)
+            equal = sum(was - TARGET for was in old.values()) - wrong
+            assert run.xcom("verify") == {"live": {"equal": equal, "changed": wrong, "gone": 0, "new": 0}}
+            assert all(row[0] == row[3] for rows in live.rows(below=old).values() for row in rows)
+            person.looks_at(run, "verify", "offsets read again", shot="rewind-run")
+
+            undo = person.asks("live", "undo", str(first), "it was the right factor after all")
+            plan = person.reads_the_plan(undo)
+            assert f"Rewind {undo.stored()[4]} (PLANNED): Undo rewind {first}" in plan
+            person.approves()
+            assert undo.wait() == "success"
+            assert (undo.stored()[:4], run.stored()[0]) == (("APPLIED", "admin", "admin", "admin"), "UNDONE")
+            assert {part: new for part, (_, _, new) in live.moved(undo.stored()[4]).items()} == old
+            assert live.rows(below=old) == {part: kept[part] + archived[part] for part in live.PARTITIONS}
+            live.reached({part: end + 1 for part, end in live.ends.items()})
+        live.reached(live.ends)
+        assert live.positions() == live.ends
+        assert live.consumer.driver().pid == driver
+        assert [state for state, _, _ in live.consumer.attempts()] == ["RUNNING"]
+    assert {part: [row[3] for row in rows] for part, rows in live.rows().items()} == {
+        part: [*range(end)] for part, end in live.ends.items()
+    }

@@ -1,0 +1,777 @@
+"""What a rewind forward has skipped is read later, into the same sink, exactly once, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
+from tests.integration.rewind.test_deaths import Watched, struck
+from tests.kafka_topics import Topics
+from tests.ledger import eventually, in_thread, payloads
+from tests.scenario import LocalEngine
+from tests.scenario import Scenario as Consumer
+
+from tidemark import schema
+from tidemark.consume import launch, run
+from tidemark.db import connect, session, transaction
+from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.group.coordinator import Coordinator, list_groups
+from tidemark.local import LocalStack
+from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.offsets.reset import OffsetOutOfRange
+from tidemark.offsets.store import OffsetFenced, TaskIdentity
+from tidemark.rewind import backfill
+from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
+from tidemark.rewind.model import FromFile, Plan, ToCurrent, ToOffset, Undo
+from tidemark.rewind.plan import PlanRefused
+from tidemark.sink import commit
+from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.tally import Judged
+from tidemark.spec.transform import load_permanent, load_transform
+
+OLD, NEW, END = 30, 70, 90
+"""The rewind skips from the first to the second; the group reads on to the third."""
+
+TRANSFORM = """
+    from typing import TypedDict
+
+    from tidemark.transform import Fail, Record, Retry
+
+
+    class Row(TypedDict):
+        city: str
+        population: int
+
+
+    def transform(record: Record) -> list[Row]:
+        kind = record.offset % 10
+        if kind == 1:
+            raise Retry(str(record.offset))
+        if kind == 2:
+            raise Fail(str(record.offset))
+        return [Row(city=f"city {record.offset}", population=record.offset)] * (0 if kind == 0 else 3 if kind == 4 else 1)
+"""
+"""What `of_all_kinds` does."""
+
+
+class FillLab(Lab):
+    """A group whose skipped ranges are read by hand, or by the run loop with an engine of this process."""
+
+    def skip(self, to: int = NEW, *scope: str) -> Plan:
+        return self.rewind(ToOffset(to), *(scope or (f"{self.topic}:0",)), backfill=True)
+
+    def backfill(self, rewind_id: int) -> Backfill:
+        with self.watch.cursor() as cur:
+            return backfill.find(cur, self.spec.group, rewind_id)
+
+    def left(self, rewind_id: int) -> int:
+        return self.backfill(rewind_id).left
+
+    def slice_back(self, rewind_id: int, records: int, partition: int = 0) -> Slice:
+        """Claimed anew, from where the backfill is."""
+        one = self.backfill(rewind_id)
+        (part,) = (part for part in one.parts if part.partition.partition == partition)
+        with session(self.url) as connection, transaction(connection) as cur:
+            claim = store.claim(cur, one.side_id, part.topic_id, part.partition, store.next_generation(cur), "me")
+        return Slice(part.partition, part.topic_id, claim.position, min(part.end, claim.position + records), claim.epoch)
+
+    def target_back(self, rewind_id: int) -> Target:
+        return replace(self.target(), side_id=self.backfill(rewind_id).side_id)
+
+    def fill(self, rewind_id: int, records: int = 1000, partition: int = 0, transform: Transform = one_city) -> Receipt:
+        part = self.slice_back(rewind_id, records, partition)
+        return commit_slice(self.target_back(rewind_id), part, of_all_kinds(part, transform), payloads)
+
+    def run_back(self, rewind_id: int, before: Callable[[Slice], None] = lambda part: None) -> launch.Progress:
+        """A run as `tidemark backfill` starts it."""
+        spec = self.spec
+        attempt = run.open_attempt(self.url, spec.group, TaskIdentity(), backfill_of=rewind_id)
+
+        def start(_records: int | None) -> LocalEngine:
+            transform, folders = load_transform(spec, self.consumer.folders), self.consumer.folders
+            return LocalEngine(spec, transform, self.consumer.connections, load_permanent(spec, folders), before)
+
+        run.consume(spec, self.consumer.connections, attempt, start)
+        return launch.progress(self.url, attempt)
+
+    def audit(self) -> list[Any]:
+        """Also the backfills, and the positions of side groups."""
+        tables = ("backfill", "backfill_cut", "consumer_group")
+        kept = [sorted(str(row[0]) for row in self.sql(f"SELECT to_jsonb(t) FROM tidemark.{table} t")) for table in tables]
+        places = "SELECT topic_id, partition, next_offset, owner_epoch FROM tidemark.partition_offset WHERE group_id <> %s ORDER BY 1, 2, 3"
+        return [*super().audit(), *kept, self.sql(places, self.group_id)]
+
+    def check_once(self, end: int, partition: int = 0) -> None:
+        """Each record below ``end`` has been read once and made the rows that it makes."""
+        self.check()
+        part = Slice(self.slice_all(partition).partition, self.topic_id, 0, end, self.slice_all(partition).epoch)
+        wanted = [
+            offset for judged in of_all_kinds(part) if judged.rows is not None for offset in judged.rows.column("kafka_offset").to_pylist()
+        ]
+        if self.key:
+            wanted = sorted(set(wanted))
+        found = self.sql(f"SELECT kafka_offset FROM {self.table} WHERE kafka_partition = %s ORDER BY kafka_offset, kafka_seq", partition)
+        assert [offset for (offset,) in found] == wanted
+        failed = "SELECT record_offset FROM tidemark.failed_record WHERE group_id = %s AND partition = %s ORDER BY 1"
+        assert [offset for (offset,) in self.sql(failed, self.group_id, partition)] == [o for o in range(end) if o % 10 in (1, 2)]
+        assert self.sql("SELECT count(*) FROM tidemark.lost_range WHERE group_id = %s AND partition = %s", self.group_id, partition) == [
+            (0,)
+        ]
+
+    def slice_all(self, partition: int) -> Slice:
+        claim = self.claim(partition)
+        return Slice(claim.partition, claim.topic_id, 0, 1, claim.epoch)
+
+
+@pytest.fixture(params=[(), ("city",)], ids=["append", "upsert"])
+def lab(request: pytest.FixtureRequest, scenario: Consumer, topics: Topics) -> Iterator[FillLab]:
+    """Two partitions of 100 records; of the first a range has been skipped: ``lab.skipped`` is the rewind. Both kinds of sinks."""
+    with made(scenario, topics, key=request.param) as lab:
+        yield lab
+
+
+@pytest.fixture
+def plain(scenario: Consumer, topics: Topics) -> Iterator[FillLab]:
+    """The same, an append sink only."""
+    with made(scenario, topics) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def made(scenario: Consumer, topics: Topics, **options: Any) -> Iterator[FillLab]:
+    topic = topics.create(2)
+    for partition in (0, 1):
+        topics.produce(topic, [f"{number}".encode() for number in range(100)], partition=partition)
+    ddl = "city text NOT NULL, population bigint, UNIQUE (city)" if options.get("key") else None
+    with contextlib.closing(FillLab(scenario, topic, ddl=ddl, **options)) as lab:
+        scenario.transform(TRANSFORM)
+        lab.read(OLD, step=20)
+        yield lab
+
+
+def test_what_was_skipped_is_read_in_pieces_and_then_it_is_as_if_it_never_had_been(lab: FillLab) -> None:
+    """Each piece turns a part of the lost range into a batch of the group's own ledger; every record is accounted for all the time."""
+    skipped = lab.skip().rewind_id
+    lab.check()
+    assert lab.consumer.lost() == [(0, OLD, NEW, "rewind")]
+    lab.read(END, step=15)
+    for records, left in ((1, 39), (9, 30), (25, 5), (100, 0)):
+        lab.fill(skipped, records)
+        assert lab.left(skipped) == left
+        assert lab.consumer.lost() == ([(0, NEW - left, NEW, "rewind")] if left else [])
+        lab.check()
+    assert lab.positions() == [END, 0]
+    lab.check_once(END)
+
+
+def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
+    """The run loop reads exactly what was skipped, in one attempt of the group, and leaves the group's position and epoch alone."""
+    skipped = lab.skip().rewind_id
+    epochs = lab.epochs()
+    done = lab.run_back(skipped)
+    assert [(part.partition, part.start, part.end) for part in done.partitions] == [(0, OLD, NEW)]
+    assert (done.state, lab.positions(), lab.epochs()) == ("COMMITTED", [NEW, 0], epochs)
+    lab.check_once(NEW)
+    again = lab.run_back(skipped)
+    assert (again.state, again.records) == ("COMMITTED", 0)
+
+
+def test_plan_says_what_becomes_of_the_skipped_and_show_what_is_left(plain: FillLab) -> None:
+    """A rewind that skips nothing has nothing to backfill, and an undo has not, either."""
+    from tidemark.rewind.show import as_json, markdown
+
+    whole = plain.plan(ToOffset(NEW), f"{plain.topic}:0", backfill=True)
+    assert "40 skipped, to be read by the backfill" in markdown(whole)
+    assert "40 skipped for ever" in markdown(plain.plan(ToOffset(NEW), f"{plain.topic}:0"))
+    for scenario in (ToOffset(OLD - 1), ToCurrent()):
+        with pytest.raises(PlanRefused, match="skips nothing"):
+            plain.plan(scenario, f"{plain.topic}:0", backfill=True)
+    applied = plain.apply(whole.rewind_id).plan
+    told = f"backfill: 40 offsets still to be read; tidemark backfill {plain.spec.name} {applied.rewind_id} reads them"
+    assert told in markdown(applied).replace("\\", "")
+    with pytest.raises(PlanRefused, match="skips nothing"):
+        plain.plan(Undo(applied.rewind_id), backfill=True)
+    plain.fill(applied.rewind_id, 15)
+    (part,) = plain.apply(whole.rewind_id).plan.groups[0].partitions
+    assert (part.skip, part.backfill_left) == (40, 25)
+    plain.fill(applied.rewind_id)
+    assert as_json(plain.apply(whole.rewind_id).plan)["groups"][0]["partitions"][0]["backfill_left"] == 0
+
+
+def test_a_side_group_is_nobodys_group(plain: FillLab) -> None:
+    """It is not listed, no rewind moves it, and no consumer can have its name."""
+    skipped = plain.skip().rewind_id
+    with plain.session() as connection:
+        assert [one.group for one in list_groups(connection)] == [plain.spec.group]
+    side = plain.backfill(skipped).side
+    assert side == f"{plain.spec.group} (backfill of rewind {skipped})"
+    assert len(plain.plan(ToOffset(10), f"{plain.topic}:0").groups[0].partitions) == 1
+    with pytest.raises(BadInput, match=f"rewind {skipped + 77} has left no backfill"):
+        run.open_attempt(plain.url, plain.spec.group, TaskIdentity(), backfill_of=skipped + 77)
+
+
+def test_an_older_record_never_replaces_a_newer_row(scenario: Consumer, topics: Topics) -> None:
+    """Keys come again and again: in the end an upsert sink is as if all had been read in order, and an undo is as exact as ever."""
+
+    def few_keys(offset: int) -> list[str]:
+        return [f"key {offset % 13}"] if offset < 80 else []
+
+    with made(scenario, topics, key=("city",)) as lab:
+        lab.rewind(ToOffset(0), f"{lab.topic}:0")
+        lab.read(OLD, transform=few_keys)
+        before = lab.image()
+        skipped = lab.skip().rewind_id
+        lab.read(END, transform=few_keys, step=11)
+        for _ in range(4):
+            lab.fill(skipped, 10, transform=few_keys)
+            lab.check()
+        in_order = {few_keys(offset)[0]: offset for offset in range(80) if offset % 10 > 2}
+        found = lab.sql(f"SELECT city, kafka_offset, population FROM {lab.table} ORDER BY city")
+        assert found == sorted((key, offset, offset) for key, offset in in_order.items())
+        undone = lab.undo(skipped).rewind_id
+        assert lab.image() == before
+        lab.undo(undone)
+        assert lab.sql(f"SELECT city, kafka_offset, population FROM {lab.table} ORDER BY city") == found
+        lab.check()
+
+
+# ---- the group is rewound meanwhile
+
+
+@pytest.mark.parametrize("done", [0, 20], ids=["not begun", "half done"])
+@pytest.mark.parametrize("target", [10, OLD, 40, 60, 80])
+def test_a_rewind_of_the_group_leaves_each_record_to_one_of_both(lab: FillLab, target: int, done: int) -> None:
+    """From where it goes the group reads again, and only what lies before that is left to the backfill; its undo puts all of it back."""
+    skipped = lab.skip().rewind_id
+    lab.read(END)
+    if done:
+        lab.fill(skipped, done)
+    before, left = lab.image(), lab.left(skipped)
+    back = lab.rewind(ToOffset(target), f"{lab.topic}:0").rewind_id
+    lab.check()
+    assert lab.left(skipped) == max(0, min(NEW, target) - OLD - done)
+    assert lab.undo(back).undo_of == back
+    assert (lab.image(), lab.left(skipped)) == (before, left)
+
+    lab.rewind(ToOffset(target), f"{lab.topic}:0")
+    lab.read(target + 5)
+    lab.check()
+    lab.run_back(skipped)
+    assert lab.left(skipped) == 0
+    lab.check()
+    lab.read(END)
+    lab.check_once(END)
+
+
+def test_an_undo_gives_back_only_what_was_not_read_meanwhile(lab: FillLab) -> None:
+    """Nested: two rewinds into the range, a piece read after each of them, and both undone again."""
+    skipped = lab.skip().rewind_id
+    lab.read(END)
+    lab.fill(skipped, 10)
+    first = lab.rewind(ToOffset(60), f"{lab.topic}:0").rewind_id
+    lab.fill(skipped, 5)
+    lab.read(65)
+    second = lab.rewind(ToOffset(55), f"{lab.topic}:0").rewind_id
+    lab.fill(skipped, 10)
+    assert (lab.left(skipped), lab.consumer.lost()) == (0, [])
+    lab.check()
+    undone = lab.undo(second).rewind_id
+    assert (lab.left(skipped), lab.consumer.lost()) == (5, [(0, 55, 60, "rewind")])
+    lab.check()
+    lab.undo(undone)
+    lab.check()
+    assert lab.left(skipped) == 0
+    lab.undo(lab.sql("SELECT max(rewind_id) FROM tidemark.rewind")[0][0])
+    lab.fill(skipped, 1)
+    lab.undo(first)
+    assert (lab.left(skipped), lab.consumer.lost(), lab.position()) == (14, [(0, 56, NEW, "rewind")], END)
+    lab.check()
+    lab.run_back(skipped)
+    lab.check_once(END)
+
+
+@pytest.mark.parametrize("done", [0, 20, 40])
+def test_undoing_the_forward_rewind_withdraws_the_backfill_and_takes_its_rows_out(lab: FillLab, done: int) -> None:
+    """The group reads the range itself then. Undoing that undo brings the backfill back as far as it had come."""
+    before = lab.image()
+    skipped = lab.skip().rewind_id
+    lab.read(END)
+    if done:
+        lab.fill(skipped, done)
+    filled = lab.image()
+    undone = lab.undo(skipped).rewind_id
+    assert (lab.image(), lab.left(skipped)) == (before, 0)
+    assert lab.run_back(skipped).records == 0
+    lab.check()
+    lab.read(50)
+    lab.undo(undone)
+    assert (lab.image(), lab.left(skipped)) == (filled, NEW - OLD - done)
+    lab.run_back(skipped)
+    lab.check_once(END)
+
+
+def test_a_backfill_of_a_group_that_is_deleted_commits_no_more(plain: FillLab) -> None:
+    plain.read(20)
+    made = plain.skip()
+    part, target = plain.slice_back(made.rewind_id, 10), plain.target_back(made.rewind_id)
+    with plain.session() as connection:
+        Coordinator(connection, plain.spec.group).delete_group()
+    with pytest.raises(OffsetFenced):
+        commit_slice(target, part, of_all_kinds(part), payloads)
+
+
+def test_several_backfills_of_a_partition_are_told_apart(plain: FillLab) -> None:
+    """Two ranges, skipped one after the other; and what a rewind has left to the group is skipped once more."""
+    first = plain.skip(50).rewind_id
+    second = plain.skip(NEW).rewind_id
+    plain.read(END)
+    plain.fill(second, 5)
+    plain.rewind(ToOffset(40), f"{plain.topic}:0")
+    third = plain.skip(85).rewind_id
+    with plain.watch.cursor() as cur:
+        assert backfill.unfinished(cur, plain.spec.group) == [first, third]
+    plain.check()
+    for each in (third, first, second):
+        plain.run_back(each)
+        plain.check()
+    plain.read(END)
+    plain.check_once(END)
+
+
+# ---- who runs at the same time
+
+
+class Held:
+    """A slice that stands in the middle of its COPY until it is let go."""
+
+    def __init__(self, part: Slice) -> None:
+        self.part, self.stands, self.go = part, threading.Event(), threading.Event()
+
+    def judged(self) -> Iterator[Judged]:
+        yield from of_all_kinds(self.part)
+        self.stands.set()
+        assert self.go.wait(60)
+
+
+@pytest.mark.parametrize("target", [10, 60])
+def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: FillLab, target: int) -> None:
+    """The slice in flight is stored, and taken out as far as the group reads it itself; one that was planned before stores nothing."""
+    skipped = plain.skip().rewind_id
+    plain.read(END)
+    held = Held(plain.slice_back(skipped, 35))
+    planned = plain.plan(ToOffset(target), f"{plain.topic}:0")
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidemark rewind' AND wait_event_type = 'Lock'"
+    target_back = plain.target_back(skipped)
+    with in_thread(lambda: commit_slice(target_back, held.part, held.judged(), payloads)) as filling:
+        assert held.stands.wait(20)
+        with in_thread(lambda: plain.apply(planned.rewind_id)) as rewinding:
+            eventually(lambda: plain.sql(waits) == [(1,)])
+            held.go.set()
+            assert filling.result(20).counts.loaded > 0
+            rewinding.result(20)
+    plain.check()
+    late = Slice(held.part.partition, held.part.topic_id, 65, NEW, held.part.epoch)
+    with pytest.raises(OffsetFenced):
+        commit_slice(plain.target_back(skipped), late, of_all_kinds(late), payloads)
+    plain.read(END)
+    plain.check_once(END)
+
+
+@pytest.mark.parametrize("target", [10, 60, 80])
+def test_a_run_that_a_rewind_has_fenced_goes_on_up_to_what_is_left(plain: FillLab, target: int) -> None:
+    """It reads in batches of 10; the group is rewound while the second is read."""
+    plain.consumer.set(batch={"max_records": 10})
+    skipped = plain.skip().rewind_id
+    plain.read(END)
+    rewound = []
+
+    def strike(part: Slice) -> None:
+        if part.start == OLD + 10 and not rewound:
+            rewound.append(plain.rewind(ToOffset(target), f"{plain.topic}:0"))
+
+    done = plain.run_back(skipped, strike)
+    assert (rewound != [], done.state, plain.left(skipped)) == (True, "COMMITTED", 0)
+    plain.check()
+    plain.read(END)
+    plain.check_once(END)
+
+
+def test_of_two_backfills_at_once_the_later_one_reads(plain: FillLab) -> None:
+    """The earlier one stores nothing from then on, and ends as fenced."""
+    plain.consumer.set(batch={"max_records": 10})
+    skipped = plain.skip().rewind_id
+    stands, go = threading.Event(), threading.Event()
+
+    def hold(part: Slice) -> None:
+        if part.start == OLD + 10:
+            stands.set()
+            assert go.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(plain.run_back, skipped, hold)
+        assert stands.wait(20)
+        assert plain.run_back(skipped).records == 30
+        go.set()
+        with pytest.raises(OffsetFenced):
+            first.result(30)
+    plain.check_once(NEW)
+
+
+def test_a_paused_consumer_is_not_backfilled_either(plain: FillLab) -> None:
+    from tidemark.offsets import flow
+
+    skipped = plain.skip().rewind_id
+    with plain.watch.cursor() as cur:
+        flow.pause(cur, plain.group_id, [flow.Target()], "a look at the sink")
+    assert plain.run_back(skipped).records == 0
+    with plain.watch.cursor() as cur:
+        flow.resume(cur, plain.group_id, [flow.Target()])
+    plain.run_back(skipped)
+    plain.check_once(NEW)
+
+
+# ---- Kafka's side
+
+
+def test_what_retention_has_taken_of_the_rest_is_lost_for_good(plain: FillLab) -> None:
+    """It is refused, or stored as such, as the consumer's file says of any other record; `latest` skips no more than that."""
+    skipped = plain.skip().rewind_id
+    plain.read(END)
+    plain.fill(skipped, 10)
+    plain.consumer.topics.trim(plain.topic, {0: 55})
+    before = plain.image()
+    with pytest.raises(OffsetOutOfRange, match="records 40 to 54 are gone"):
+        plain.run_back(skipped)
+    assert plain.image() == before
+    plain.consumer.set(offset_reset="latest")
+    done = plain.run_back(skipped)
+    assert [(lost.start, lost.end, lost.reason) for lost in done.lost] == [(40, 55, "retention")]
+    assert plain.consumer.lost() == [(0, 40, 55, "retention")]
+    assert (plain.left(skipped), plain.offsets()[-1]) == (0, END - 1)
+    plain.check()
+
+
+def test_a_rest_that_is_gone_altogether_is_lost_and_done_with(plain: FillLab) -> None:
+    skipped = plain.skip().rewind_id
+    plain.read(END)
+    plain.consumer.topics.trim(plain.topic, {0: 80})
+    plain.consumer.set(offset_reset="earliest")
+    plain.run_back(skipped)
+    assert (plain.consumer.lost(), plain.left(skipped)) == ([(0, OLD, NEW, "retention")], 0)
+    plain.check()
+
+
+def test_a_topic_that_was_created_again_is_refused(plain: FillLab) -> None:
+    """Its offsets mean other records."""
+    skipped = plain.skip().rewind_id
+    plain.consumer.set(offset_reset="earliest")
+    plain.consumer.topics.recreate(plain.topic, 2)
+    plain.consumer.topics.produce(plain.topic, ["other"] * 100)
+    before = plain.image()
+    with pytest.raises(SkippedTopicRecreated, match="stays stored as lost"):
+        plain.run_back(skipped)
+    assert plain.image() == before
+
+
+# ---- deaths
+
+
+def test_a_backfill_that_dies_between_any_two_statements_has_stored_nothing(lab: FillLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither position nor lost range nor ledger nor rows; the next one reads the same."""
+    skipped = lab.skip().rewind_id
+    lab.read(END)
+    lab.fill(skipped, 10)
+    target, part = lab.target_back(skipped), lab.slice_back(skipped, 15)
+
+    def watched(*args: Any, **options: Any) -> Any:
+        connection = connect(*args, **options)
+        connection.cursor_factory = Watched
+        return connection
+
+    monkeypatch.setattr(commit, "connect", watched)
+    Watched.killer = lab.watch
+    before, last = (lab.image(), lab.audit()), 0
+    while True:
+        last += 1
+        Watched.done, Watched.last = 0, last
+        try:
+            commit_slice(target, part, of_all_kinds(part), payloads)
+        except DatabaseUnavailable:
+            assert (lab.image(), lab.audit()) == before, f"after statement {last}"
+        else:
+            break
+    assert last > 4
+    monkeypatch.undo()
+    assert commit_slice(target, part, of_all_kinds(part), payloads).twin
+    assert lab.left(skipped) == 15
+    lab.run_back(skipped)
+    lab.check_once(END)
+
+
+def test_a_commit_whose_answer_was_lost_is_found_in_the_groups_ledger(plain: FillLab) -> None:
+    """The position is the side group's, the ledger the group's; both are asked."""
+    skipped = plain.skip().rewind_id
+    part = plain.slice_back(skipped, 15)
+    target = plain.target_back(skipped)
+    counts = commit_slice(target, part, of_all_kinds(part), payloads).counts
+    with plain.watch.cursor() as cur:
+        assert store.committed(cur, target.position_of, part, ledger=target.group_id) == counts
+        assert store.committed(cur, target.position_of, replace(part, end=part.end + 1), ledger=target.group_id) is None
+
+
+@pytest.mark.parametrize("undone", [False, True], ids=["a rewind", "its undo"])
+def test_a_rewind_that_dies_anywhere_leaves_backfills_as_they_were(plain: FillLab, undone: bool) -> None:
+    """It goes back into a range that is being backfilled, and skips one of the other partition, all of it or nothing."""
+    skipped = plain.skip().rewind_id
+    plain.read(END)
+    plain.fill(skipped, 10)
+    offsets = {TopicPartition(plain.topic, 0): 60, TopicPartition(plain.topic, 1): 25}
+    planned = plain.plan(FromFile(offsets), backfill=True)
+    if undone:
+        plain.apply(planned.rewind_id)
+        plain.fill(skipped, 10)
+        plain.fill(planned.rewind_id, 5, partition=1)
+        planned = plain.plan(Undo(planned.rewind_id))
+    assert struck(plain, lambda connection: plain.apply(planned.rewind_id, connection=connection)) >= 25
+    with plain.watch.cursor() as cur:
+        assert {one.rewind_id: one.left for one in backfill.backfills(cur, plain.spec.group)} == (
+            {skipped: 20, planned.undo_of: 0} if undone else {skipped: 20, planned.rewind_id: 25}
+        )
+        unfinished = backfill.unfinished(cur, plain.spec.group)
+    plain.check()
+    for each in unfinished:
+        plain.run_back(each)
+    plain.read(END)
+    plain.read(END, 1)
+    plain.check_once(END)
+    plain.check_once(END, 1)
+
+
+# ---- rights
+
+
+def test_a_role_with_the_documented_grants_backfills(stack: LocalStack, project_dir: Path, topics: Topics) -> None:
+    """As docs/deployment.md names them, given before the migrations; what a run beyond that needs, the migration gives it."""
+    name = f"runs_{uuid.uuid4().hex[:10]}"
+    url = stack.create_database(name)
+    with contextlib.closing(psycopg2.connect(url)) as owner:
+        owner.autocommit = True
+        with owner.cursor() as cur:
+            cur.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{name}'; CREATE SCHEMA tidemark; GRANT USAGE ON SCHEMA tidemark TO {name}")
+            cur.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO {name}")
+            cur.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT USAGE ON SEQUENCES TO {name}")
+    try:
+        schema.migrate(url)
+        with made(Consumer(project_dir, url, topics), topics) as lab:
+            skipped = lab.skip().rewind_id
+            lab.sql(f"GRANT USAGE ON SCHEMA lake TO {name}; GRANT SELECT, INSERT ON {lab.table} TO {name}")
+            parts = urlsplit(url)
+            lesser = urlunsplit(parts._replace(netloc=f"{name}:{name}@{parts.hostname}:{parts.port}"))
+            for records in (10, 100):
+                part = lab.slice_back(skipped, records)
+                commit_slice(replace(lab.target_back(skipped), database_url=lesser), part, of_all_kinds(part), payloads)
+            lab.check_once(NEW)
+    finally:
+        with contextlib.closing(psycopg2.connect(stack.postgres.url())) as admin:
+            admin.autocommit = True
+            with admin.cursor() as cur:
+                cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
+                cur.execute(f"DROP ROLE {name}")
+
+
+# ---- in any order
+
+LOST, READ = "lost", "read"
+
+
+@dataclass
+class Step:
+    """A rewind that was applied: what it took away of each partition, and where that was."""
+
+    rewind_id: int
+    before: dict[int, tuple[int, int, dict[int, str]]]
+    undo_of: int | None = None
+
+
+class Backfills(RuleBasedStateMachine):
+    """Each offset below a partition's position is read, lost, or skipped by some rewind and still to be backfilled: nothing else, and
+    no two of them. Where a backfill's end is, and whose batch an offset is in, the model does not know."""
+
+    make: Any = None
+
+    @initialize(ends=st.lists(st.integers(5, 30), min_size=2, max_size=2))
+    def start(self, ends: list[int]) -> None:
+        self.stack = contextlib.ExitStack()
+        self.lab: FillLab = self.stack.enter_context(contextlib.closing(type(self).make()))
+        self.positions = [0, 0]
+        self.offsets: list[dict[int, str]] = [{}, {}]
+        self.steps: list[Step] = []
+        for partition, end in enumerate(ends):
+            self.read(partition, end)
+
+    def teardown(self) -> None:
+        """In the end all backfills are done, and the group is at the end of the log."""
+        if not hasattr(self, "stack"):
+            return
+        with self.stack:
+            for partition, rewind_id in self.waiting():
+                self.fill(partition, rewind_id, 100)
+            for partition in (0, 1):
+                self.read(partition, 100)
+            self.everything_is_as_it_should_be()
+            assert {name for of_one in self.offsets for name in of_one.values()} <= {LOST, READ}
+
+    @rule(partition=st.integers(0, 1), records=st.integers(1, 30))
+    def read(self, partition: int, records: int) -> None:
+        end = min(100, self.positions[partition] + records)
+        self.lab.read(end, partition, step=17)
+        self.offsets[partition] |= dict.fromkeys(range(self.positions[partition], end), READ)
+        self.positions[partition] = end
+
+    @rule(
+        moves=st.dictionaries(st.integers(0, 1), st.integers(-40, 40).filter(bool), min_size=1),
+        backfill=st.sampled_from([True, True, False]),
+    )
+    def rewind(self, moves: dict[int, int], backfill: bool) -> None:
+        targets = {number: max(0, min(100, self.positions[number] + move)) for number, move in sorted(moves.items())}
+        forward = any(target > self.positions[number] for number, target in targets.items())
+        file = FromFile({TopicPartition(self.lab.topic, number): target for number, target in targets.items()})
+        done = Step(self.lab.rewind(file, backfill=backfill and forward).rewind_id, {})
+        for number, target in targets.items():
+            self.take(done, number, min(target, self.positions[number]))
+            skipped = range(self.positions[number], target)
+            self.offsets[number] |= dict.fromkeys(skipped, str(done.rewind_id) if backfill else LOST)
+            self.positions[number] = target
+        self.steps.append(done)
+
+    @precondition(lambda self: self.steps)
+    @rule(which=st.integers(1, 3))
+    def undo(self, which: int) -> None:
+        """The newest one, or one before it where nothing stands in its way."""
+        one = self.steps[-min(which, len(self.steps))]
+        try:
+            done = Step(self.lab.undo(one.rewind_id).rewind_id, {}, one.rewind_id)
+        except PlanRefused:
+            assert one is not self.steps[-1]
+            return
+        for number, (position, start, taken) in one.before.items():
+            self.take(done, number, start)
+            self.offsets[number] |= taken
+            self.positions[number] = position
+        self.steps.append(done)
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data(), records=st.integers(1, 25))
+    def fill_some(self, data: Any, records: int) -> None:
+        self.fill(*data.draw(st.sampled_from(self.waiting())), records)
+
+    @invariant()
+    def everything_is_as_it_should_be(self) -> None:
+        self.lab.check()
+        assert self.lab.positions() == self.positions
+        for number, of_one in enumerate(self.offsets):
+            assert sorted(of_one) == list(range(self.positions[number]))
+            read = [offset for offset, name in sorted(of_one.items()) if name == READ]
+            assert self.lab.offsets(number) == [offset for offset in read if offset % 10 > 2]
+            lost = "SELECT start_offset, end_offset FROM tidemark.lost_range WHERE group_id = %s AND partition = %s"
+            spans = self.lab.sql(lost, self.lab.group_id, number)
+            found = sorted(offset for start, end in spans for offset in range(start, end))
+            assert found == [offset for offset, name in sorted(of_one.items()) if name != READ]
+        with self.lab.watch.cursor() as cur:
+            left = {str(one.rewind_id): one.left for one in backfill.backfills(cur, self.lab.spec.group) if one.left}
+        assert left == Counter(name for of_one in self.offsets for name in of_one.values() if name not in (LOST, READ))
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data(), records=st.integers(1, 25), again=st.booleans())
+    def go_back_into_a_backfill_and_undo_it(self, data: Any, records: int, again: bool) -> None:
+        """With a piece of it read in between; and once more, if the undo is undone."""
+        number, name = data.draw(st.sampled_from(self.waiting()))
+        offset = data.draw(st.sampled_from(sorted(offset for offset, whose in self.offsets[number].items() if whose == name)))
+        if offset == self.positions[number]:
+            return
+        self.rewind({number: offset - self.positions[number]}, False)
+        for _ in range(2 if again else 1):
+            if (number, name) in self.waiting():
+                self.fill(number, name, records)
+            self.undo(1)
+            self.everything_is_as_it_should_be()
+
+    def waiting(self) -> list[tuple[int, str]]:
+        """Partitions, and rewinds of whose skipped range something is left there."""
+        return sorted(
+            {(number, name) for number, of_one in enumerate(self.offsets) for name in of_one.values() if name not in (LOST, READ)}
+        )
+
+    def take(self, done: Step, number: int, start: int) -> None:
+        taken = {offset: name for offset, name in self.offsets[number].items() if offset >= start}
+        done.before[number] = (self.positions[number], start, taken)
+        self.offsets[number] = {offset: name for offset, name in self.offsets[number].items() if offset < start}
+
+    def fill(self, partition: int, rewind_id: str, records: int) -> None:
+        waiting = sorted(offset for offset, name in self.offsets[partition].items() if name == rewind_id)[:records]
+        self.lab.fill(int(rewind_id), records, partition)
+        self.offsets[partition] |= dict.fromkeys(waiting, READ)
+
+
+def test_rewinds_undos_and_backfills_in_any_order_read_each_record_once(database_url: str, topics: Topics, project_dir: Path) -> None:
+    """After every step each record is read once, lost, or waits for its backfill; and in the end none waits."""
+    topic = topics.create(2)
+    for partition in (0, 1):
+        topics.produce(topic, ["x"] * 100, partition=partition)
+    Consumer(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
+    machine = type("Machine", (Backfills,), {"make": staticmethod(lambda: FillLab(Consumer(project_dir, database_url, topics), topic))})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=8, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck))
+    )
+
+
+# ---- as its users call it
+
+
+STAGED = """
+    from pyspark.sql import DataFrame
+
+
+    def transform(records: DataFrame) -> DataFrame:
+        lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
+        return records.selectExpr(*lineage, "concat('city ', offset) AS city", "offset AS population").repartition(3, "city")
+"""
+"""Rows of several slices come together: the batch is staged and committed as a whole."""
+
+
+def test_the_command_reads_what_is_left_with_spark_and_says_so(plain: FillLab) -> None:
+    """A driver of its own, two partitions, a staged batch; then there is nothing to do any more."""
+    consumer = plain.consumer
+    consumer.transform(STAGED)
+    told = consumer.command("rewind", "plan", plain.spec.name, "--to-offset", "70", "--backfill", "--reason", "the queue is too long")
+    assert "110 skipped, to be read by the backfill" in " ".join(told.stdout.split()), told.stderr
+    plain.apply(1)
+    shown = consumer.command("offsets", plain.spec.name)
+    assert "of 110 offsets that rewind 1 skipped, 110 are left to be backfilled" in shown.stdout
+    done = consumer.command("backfill", plain.spec.name, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    (one,) = result["backfills"]
+    assert (result["group"], one["rewind_id"], one["records"], one["loaded"], one["left"]) == (plain.spec.group, 1, 110, 110, 0)
+    plain.check()
+    assert plain.offsets()[-40:] == list(range(OLD, NEW))
+    assert plain.offsets(1) == list(range(NEW))
+    batches = plain.sql("SELECT count(*), count(DISTINCT xmin::text) FROM tidemark.batch WHERE attempt_id = %s", one["attempt"])
+    assert batches == [(2, 1)]  # both partitions in one transaction
+    refused = consumer.command("backfill", plain.spec.name, "2")
+    assert (refused.returncode, "has left no backfill" in refused.stderr) == (1, True)

@@ -1,0 +1,495 @@
+"""Upsert sinks: what a replay writes over below the point of its rewind is kept, and the undo gives it back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+import pyarrow as pa
+import pytest
+from tests.integration.rewind.lab import COLUMNS, Lab, Transform, lab_on, of_all_kinds
+from tests.kafka_topics import Topics
+from tests.ledger import payloads
+from tests.ledger import rows as made_rows
+from tests.scenario import Scenario as Consumer
+
+from tidemark import project
+from tidemark.db import connect
+from tidemark.offsets import store
+from tidemark.quality import check_conservation
+from tidemark.rewind.archive import RowsRefused
+from tidemark.rewind.model import ShiftBy, ToEarliest, ToLatest, ToOffset, Undo
+from tidemark.rewind.plan import PlanRefused
+from tidemark.rewind.retention import remove_archives
+from tidemark.rewind.verify import verify
+from tidemark.sink.commit import commit_slice
+from tidemark.sink.staged import make_staging, promote, stage
+from tidemark.sink.table import Layout
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def lab(scenario: Consumer, topics: Topics) -> Iterator[Lab]:
+    """An upsert sink with a row a city, and columns that no transform knows of."""
+    with lab_on(scenario, topics, (100, 100), key=("city",)) as lab:
+        lab.sql(
+            f"ALTER TABLE {lab.table} ADD COLUMN number bigint GENERATED ALWAYS AS IDENTITY, ADD COLUMN note text,"
+            " ADD COLUMN twice bigint GENERATED ALWAYS AS (population * 2) STORED, ADD COLUMN at timestamptz DEFAULT clock_timestamp(),"
+            " ADD COLUMN code char(3) DEFAULT 'a', ADD COLUMN share double precision DEFAULT random(), "
+            "ADD COLUMN raw bytea DEFAULT '\\x00ff',"
+            ' ADD COLUMN "odd %s {name}\'" text[] DEFAULT \'{"a,b",NULL}\', ADD COLUMN doc json DEFAULT \'{"b": 1,  "b": 2}\''
+        )
+        yield lab
+
+
+def every(number: int, shift: int = 0) -> Transform:
+    """So many cities in turn."""
+    return lambda offset: [f"city {(offset + shift) % number}"]
+
+
+def kept(lab: Lab) -> list[Any]:
+    """Offsets of the rows that are kept and not in the sink."""
+    return [row[0] for row in lab.sql("SELECT kafka_offset FROM tidemark.rewound_row ORDER BY number")]
+
+
+def noted(lab: Lab) -> None:
+    """Each row gets a note of its own, as somebody might write by hand."""
+    lab.sql(f"UPDATE {lab.table} SET note = 'note of ' || city")
+
+
+def late(lab: Lab, start: int, end: int, transform: Transform) -> None:
+    """Reads ``[start, end)`` of partition 0 when the group is beyond it, and has it in its ledger as lost: as a backfill does."""
+    ahead = lab.position()
+    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s, validated_offset = 0 WHERE partition = 0", start)
+    lab.sql("DELETE FROM tidemark.lost_range WHERE partition = 0 AND start_offset = %s AND end_offset = %s", start, end)
+    lab.read(end, transform=transform)
+    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s WHERE partition = 0", ahead)
+
+
+# ---- as if nothing had been
+
+
+def test_undo_gives_back_what_the_replay_wrote_over_to_the_last_column(lab: Lab) -> None:
+    """Also after new records, and there and back again; nothing is kept in the end that is in the sink."""
+    lab.read(40, step=20)
+    noted(lab)
+    before = lab.image()
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(70, transform=lambda offset: [f"city {offset - 20}"], step=8)
+    lab.check()
+    assert sorted(kept(lab)) == [offset for offset in range(3, 20) if offset % 10 > 2]
+    after = (lab.image().sink, lab.position(), lab.ledger())
+    for _ in range(2):
+        back = lab.undo(done.rewind_id)
+        assert lab.image() == before
+        assert kept(lab) == []
+        lab.check()
+        done = lab.undo(back.rewind_id)
+        assert (lab.image().sink, lab.position(), lab.ledger()) == after
+        lab.check()
+
+
+def test_an_undo_is_undone_also_after_new_records_were_read(lab: Lab) -> None:
+    """What was read after the undo wrote over rows in its turn."""
+    lab.read(40, transform=every(9))
+    first = lab.rewind(ToOffset(25), f"{lab.topic}:0").rewind_id
+    lab.read(50, transform=every(20, 3))
+    mended = (lab.image().sink, lab.position())
+    second = lab.undo(first).rewind_id
+    lab.read(75, transform=every(30))
+    later = (lab.image().sink, lab.position())
+    third = lab.undo(second).rewind_id
+    assert (lab.image().sink, lab.position()) == mended
+    lab.read(60, transform=every(5))
+    lab.undo(third)
+    assert (lab.image().sink, lab.position()) == later
+    lab.check()
+
+
+@pytest.mark.parametrize("targets", [(40, 20), (20, 40), (30, 30)], ids=["further back", "further on", "the same place"])
+def test_rewinds_on_top_of_each_other_are_undone_one_by_one(lab: Lab, targets: tuple[int, int]) -> None:
+    lab.read(60, transform=every(40))
+    images, rewinds = [], []
+    for number, target in enumerate(targets):
+        images.append(lab.image())
+        rewinds.append(lab.rewind(ToOffset(target), f"{lab.topic}:0").rewind_id)
+        lab.read(65 + number, transform=every(25 + number, 3 + number), step=11)
+        lab.check()
+    for image, rewind_id in zip(reversed(images), reversed(rewinds), strict=True):
+        lab.undo(rewind_id)
+        assert lab.image() == image
+        lab.check()
+
+
+def test_an_older_rewind_can_be_undone_after_a_newer_one_was_and_the_group_has_read_on(lab: Lab) -> None:
+    """Either of them: what was written over since is kept for both, whichever lies further on."""
+    lab.read(60, transform=every(50))
+    original = lab.image()
+    for targets in ((50, 30), (30, 50)):
+        first = lab.rewind(ToOffset(targets[0]), f"{lab.topic}:0").rewind_id
+        lab.read(70, transform=every(40))
+        second = lab.rewind(ToOffset(targets[1]), f"{lab.topic}:0").rewind_id
+        lab.read(72, transform=every(31))
+        back = lab.undo(second).rewind_id
+        lab.read(95, transform=every(50, 7))
+        here = (lab.image().sink, lab.position())
+        again = lab.undo(back).rewind_id
+        lab.undo(again)
+        assert (lab.image().sink, lab.position()) == here
+        lab.undo(first)
+        assert lab.image() == original
+        lab.check()
+
+
+def test_what_an_undo_takes_back_of_the_kept_rows_comes_back_with_it(lab: Lab) -> None:
+    """A rewind to 50 stands, and one to 20 is undone. A row of 40 that is written over then is needed by the undo of the first, but not
+    while the second has come back into force."""
+    lab.read(60, transform=every(60))
+    original = lab.image()
+    first = lab.rewind(ToOffset(50), f"{lab.topic}:0").rewind_id
+    second = lab.rewind(ToOffset(20), f"{lab.topic}:0").rewind_id
+    third = lab.undo(second).rewind_id
+    lab.read(90, transform=every(60, 90))
+    assert 45 in kept(lab)
+    there = (lab.image().sink, lab.position())
+    fourth = lab.undo(third).rewind_id
+    lab.read(33, transform=every(7))
+    lab.undo(fourth)
+    assert (lab.image().sink, lab.position()) == there
+    lab.undo(first)
+    assert lab.image() == original
+    lab.check()
+
+
+def test_partitions_have_floors_of_their_own(lab: Lab) -> None:
+    """A rewind of both, then one of the second only; the first partition goes on under the older one."""
+    for partition in (0, 1):
+        lab.read(50, partition, transform=lambda offset, p=partition: [f"{p} {offset % 40}"])  # type: ignore[misc]
+    before = lab.image()
+    both = lab.rewind(ShiftBy(-20)).rewind_id
+    lab.read(40, 0, transform=lambda offset: [f"0 {offset - 20}"])
+    lab.read(40, 1, transform=lambda offset: [f"1 {offset - 25}"])
+    between = lab.image()
+    one = lab.rewind(ToOffset(10), f"{lab.topic}:1").rewind_id
+    lab.read(60, 1, transform=lambda offset: [f"1 {offset % 13}"])
+    lab.read(70, 0, transform=lambda offset: [f"0 {offset % 30}"])
+    floors = lab.sql("SELECT partition, rewind_id, floor FROM tidemark.undo_floor ORDER BY 1")
+    assert floors == [(0, both, 30), (1, one, 10)]
+    lab.undo(one)
+    assert [row for row in lab.image().sink if row[3] == 1] == [row for row in between.sink if row[3] == 1]
+    lab.undo(both)
+    assert lab.image() == before
+    lab.check()
+
+
+def test_a_rewind_forward_is_undone_after_it_was_read_on(lab: Lab) -> None:
+    lab.read(40, transform=every(30))
+    before = lab.image()
+    done = lab.rewind(ToLatest(), f"{lab.topic}:0").rewind_id
+    lab.consumer.topics.produce(lab.topic, ["new"] * 20)
+    lab.read(120, transform=every(25))
+    assert len(kept(lab)) == 14
+    lab.undo(done)
+    assert lab.image() == before
+    lab.check()
+
+
+def test_rows_of_a_former_life_of_the_topic_come_back(lab: Lab) -> None:
+    """They are older than all of the new one, and have offsets that say nothing."""
+    lab.read(60, transform=every(30))
+    noted(lab)
+    lab.consumer.topics.recreate(lab.topic, 2)
+    lab.consumer.topics.produce(lab.topic, ["x"] * 50)
+    (described,) = lab.cluster.topics([lab.topic])
+    with lab.watch.cursor() as cur:
+        lab.topic_id = store.ensure_topic(cur, lab.topic, described.kafka_uuid)
+        for partition in described.all():
+            store.start_partition(cur, lab.group_id, lab.topic_id, partition.partition, 0)
+    lab.read(20, transform=every(10))
+    assert kept(lab) == []
+    before = lab.image()
+    done = lab.rewind(ToOffset(15), f"{lab.topic}:0")
+    lab.read(40, transform=every(25))
+    assert set(kept(lab)) & set(range(50, 60))
+    mended = lab.image().sink
+    back = lab.undo(done.rewind_id)
+    assert lab.image() == before
+    lab.undo(back.rewind_id)
+    assert lab.image().sink == mended
+
+
+# ---- records that come late
+
+
+def test_a_late_record_does_not_replace_a_newer_row(lab: Lab) -> None:
+    """It counts as loaded, as a record does whose row a later one of the same batch has replaced."""
+    lab.read(20, transform=every(3))
+    lab.rewind(ToOffset(40), f"{lab.topic}:0")
+    lab.read(60, transform=every(6))
+    before = lab.rows()
+    late(lab, 20, 40, every(9))
+    assert [row for row in lab.rows() if row[3] in {f"city {number}" for number in range(6)}] == before
+    assert {row[3]: row[1] for row in lab.rows() if row not in before} == {"city 6": 33, "city 7": 34, "city 8": 35}
+    assert lab.sql("SELECT loaded, sink_rows FROM tidemark.batch WHERE start_offset = 20") == [(14, 18)]
+    lab.check()
+
+
+def test_late_records_are_where_they_belong_after_an_undo(lab: Lab) -> None:
+    """A row that comes late while a newer one stands in its place is kept, because the undo takes that one away."""
+    lab.read(20, transform=every(12))
+    lab.rewind(ToOffset(40), f"{lab.topic}:0")
+    lab.read(60, transform=every(4))
+    done = lab.rewind(ToOffset(50), f"{lab.topic}:0")
+    lab.read(80, transform=every(8))
+    late(lab, 20, 40, every(10))
+    lab.check()
+    after = lab.image().sink
+    back = lab.undo(done.rewind_id)
+    rows: dict[str, int] = {}
+    for span, number in ((range(20), 12), (range(20, 40), 10), (range(40, 60), 4)):
+        rows |= {f"city {offset % number}": offset for offset in span if offset % 10 > 2}
+    assert {row[3]: row[1] for row in lab.rows()} == rows
+    lab.check()
+    lab.undo(back.rewind_id)
+    assert lab.image().sink == after
+    lab.check()
+
+
+def test_what_a_late_record_replaced_comes_back_if_its_range_is_taken_back(lab: Lab) -> None:
+    """The rewind that had skipped the range is undone: then it was never read."""
+    lab.read(20, transform=every(12))
+    before = lab.image()
+    skipped = lab.rewind(ToOffset(40), f"{lab.topic}:0")
+    lab.read(60, transform=every(4))
+    done = lab.rewind(ToOffset(50), f"{lab.topic}:0")
+    late(lab, 20, 40, every(10))
+    lab.read(70, transform=every(5))
+    lab.undo(done.rewind_id)
+    lab.undo(skipped.rewind_id)
+    assert lab.image() == before
+
+
+# ---- staged batches
+
+
+def test_a_staged_batch_keeps_rows_of_all_its_partitions(lab: Lab) -> None:
+    """Rows with the lineage of their records, of several partitions in one merge."""
+    promoted(lab, (30, 30), lambda partition, offset: f"{partition} {offset}")
+    before = lab.image()
+    done = lab.rewind(ToOffset(20))
+    promoted(lab, (40, 45), lambda partition, offset: f"{partition} {offset - 20}")
+    assert sorted(kept(lab)) == sorted([*range(20), *range(20)])
+    lab.check()
+    mended = lab.image().sink
+    back = lab.undo(done.rewind_id)
+    assert lab.image() == before
+    lab.undo(back.rewind_id)
+    assert lab.image().sink == mended
+
+
+def promoted(lab: Lab, ends: tuple[int, ...], city: Callable[[int, int], str]) -> None:
+    """A staged batch up to these ends, a row a record."""
+    parts = [lab.slice(end, partition) for partition, end in enumerate(ends)]
+    target = lab.target()
+    table = make_staging(target, 1)
+    batches = (
+        made_rows(part, range(part.start, part.end), lambda offset, part=part: city(part.partition.partition, offset)) for part in parts
+    )
+    promote(target, parts, table, [stage(target, table, parts, batches, isolate=False)], payloads, isolate=False)
+
+
+def totals(lab: Lab, *ends: int, cities: dict[str, int]) -> None:
+    """One staged batch up to these ends, of rows that no single record explains."""
+    parts = [lab.slice(end, partition) for partition, end in enumerate(ends) if end > lab.position(partition)]
+    target = replace(lab.target(), layout=Layout(lab.table, COLUMNS, lab.key, by_record=False))
+    columns = {"city": pa.array(list(cities), pa.string()), "population": pa.array(list(cities.values()), pa.int64())}
+    table = make_staging(target, 1)
+    staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(columns)]), isolate=False)
+    promote(target, parts, table, [staged], payloads, isolate=False)
+
+
+def found(lab: Lab) -> dict[str, int]:
+    return dict(lab.sql(f"SELECT city, population FROM {lab.table}"))
+
+
+def test_aggregates_come_back_whichever_partitions_they_were_made_of(lab: Lab) -> None:
+    """Their lineage is the start of their batch, which may lie in another partition than that of the batch which writes them over."""
+    totals(lab, 20, 20, cities={"ulm": 1, "bonn": 2, "rom": 3})
+    totals(lab, 20, 40, cities={"bonn": 4, "york": 5})
+    before = lab.image()
+    done = lab.rewind(ToOffset(20))
+    totals(lab, 20, 30, cities={"ulm": 6, "york": 7})
+    totals(lab, 50, 50, cities={"ulm": 8, "rom": 9})
+    totals(lab, 50, 60, cities={"rom": 10, "ulm": 11})
+    assert found(lab) == {"ulm": 11, "rom": 10, "york": 7}
+    lab.check()
+    mended = lab.image().sink
+    back = lab.undo(done.rewind_id)
+    assert lab.image() == before
+    lab.check()
+    lab.undo(back.rewind_id)
+    assert lab.image().sink == mended
+
+
+def test_of_aggregates_that_were_written_over_the_last_one_comes_back(lab: Lab) -> None:
+    """Offsets of several partitions have no order. A batch that is no part of the rewind is not taken back with it."""
+    totals(lab, 5, 10, cities={"rom": 1})
+    totals(lab, 5, 25, cities={"ulm": 2})
+    totals(lab, 5, 30, cities={"rom": 3})
+    done = lab.rewind(ToOffset(25), f"{lab.topic}:1")
+    totals(lab, 5, 40, cities={"ulm": 4})
+    totals(lab, 8, 40, cities={"ulm": 5})
+    totals(lab, 8, 50, cities={"ulm": 6})
+    lab.undo(done.rewind_id)
+    assert found(lab) == {"ulm": 5, "rom": 3}
+    lab.check()
+
+
+def test_an_aggregate_that_a_batch_outside_the_rewind_has_written_since_refuses_the_undo(lab: Lab) -> None:
+    """Nothing says which of the two would be the last one."""
+    totals(lab, 20, 20, cities={"ulm": 1})
+    totals(lab, 20, 40, cities={"ulm": 2})
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:1")
+    totals(lab, 30, 20, cities={"ulm": 3})
+    with pytest.raises(RowsRefused, match=r"Key \(city\)=\(ulm\) already exists"):
+        lab.undo(done.rewind_id)
+    assert found(lab) == {"ulm": 3}
+
+
+# ---- the table
+
+
+def test_columns_that_the_table_got_since_are_kept_and_those_that_it_lost_are_missed(lab: Lab) -> None:
+    lab.read(40)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(25, transform=lambda offset: [f"city {offset - 20}"])
+    lab.sql(f"ALTER TABLE {lab.table} ADD COLUMN more bigint DEFAULT 5")
+    lab.sql(f"UPDATE {lab.table} SET more = kafka_offset")
+    lab.read(30, transform=lambda offset: [f"city {offset - 20}"])
+    planned = lab.plan(Undo(done.rewind_id))
+    lab.undo(done.rewind_id)
+    assert dict(lab.sql(f"SELECT city, more FROM {lab.table} WHERE kafka_offset IN (3, 6, 9, 33)")) == {
+        "city 3": 5, "city 6": 6, "city 9": 9, "city 33": 5,
+    }  # fmt: skip
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(25, transform=lambda offset: [f"city {offset - 20}"])
+    lab.sql(f"ALTER TABLE {lab.table} DROP COLUMN more")
+    lab.sql("DELETE FROM tidemark.rewind_archive")  # which would be missed first
+    before = lab.image()
+    planned = lab.plan(Undo(done.rewind_id))
+    with pytest.raises(RowsRefused, match="it has no column more any more"):
+        lab.apply(planned.rewind_id)
+    assert lab.image() == before
+
+
+def test_a_sink_that_upserts_no_more_refuses_the_undo(lab: Lab) -> None:
+    lab.read(40)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(30, transform=lambda offset: [f"city {offset - 20}"])
+    lab.consumer.set(sink={"table": lab.table})
+    with pytest.raises(RowsRefused, match="was an upsert sink when they were written over"):
+        lab.undo(done.rewind_id)
+
+
+# ---- how long, by whom
+
+
+def test_nothing_is_kept_where_nothing_can_be_undone(lab: Lab) -> None:
+    """Before the first rewind, and once its time is over; then it cannot be undone any more, even if it had taken out nothing."""
+    lab.read(40, transform=every(5))
+    assert kept(lab) == []
+    done = lab.rewind(ToOffset(60), f"{lab.topic}:0")
+    lab.read(70, transform=every(5))
+    assert kept(lab) != []
+    lab.sql("UPDATE tidemark.rewind SET applied_at = applied_at - interval '25 hours'")
+    with lab.session() as connection:
+        (removed,) = remove_archives(connection, DAY)
+        assert (removed.rewind_id, removed.rows) == (done.rewind_id, 5)
+        assert remove_archives(connection, DAY) == []
+    assert lab.sql("SELECT * FROM tidemark.undo_floor") == kept(lab) == []
+    lab.read(80, transform=every(6))
+    assert kept(lab) == []
+    with pytest.raises(PlanRefused, match="that were written over since rewind 1 are not kept any more"):
+        lab.plan(Undo(done.rewind_id))
+
+
+def test_a_younger_rewind_can_be_undone_when_the_time_of_an_older_one_is_over(lab: Lab) -> None:
+    lab.read(40, transform=every(30))
+    lab.rewind(ToOffset(30), f"{lab.topic}:0")
+    lab.read(50, transform=every(25))
+    lab.sql("UPDATE tidemark.rewind SET applied_at = applied_at - interval '25 hours'")
+    before = lab.image()
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(45, transform=every(17))
+    with lab.session() as connection:
+        assert len(remove_archives(connection, DAY)) == 2
+    lab.read(60, transform=every(19))
+    lab.undo(done.rewind_id)
+    assert lab.image() == before
+
+
+def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> None:
+    """They were no part of the archive; they are no new rows either."""
+    lab.read(40)
+    done = lab.rewind(ToOffset(30), f"{lab.topic}:0")
+    lab.read(60, transform=lambda offset: [f"city {offset - 30}" if offset % 10 < 8 else f"town {offset}"])
+    with lab.session() as connection:
+        (seen,) = verify(connection, done.rewind_id, {lab.spec.name: lab.key})
+    assert (seen.equal, seen.changed, seen.gone, seen.new) == (0, 5, 7, 2)
+    assert {(example.was or {})["kafka_offset"] for example in seen.examples["changed"]} == {3, 4, 5, 6, 7}
+
+
+def test_roles_with_the_grants_of_the_docs_write_over_and_undo(lab: Lab) -> None:
+    """One role consumes, another one rewinds."""
+    name = f"run_{uuid.uuid4().hex[:10]}"
+    deployment, rewinds = ((Path(project.root()) / "docs" / page).read_text() for page in ("deployment.md", "rewind.md"))
+    (for_rewinds,) = re.findall(r"^```sql\n(.*?)^```", rewinds, re.DOTALL | re.MULTILINE)
+    _, for_sinks = re.findall(r"^```sql\n(.*?)^```", deployment, re.DOTALL | re.MULTILINE)
+    roles = {name: "", f"{name}_rewinds": for_rewinds}
+    parts = urlsplit(lab.url)
+    try:
+        for role, more in roles.items():
+            everywhere = (
+                "GRANT USAGE ON SCHEMA tidemark, lake TO {0}; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA tidemark TO {0};"
+            )
+            lab.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'; {everywhere.format(role)} GRANT UPDATE ON {lab.table} TO {role}")
+            lab.sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA tidemark TO {role}")
+            lab.sql((for_sinks + more).replace("lake.cities", lab.table).replace("tidemark_run", role))
+        urls = [urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}")) for role in roles]
+        lab.read(40, transform=every(30))
+        before = lab.image()
+        with contextlib.closing(connect(urls[1], application="tidemark rewind")) as connection:
+            done = lab.apply(lab.plan(ToOffset(30), f"{lab.topic}:0", connection=connection).rewind_id, connection=connection).plan
+            part = lab.slice(50)
+            commit_slice(
+                replace(lab.target(), database_url=urls[0]), part, of_all_kinds(part, lambda offset: [f"city {offset - 30}"]), payloads
+            )
+            assert len(kept(lab)) == 7
+            lab.apply(lab.plan(Undo(done.rewind_id), connection=connection).rewind_id, connection=connection)
+        assert lab.image() == before
+    finally:
+        for role in roles:
+            with contextlib.suppress(psycopg2.errors.UndefinedObject):
+                lab.sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+
+
+def test_a_rewind_to_the_start_and_back_leaves_nothing_behind(lab: Lab) -> None:
+    """Nothing lies below the floor, so nothing is kept."""
+    lab.read(60, transform=every(20))
+    before = lab.image()
+    done = lab.rewind(ToEarliest(), f"{lab.topic}:0")
+    lab.read(80, transform=every(7))
+    assert kept(lab) == []
+    lab.undo(done.rewind_id)
+    assert lab.image() == before
+    with lab.watch.cursor() as cur:
+        assert check_conservation(cur, lab.spec.group, lab.table, upsert=True) == []

@@ -1,0 +1,84 @@
+"""A run hears of a rewind while its batch is in flight: the batch is ended, and the run goes on from the new positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.integration.test_engine_cancel import FUNCTION, HELD, Held
+from tests.points import until
+from tests.scenario import Scenario
+from tests.spark_here import spark_session
+
+from tidemark.db import session
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets.store import TaskIdentity
+from tidemark.rewind import apply as applying
+from tidemark.rewind.model import ToCurrent
+from tidemark.rewind.plan import plan
+from tidemark.rewind.scope import Scope
+
+STAGED = (
+    HELD
+    + """
+
+    from pyspark.sql import DataFrame
+
+
+    def transform(records: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        moved = records.repartition(2)
+        return moved.select("kafka_topic", "kafka_partition", "kafka_offset", F.udf(held, "binary")("value").alias("payload"))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    (home / "consumers").mkdir()
+    (home / "transforms").mkdir()
+    return home
+
+
+@pytest.fixture
+def project_dir(home: Path) -> Path:
+    return home
+
+
+@pytest.fixture(scope="module")
+def session_here(home: Path) -> Iterator[None]:
+    with spark_session(home / "transforms"):
+        yield
+
+
+pytestmark = pytest.mark.usefixtures("session_here")
+
+
+@pytest.mark.parametrize("source", [FUNCTION, STAGED], ids=["direct", "staged"])
+def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
+    scenario: Scenario, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transform stands all the time; the run claims again within seconds, and not when the transform would have come to its end."""
+    monkeypatch.setattr(applying, "GRACE_MS", 300)
+    consumer, engines = Held(scenario, source), []
+    cluster = Cluster(scenario.connections.kafka)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            done = pool.submit(consumer.run, engines, TaskIdentity())
+            consumer.worker(done)
+            with session(scenario.database_url) as connection:
+                words = {"reason": "a test of the bell", "by": "ann"}
+                made = plan(connection, lambda _: cluster, [scenario.spec], Scope.parse([]), ToCurrent(), **words)
+                applying.apply(connection, lambda _: cluster, lambda _: scenario.spec, made.rewind_id, by="ann")
+            until(consumer.cancelled.is_set, "the batch is interrupted", 5)
+            query = "SELECT min(owner_epoch) FROM tidemark.partition_offset"
+            until(lambda: scenario.sql(query)[0][0] == 3, "claimed again", 10)
+        finally:
+            consumer.go_on()
+        assert done.result(60).state == "COMMITTED"
+    assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
+    scenario.check()

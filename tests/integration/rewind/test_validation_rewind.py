@@ -1,0 +1,220 @@
+"""``validation: {on_failure: rewind}``: a run whose verdict is critical is taken back, once; what fails again stays and blocks."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.integration.rewind.lab import Lab, one_city
+
+from tidemark.offsets.store import TaskIdentity
+from tidemark.quality import Outcome, Run, Verdict, validate
+from tidemark.quality.reaction import Reaction, take_back, taken_back
+from tidemark.rewind.apply import RewindNotAllowed
+from tidemark.rewind.model import Plan, State, ToBatch
+from tidemark.rewind.store import history
+from tidemark.rewind.targets import TargetsOutOfRange
+from tidemark.spec.model import Approval
+
+DAG = "consume__cities"
+
+
+def wrong(offset: int) -> Sequence[str]:
+    return ["wrong"]
+
+
+class Judge:
+    """Runs of the consumer's DAG, each validated by a suite that does not want wrong cities."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.suite = folder / "cities.json"
+        kwargs = {"column": "city", "value_set": ["wrong"]}
+        expectation = {"type": "expect_column_values_to_not_be_in_set", "kwargs": kwargs, "severity": "critical"}
+        self.suite.write_text(json.dumps({"name": "cities", "expectations": [expectation]}))
+        self.runs = 0
+
+    def run(self, end: int, *partitions: int, good: bool = False) -> Run:
+        """Reads up to ``end``; what it writes is wrong unless it is said to be good."""
+        self.runs += 1
+        for partition in partitions or (0,):
+            self.lab.read(end, partition, one_city if good else wrong, step=10, task=TaskIdentity(DAG, f"run {self.runs}"))
+        return Run(DAG, f"run {self.runs}")
+
+    def verdict(self, run: Run) -> Verdict:
+        return validate(self.lab.url, run, group=self.lab.spec.group, table=self.lab.table, suite=self.suite)
+
+    def react(self, run: Run) -> Reaction:
+        verdict = self.verdict(run)
+        assert verdict.verdict is Outcome.CRITICAL
+        with self.lab.session() as connection:
+            return take_back(connection, self.lab.cluster, self.lab.spec, run, verdict)
+
+    def taken_back(self, run: Run) -> int | None:
+        with self.lab.session() as connection:
+            return taken_back(connection, self.lab.spec.group, run)
+
+    def rewinds(self) -> list[Plan]:
+        with self.lab.session() as connection:
+            return history(connection)
+
+
+@pytest.fixture
+def judge(lab: Lab, tmp_path: Path) -> Judge:
+    return Judge(lab, tmp_path)
+
+
+def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_again(lab: Lab, judge: Judge) -> None:
+    """Exactly its ranges, with their failed records; the reason names the validation. Nobody is asked, whatever the file says of approvals
+    of those that people plan. It can be undone like any other."""
+    assert lab.spec.rewind.approval is Approval.REQUIRED
+    first = judge.run(20, 0, 1, good=True)
+    assert judge.verdict(first).verdict is Outcome.PASSED
+    before = lab.image()
+    second = judge.run(50, 0, 1)
+    lab.read(30, 2)  # by hand, for another reason
+    written = lab.image()
+    done = judge.react(second)
+    assert done.rewound is not None
+    assert lab.positions() == [20, 20, 30]
+    assert [row for row in lab.image().sink if row[3] < 2] == before.sink
+    assert [row for row in lab.ledger() if row[0] < 2] == [(part, start, start + 10) for part in (0, 1) for start in (0, 10)]
+    plan = done.rewound
+    by = f"validation {judge.lab.sql('SELECT max(validation_id) FROM tidemark.validation')[0][0]}"
+    assert (plan.state, plan.planned_by, plan.applied_by, plan.decided_by) == (State.APPLIED, by, by, None)
+    assert (plan.scenario, plan.dag_id, plan.run_id) == (ToBatch(dag_id=DAG, run_id="run 2"), DAG, "run 2")
+    assert plan.reason.startswith(f"{by} of {lab.spec.name} was critical: expect_column_values_to_not_be_in_set(column='city'")
+    assert [(part.old, part.new) for _, part in plan] == [(50, 20), (50, 20)]
+    assert f"{lab.topic}/0 from 20 to 50, {lab.topic}/1 from 20 to 50" in str(done)
+    lab.check()
+
+    third = judge.run(50, 0, 1, good=True)
+    assert judge.verdict(third).verdict is Outcome.PASSED
+    assert lab.sql("SELECT validated_offset FROM tidemark.partition_offset ORDER BY partition") == [(50,), (50,), (0,)]
+    assert lab.undo(plan.rewind_id).state is State.APPLIED
+    assert lab.image().sink == written.sink
+    lab.check()
+
+
+def test_what_fails_again_stays_and_blocks_and_what_comes_behind_it_gets_its_own_try(lab: Lab, judge: Judge) -> None:
+    """No range is ever taken back twice, so the group gets on even if everything is wrong for ever."""
+    ends, taken = [20, 40, 60, 80], []
+    for end in ends:
+        reaction = judge.react(judge.run(end))
+        taken.append(reaction.rewound is not None)
+        lab.check()
+    assert taken == [True, False, True, False]
+    assert lab.position() == 80
+    ranges = [[(part.new, part.old) for _, part in plan] for plan in reversed(judge.rewinds())]
+    assert ranges == [[(0, 20)], [(40, 60)]]
+    last = max(plan.rewind_id for plan in judge.rewinds())
+    assert f"they were read again once, and fail again: {lab.topic}/0 [40, 60) by rewind {last}" in str(reaction)
+
+
+def test_rewind_of_a_validation_that_was_undone_is_not_done_again(lab: Lab, judge: Judge) -> None:
+    """Who undid it wants the rows as they are."""
+    run = judge.run(20)
+    done = judge.react(run)
+    assert done.rewound is not None
+    lab.undo(done.rewound.rewind_id)
+    again = judge.react(run)
+    assert again.rewound is None
+    assert f"[0, 10) by rewind {done.rewound.rewind_id}" in str(again) or f"[0, 20) by rewind {done.rewound.rewind_id}" in str(again)
+    assert lab.position() == 20
+
+
+def test_rewind_by_hand_does_not_use_up_the_one_of_the_validation(lab: Lab, judge: Judge) -> None:
+    first = judge.run(20)
+    judge.verdict(first)
+    lab.rewind(ToBatch(dag_id=DAG, run_id=str(first.run_id)), by="validation department")
+    second = judge.react(judge.run(20))
+    assert second.rewound is not None
+    assert lab.position() == 0
+
+
+def test_try_after_the_one_that_took_the_run_back_learns_of_it(lab: Lab, judge: Judge) -> None:
+    """The ledger has nothing of the run any more, which by itself would pass. It does not learn of a rewind that was undone."""
+    run = judge.run(20)
+    assert judge.taken_back(run) is None
+    done = judge.react(run)
+    assert done.rewound is not None
+    assert judge.verdict(run).validation_id is None
+    assert judge.taken_back(run) == done.rewound.rewind_id
+    assert judge.taken_back(Run(DAG, "another run")) is None
+    lab.undo(done.rewound.rewind_id)
+    assert judge.taken_back(run) is None
+
+
+def test_what_the_next_run_has_read_meanwhile_is_taken_back_too_unless_it_was_judged(lab: Lab, judge: Judge) -> None:
+    """Of continuous runs the next one reads on while the last is judged. An old run that is validated again takes nothing back that readers
+    were told of since."""
+    old = judge.run(20)
+    judge.verdict(old)
+    assert judge.verdict(judge.run(40, good=True)).verdict is Outcome.PASSED
+    kept = judge.react(old)
+    assert kept.rewound is None
+    assert f"readers were shown what was read from {lab.topic}/0 0 on" in str(kept)
+    assert (lab.position(), judge.rewinds()) == (40, [])
+
+    new = judge.run(60)
+    judge.run(80, good=True)
+    done = judge.react(new)
+    assert done.rewound is not None
+    assert [(part.old, part.new) for _, part in done.rewound] == [(80, 40)]
+
+
+def test_run_that_had_passed_and_fails_a_new_suite_stays(lab: Lab, judge: Judge) -> None:
+    run = judge.run(20, good=True)
+    assert judge.verdict(run).verdict is Outcome.PASSED
+    judge.suite.write_text(judge.suite.read_text().replace('"wrong"', '"city 4"'))
+    assert judge.react(run).rewound is None
+    assert lab.position() == 20
+
+
+def test_records_that_are_not_accounted_for_are_left_as_they_are(lab: Lab, judge: Judge) -> None:
+    """A rewind would move what shows why."""
+    run = judge.run(20)
+    lab.sql(f"DELETE FROM {lab.table} WHERE kafka_offset = 13")
+    reaction = judge.react(run)
+    assert reaction.rewound is None
+    assert "not accounted for" in str(reaction)
+    assert (lab.position(), judge.rewinds()) == (20, [])
+
+
+def test_run_whose_records_kafka_no_longer_has_is_not_taken_back(lab: Lab, judge: Judge) -> None:
+    """Loss is never allowed without a person."""
+    run = judge.run(20)
+    lab.consumer.topics.trim(lab.topic, {0: 5})
+    with pytest.raises(TargetsOutOfRange):
+        judge.react(run)
+    assert lab.position() == 20
+
+
+def test_plan_that_could_not_be_applied_waits_for_nobody(lab: Lab, judge: Judge) -> None:
+    """A role without DELETE on the sink has planned it: it is kept as rejected, and is no rewind that a later validation would find."""
+    run = judge.run(20)
+    verdict = judge.verdict(run)
+    role = f"judge_{uuid.uuid4().hex[:10]}"
+    for grant in (
+        f"CREATE ROLE {role}",
+        f"GRANT USAGE ON SCHEMA tidemark, lake TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA tidemark, lake TO {role}",
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA tidemark TO {role}",
+        f"GRANT CREATE ON SCHEMA tidemark TO {role}",
+    ):
+        lab.sql(grant)
+    try:
+        with lab.session() as connection:
+            with connection, connection.cursor() as cur:
+                cur.execute(f"SET ROLE {role}")
+            with pytest.raises(RewindNotAllowed):
+                take_back(connection, lab.cluster, lab.spec, run, verdict)
+        assert [plan.state for plan in judge.rewinds()] == [State.REJECTED]
+        assert lab.position() == 20
+        assert judge.react(run).rewound is not None
+    finally:
+        lab.sql(f"DROP OWNED BY {role}")
+        lab.sql(f"DROP ROLE {role}")

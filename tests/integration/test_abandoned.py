@@ -1,0 +1,28 @@
+"""Attempts whose drivers were killed while nobody followed them."""
+
+from __future__ import annotations
+
+from tests.scenario import Scenario
+
+from tidemark.db import connect, session, transaction
+from tidemark.offsets import store
+from tidemark.offsets.store import TaskIdentity
+
+
+def test_attempts_of_long_ago_without_a_driver_are_ended(scenario: Scenario) -> None:
+    """One whose driver is there, one that has just begun and one that has ended stay as they are."""
+    with session(scenario.database_url) as connection, transaction(connection) as cur:
+        group_id = store.ensure_group(cur, "departures")
+        gone, alive, young, done = (store.new_attempt(cur, group_id, TaskIdentity()) for _ in range(4))
+        store.end_attempt(cur, done)
+        cur.execute("UPDATE tidemark.attempt SET started_at = started_at - interval '25 hours' WHERE attempt_id <> %s", (young,))
+    driver = connect(scenario.database_url, application=f"tidemark driver {alive}")
+    try:
+        with session(scenario.database_url) as connection, transaction(connection) as cur:
+            assert store.end_abandoned(cur) == [gone]
+            assert store.end_abandoned(cur) == []
+    finally:
+        driver.close()
+    states = dict(scenario.sql("SELECT attempt_id, state FROM tidemark.attempt"))
+    assert states == {gone: "FAILED", alive: "RUNNING", young: "RUNNING", done: "COMMITTED"}
+    assert scenario.sql("SELECT error ->> 'type' FROM tidemark.attempt WHERE state = 'FAILED'") == [("DriverGone",)]
