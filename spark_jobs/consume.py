@@ -52,7 +52,7 @@ def _consume(options: argparse.Namespace) -> None:
         transform = load_transform(spec, folders)
         return SparkEngine(spec, connections, transform, load_permanent(spec, folders), attempt, folders, records)
 
-    consume(spec, connections, attempt, start)
+    consume(spec, connections, attempt, start, drain=options.drain)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", help="the consumer's name: its file's stem")
     parser.add_argument("--consumers", type=Path, metavar="DIR", help="where the consumers' files are")
     parser.add_argument("--transforms", type=Path, action="append", default=[], metavar="DIR", help="a further folder of transforms")
+    parser.add_argument("--drain", action="store_true", help="read what is due in its retry topics, and not its topics")
     parser.add_argument("--attempt", type=int, metavar="ID", help="the attempt whose row is written")
     return parser
 

@@ -186,8 +186,10 @@ class Scenario:
 
     # ---- runs
 
-    def run(self, *, before: Callable[[Slice], None] = lambda part: None, task: TaskIdentity | None = None) -> launch.Progress:
-        """One run in this process; raises what made it fail."""
+    def run(
+        self, *, before: Callable[[Slice], None] = lambda part: None, task: TaskIdentity | None = None, drain: bool = False
+    ) -> launch.Progress:
+        """One run in this process, or one drain; raises what made it fail."""
         spec = self.spec
         attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity())
         self.engine = None
@@ -197,7 +199,7 @@ class Scenario:
             self.engine = LocalEngine(spec, transform, self.connections, permanent, before)
             return self.engine
 
-        run.consume(spec, self.connections, attempt, start)
+        run.consume(spec, self.connections, attempt, start, drain=drain)
         return launch.progress(self.database_url, attempt)
 
     def command(self, *arguments: str, env: Mapping[str, str] | None = None, wide: bool = True) -> subprocess.CompletedProcess[str]:

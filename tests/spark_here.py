@@ -50,8 +50,10 @@ def spark_session(transforms: Path) -> Iterator[SparkSession]:
         session.stop()
 
 
-def run_here(scenario: Scenario, before: Callable[[], None] = lambda: None, task: TaskIdentity | None = None) -> launch.Progress:
-    """One run on the session that is there; raises what made it fail. As `Scenario.run`, for the Spark form."""
+def run_here(
+    scenario: Scenario, before: Callable[[], None] = lambda: None, task: TaskIdentity | None = None, *, drain: bool = False
+) -> launch.Progress:
+    """One run, or one drain, on the session that is there; raises what made it fail. As `Scenario.run`, for the Spark form."""
     spec = scenario.spec
     attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, task or TaskIdentity())
 
@@ -61,5 +63,5 @@ def run_here(scenario: Scenario, before: Callable[[], None] = lambda: None, task
         lasting.before = before
         return lasting
 
-    run.consume(spec, scenario.connections, attempt, start)
+    run.consume(spec, scenario.connections, attempt, start, drain=drain)
     return launch.progress(scenario.database_url, attempt)

@@ -183,13 +183,10 @@ EXPECTED = """\
 {file}:3:15: sink.table is not a table's name: "a.b.c"
     3 | sink: {{table: a.b.c}}
       |               ^^^^^ write schema.table; the connection says which database
-{file}:4:17: retry.delays is not available yet: there is no retry ladder; failed records are kept in tidemark.failed_record
-    4 | retry: {{delays: [30 m]}}
-      |                 ^^^^^^ remove the key
 {file}:4:18: retry.delays[0] is not a duration: "30 m"
     4 | retry: {{delays: [30 m]}}
       |                  ^^^^ write a number and a unit without a space: 30s, 5m, 1h
-6 problems; {name} was not loaded
+5 problems; {name} was not loaded
 """
 
 

@@ -231,6 +231,34 @@ def test_continuous_consumer_has_a_run_for_each_stretch_of_time_and_one_beside_i
     assert "one after the other, 10m each" in dag["doc"]
 
 
+def test_drains_run_every_five_minutes_and_redrives_by_hand(read, tmp_path):
+    """Whatever the consumers' files say, one run of the drains at a time. A relay that fails holds up nothing, and fails the run; reading
+    the files imports nothing heavy."""
+    (tmp_path / "flights.yaml").write_text(FULL)
+    (tmp_path / "weather.yaml").write_text(BAD)
+    drains, redrives = read(tmp_path, "drain_retries.py"), read(tmp_path, "redrive.py")
+    assert drains["heavy"] == redrives["heavy"] == []
+    dag = drains["dags"]["drain_retries"]
+    assert (dag["schedule"], dag["max_active_runs"], dag["catchup"]) == ("*/5 * * * *", 1, False)
+    assert {name: (task["upstream"], task["rule"]) for name, task in dag["tasks"].items()} == {
+        "relay": ([], "all_success"),
+        "due": (["relay"], "all_done"),
+        "drain": (["due"], "all_success"),
+        "done": (["drain", "relay"], "none_failed"),
+    }
+    dag = redrives["dags"]["redrive"]
+    assert (dag["schedule"], dag["catchup"]) == (None, False)
+    assert {name: task["upstream"] for name, task in dag["tasks"].items()} == {
+        "plan": [],
+        "approve": ["plan"],
+        "apply": ["approve"],
+        "drain": ["apply"],
+    }
+    for found in (*drains["dags"].values(), *redrives["dags"].values()):
+        assert found["doc"]
+        assert {"tidemark", "retries"} <= set(found["tags"])
+
+
 def test_bad_file_makes_a_dag_that_tells_its_problems(facts):
     """Its page has file, line and fix of every problem; it has no schedule, and its task is not tried again."""
     dag = facts["dags"]["consume__weather"]

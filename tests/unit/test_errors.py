@@ -12,6 +12,7 @@ import re
 import types
 import typing
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def sample(kind: Any, choice: int) -> Any:
     if dataclasses.is_dataclass(kind) and kind not in SAMPLES:
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: sample(hints[field.name], choice) for field in dataclasses.fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next(iter(kind))
     return SAMPLES[kind]
 
 

@@ -75,22 +75,22 @@ include/consumers/departures.yaml:10:1: unknown key "owner"; did you mean "airfl
 
 def test_what_is_not_available_yet_is_told_beside_what_is_wrong(tmp_path):
     """A key that nothing acts on is refused in words, never ignored; its value is checked all the same."""
-    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h]}}\n"
+    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h], order: key}}\n"
     assert (
         str(refused(tmp_path, text)).replace(f"{tmp_path}/", "")
         == """\
-departures.yaml:4:17: retry.delays is not available yet: there is no retry ladder; failed records are kept in tidemark.failed_record
-    4 | retry: {delays: [5m, 5m, 30 m, 1h]}
-      |                 ^^^^^^^^^^^^^^^^^^ remove the key
 departures.yaml:4:26: retry.delays[2] is not a duration: "30 m"
-    4 | retry: {delays: [5m, 5m, 30 m, 1h]}
+    4 | retry: {delays: [5m, 5m, 30 m, 1h], order: key}
       |                          ^^^^ write a number and a unit without a space: 30s, 5m, 1h
+departures.yaml:4:44: retry.order: key is not available yet: later records of a key that waits are not held back
+    4 | retry: {delays: [5m, 5m, 30 m, 1h], order: key}
+      |                                            ^^^ remove the key; a transform that needs an order can raise Retry for them, too
 2 problems; departures was not loaded"""
     )
 
 
 NOT_YET = {
-    ("retry", "delays"): "retry: {delays: [5m]}",
+    ("retry", "order"): "retry: {delays: [5m], order: key}",
 }
 
 
@@ -119,6 +119,19 @@ WRONG = [
     ("retry: {permanent: ValueError}", 20, 10, 'retry.permanent is not a list of exceptions: "ValueError"', "write a list: [ValueError]"),
     ("retry: {permanent: [KeyboardInterrupt]}", 21, 17, "retry.permanent[0] is not a built-in exception", "write"),
     ("retry: {permanent: [KeyError, KeyError]}", 31, 8, 'retry.permanent[1] stands twice: "KeyError"', "remove one"),
+    ("retry: [5m]", 8, 4, "retry is not a mapping: a list", "write {delays: [5m, 30m, 1h]}"),
+    ("retry: {delays: 5m}", 17, 2, 'retry.delays is not a list of durations: "5m"', "write a list: [5m]"),
+    ("retry: {delays: [0s]}", 18, 2, "retry.delays[0] is no time at all", "longer than zero"),
+    ("retry: {budget: 6h}", 9, 6, "retry.budget has no use without retry.delays", "write delays"),
+    ("retry: {topics: {partitions: 2}}", 9, 6, "retry.topics has no use without retry.delays", "write delays"),
+    ("retry: {delays: [5m, 1h], budget: 1m}", 35, 2, "retry.budget is over before the first delay is", "write 65m for the whole ladder"),
+    ("retry: {delays: [5m], topics: {partitions: 0}}", 44, 1, "retry.topics.partitions is not a number of partitions: 0", "1 or more"),
+    ("retry: {delays: [5m], order: time}", 30, 4, 'retry.order is not an order: "time"', "write none"),
+    ("retry: {breaker: 0.5}", 18, 3, "retry.breaker is not a mapping: 0.5", "write {ratio: 0.5}"),
+    ("retry: {breaker: {}}", 18, 2, "retry.breaker says neither ratio nor consecutive", "write {ratio: 0.5}"),
+    ("retry: {breaker: {ratio: 1}}", 26, 1, "retry.breaker.ratio is not a share: 1", "from 0 to below 1"),
+    ("retry: {breaker: {ratio: no}}", 26, 2, "retry.breaker.ratio is not a share: no", "from 0 to below 1"),
+    ("retry: {breaker: {consecutive: 9, minimum: 9}}", 35, 7, "retry.breaker.minimum has no use without a ratio", "remove the key"),
     ("offset_reset: first", 15, 5, 'offset_reset is not an offset reset: "first"', "write earliest, latest or none"),
     ("offset_reset: null", 15, 4, "offset_reset is empty: null", "write a value, or remove the key"),
     ("assignment: range", 13, 5, 'assignment is not a list of strategies: "range"', "write a list: [range]"),
@@ -365,3 +378,23 @@ def test_every_key_has_words_of_its_own():
     assert set(_paths(model.ConsumerSpec)) == set(explain._WORDS)
     required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"transform|sink|sink\.table|validation\.suite", path)}
     assert required == set(explain._REQUIRED)
+
+
+@pytest.mark.parametrize(("topic", "fix"), [("retry.5m", "tidemark retries drain reads it"), ("failed", "it holds what has failed")])
+def test_consumer_does_not_read_its_own_retry_topics(tmp_path, topic, fix):
+    """They hold what it could not load; also where the group is named after the file."""
+    text = SMALL.replace("topics: [flights]", f"topics: [flights, departures.{topic}]")
+    (problem,) = refused(tmp_path, text).problems
+    assert problem.message == f'topics[1] is the consumer\'s own: "departures.{topic}"'
+    assert problem.fix == f"remove it: {fix}"
+
+
+def test_group_whose_name_leaves_no_room_for_its_retry_topics_is_refused(tmp_path):
+    """Kafka takes 249 characters; the message says how many are left for the group."""
+    fits = 249 - len(".retry.5m")
+    text = f"{SMALL}group: {'g' * (fits + 1)}\nretry: {{delays: [5m]}}\n"
+    (problem,) = refused(tmp_path, text).problems
+    assert (problem.key, problem.message) == ("retry.delays[0]", "the group's name is too long for its retry topics")
+    assert problem.fix.endswith(f"give the group a name of at most {fits}")
+    (tmp_path / "departures.yaml").write_text(text.replace("g" * (fits + 1), "g" * fits))
+    assert load_consumer(tmp_path / "departures.yaml").retry.delays == (timedelta(minutes=5),)

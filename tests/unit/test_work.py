@@ -48,7 +48,7 @@ def judged(
 ) -> Judged:
     """What a plain function makes of messages (by default of one)."""
     task = Work(Target("", 1, 1, layout), {}, Form.FUNCTION, function, permanent)
-    return work._by_record(task, PART, list(messages or [sent()]))
+    return work.by_record(task, PART, list(messages or [sent()]))
 
 
 def stored(postgres: str, value: Any) -> Any:
@@ -315,7 +315,7 @@ def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
     """Whole columns at once, so it is the batch that fails; another try may help where the user's code met an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
-        work._called(function, records(PART, [sent(100), sent(101)])[0], PART)
+        work.called(function, records(PART, [sent(100), sent(101)])[0], PART)
     assert raised.value.retriable
 
 

@@ -17,6 +17,7 @@ from tidemark.consume import launch
 from tidemark.consume.run import open_attempt
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
+from tidemark.retry.agenda import relay_at_end
 from tidemark.spec import find_consumer
 
 LOG_TAIL = 30
@@ -25,8 +26,9 @@ HEADINGS = ("loaded", "skipped", "retry", "failed", "other", "rows")
 """`COUNTS`, short enough for a terminal; other: compaction gaps, transaction markers, rows filtered away."""
 
 
-def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat) -> None:
-    """Runs a consumer once; prints the result. Raises what made the run fail, after the driver's last lines on stderr."""
+def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat, *, drain: bool = False) -> None:
+    """Runs a consumer once, or drains its retry topics once; prints the result, and publishes what it has handed off. Raises what
+    made the run fail, after the driver's last lines on stderr."""
     spec = find_consumer(name, consumers or project.consumers())
     connections = from_env()
     attempt_id = open_attempt(connections.database_url, spec.group, TaskIdentity())
@@ -67,6 +69,7 @@ def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], 
                 },
                 on_log=lines.append,
                 on_progress=show,
+                drain=drain,
             )
         except TidemarkError:
             bar.stop()
@@ -75,6 +78,8 @@ def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], 
             raise
         show(done)
     _print(spec.group, done, output)
+    for obstacle in relay_at_end(connections, spec.name, spec.group):
+        stderr.print(obstacle, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, stderr
+from tidemark.cli.redrive import app as redrive_app
+from tidemark.cli.retries import app as retries_app
 from tidemark.cli.rewind import app as rewind_app
 from tidemark.cli.rewind import seek
 from tidemark.errors import TidemarkError
@@ -30,6 +32,8 @@ app.add_typer(consumers_app, name="consumers")
 app.add_typer(sink_app, name="sink")
 app.add_typer(groups_app, name="groups")
 app.add_typer(rewind_app, name="rewind")
+app.add_typer(retries_app, name="retries")
+app.add_typer(redrive_app, name="redrive")
 app.add_typer(local_app, name="local")
 
 
@@ -193,6 +197,15 @@ def flow(
     from tidemark.cli.flow import change_flow
 
     change_flow(name, priority or [], max_ahead, consumers, output)
+
+
+@app.command()
+def audit(name: Name, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
+    """Show where every record of a consumer is, and whether that is all of them."""
+    from tidemark.cli.audit import show_audit
+
+    if not show_audit(name, consumers, output):
+        raise typer.Exit(1)
 
 
 app.command()(seek)

@@ -116,7 +116,9 @@ class Holding(RebalanceListener):
         with transaction(self._connection) as cur:
             now = flow.read(cur, self._me().group_id if backfill is None else backfill.group_id)
         open_ = now.open(self.claims, self._found.ends)
-        ends = now.bounded(open_, self._found.ends, self._cluster.times_at, self._cluster.offsets_for_time)
+        ends = dict(self._found.ends)
+        if not any(claim.drained for claim in open_):  # their messages' times are those of the relay
+            ends = now.bounded(open_, ends, self._cluster.times_at, self._cluster.offsets_for_time)
         return plan_batch(open_, ends, max_records)
 
     def require_held(self) -> None:

@@ -132,15 +132,18 @@ def run_attempt(
     on_log: Callable[[str], None],
     on_progress: Callable[[Progress], None],
     on_start: Callable[[subprocess.Popen[str]], None] = lambda driver: None,
+    drain: bool = False,
 ) -> Progress:
     """Starts the driver for an attempt whose row is written, follows it to its end and returns what it did.
 
     ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state twice a
     second, both in the caller's thread; ``on_start`` the process, for whoever must kill it. The driver dies with the calling thread.
+    ``drain``: the run is one of the consumer's retry topics.
     Raises one of the ``Attempt...`` errors or `DriverDied`.
     """
     command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
     command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
+    command += ["--drain"] if drain else []
     driver = subprocess.Popen(
         command,
         env=child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable}),

@@ -9,6 +9,8 @@ from there.
 A consumer with one member takes all partitions by hand. With several, each is a member of the group (`tidemark.group.member`): between two
 batches it hears what was assigned to it and what was taken away, and it ends when nothing that it holds is left to read.
 
+A drain is a run of its own kind, by hand: it reads what is due in the group's retry topics (`tidemark.consume.window.Drain`).
+
 A run of a backfill (`tidemark.rewind.backfill`) is a bounded one by hand of its side group: it reads what a rewind has skipped, and commits
 it as the group's. Its ends are looked at before each batch, because a rewind of the group may draw them nearer.
 
@@ -29,7 +31,7 @@ from tidemark.connections import Connections
 from tidemark.consume.claims import Found, Holding
 from tidemark.consume.seat import Attempt, GroupSeat, Interrupt, TakenByHand
 from tidemark.consume.told import Told
-from tidemark.consume.window import Bounded, Window, last_records, look, window_of
+from tidemark.consume.window import Bounded, Drain, Window, last_records, look, window_of
 from tidemark.consume.work import payloads
 from tidemark.db import session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
@@ -38,17 +40,21 @@ from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
+from tidemark.retry import Ladder
+from tidemark.retry.breaker import Breaker
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated, ends, find, of_attempt
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.table import Layout
-from tidemark.spec import ConsumerSpec, Run
-from tidemark.spec.model import OffsetReset
+from tidemark.spec import ConsumerSpec, OffsetReset, Run
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
 
 log = logging.getLogger(__name__)
+
+DRAIN_RECORDS = 100_000
+"""The most offsets of a batch of a drain: what is known of its records is held in memory."""
 
 
 class Engine(Protocol):
@@ -122,12 +128,15 @@ Start = Callable[[int | None], Engine]
 """Makes the engine of a run that has so many offsets to read; `None`: nobody knows how many."""
 
 
-def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
-    """Runs an attempt to its end and writes how it ended on its row; raises what made it fail."""
+def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start, *, drain: bool = False) -> None:
+    """Runs an attempt to its end and writes how it ended on its row; raises what made it fail.
+
+    ``drain``: not the consumer's topics are read, but what is due in its retry topics; by hand, bounded, whatever else the spec says.
+    """
     try:
         with session(connections.database_url, application=f"tidemark driver {attempt_id}") as connection:
             schema.require_current(connection)
-            _run(connection, spec, connections, attempt_id, start)
+            _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:
                 store.end_attempt(cur, attempt_id)
     except BaseException as error:
@@ -137,7 +146,16 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
         raise
 
 
-def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start) -> None:
+def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
+    """How a drain runs. What is gone from a retry topic is in Postgres all the same, so its drain goes on where the log begins; and what
+    fails again has been counted by `max_failed_records` when it failed first."""
+    records = min(spec.batch.max_records, DRAIN_RECORDS)
+    batch = spec.batch.model_copy(update={"max_records": records, "max_failed_records": None})
+    by_hand = {"run": Run.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST}
+    return spec.model_copy(update={"batch": batch, **by_hand})
+
+
+def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start, *, drain: bool) -> None:
     with transaction(connection) as cur:
         backfill = of_attempt(cur, attempt_id)
         if backfill is not None:
@@ -152,13 +170,18 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
         return
 
     cluster = Cluster(connections.kafka)
-    window = window_of(cluster, spec) if backfill is None else _Skipped(connection, backfill)
+    if backfill is not None:
+        window: Window = _Skipped(cluster, spec, connection, backfill)
+    elif drain:
+        window = Drain(cluster, spec, connection, group_id)
+    else:
+        window = window_of(cluster, spec)
     interrupt = Interrupt()
     try:
         if spec.run is Run.CONTINUOUS:  # before it takes over from the run before it, which reads meanwhile
             interrupt.engine = start(None)
             interrupt.engine.warm_up(last_records(look(cluster, spec)))
-        found = look(cluster, spec) if backfill is None else _look_back(cluster, backfill)  # ①
+        found = window.begin()  # ①
         attempt = Attempt(attempt_id, group_id, spec, connections)
         taken = (
             GroupSeat(connection, attempt, cluster, found, interrupt)
@@ -236,6 +259,8 @@ def _read(
 
 def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Target:
     target = Target(attempt.connections.database_url, attempt.group_id, attempt.attempt_id, layout)
+    ladder = Ladder.of(attempt.spec)
+    target = replace(target, ladder=ladder if backfill is None else replace(ladder, group=backfill.group), breaker=Breaker.of(attempt.spec))
     limit = attempt.spec.batch.max_failed_records
     target = target if limit is None else replace(target, max_rejected=limit)
     return target if backfill is None else replace(target, group_id=backfill.group_id, side_id=backfill.side_id)
@@ -244,8 +269,12 @@ def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Targ
 class _Skipped(Bounded):
     """What a rewind has skipped, up to where the group has not been moved back to since."""
 
-    def __init__(self, connection: Connection, backfill: Backfill) -> None:
+    def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, backfill: Backfill) -> None:
+        super().__init__(cluster, spec)
         self._connection, self._backfill = connection, backfill
+
+    def begin(self) -> Found:
+        return _look_back(self._cluster, self._backfill)
 
     def move(self, seat: TakenByHand | GroupSeat) -> None:
         """Comes after the claims and before the look at their epochs: an end that comes nearer in between is noticed there."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.connections import Connections
 from tidemark.consume.claims import Claimant, Found, Holding
+from tidemark.consume.window import subscribed
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
 from tidemark.group.listener import Listeners, RebalanceListener
@@ -184,7 +185,7 @@ def _listeners(spec: ConsumerSpec) -> list[RebalanceListener]:
 
 
 def _subscribed(spec: ConsumerSpec, cluster: Cluster) -> Collection[str]:
-    return spec.topics or cluster.matching(spec.topic_pattern or "")
+    return subscribed(cluster, spec)
 
 
 def instance_id(consumer: str, member: int) -> str:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidemark.consume.claims import Found
+from tidemark.db import transaction
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import store
 from tidemark.offsets.ranges import Epoch, Slice
 from tidemark.offsets.reset import Log
+from tidemark.retry import store as retries
+from tidemark.retry.ladder import is_own
 from tidemark.spec import ConsumerSpec, Run
 
 if TYPE_CHECKING:
     from tidemark.consume.seat import GroupSeat, TakenByHand
+    from tidemark.db import Connection
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
 """How often a continuous run looks for new topics and partitions. For new records it looks before each batch."""
@@ -28,6 +37,9 @@ class Window(Protocol):
     wait_s: float
     """How long a run that has nothing to read waits for news at a time."""
 
+    def begin(self) -> Found:
+        """What there is to read when the run starts."""
+
     def move(self, seat: TakenByHand | GroupSeat) -> None:
         """Has the seat see what there is to read now."""
 
@@ -39,6 +51,12 @@ class Bounded:
     """Up to the ends that were there when the run started."""
 
     wait_s = 1.0
+
+    def __init__(self, cluster: Cluster, spec: ConsumerSpec) -> None:
+        self._cluster, self._spec = cluster, spec
+
+    def begin(self) -> Found:
+        return look(self._cluster, self._spec)
 
     def move(self, seat: TakenByHand | GroupSeat) -> None:
         """It stands still."""
@@ -57,6 +75,9 @@ class Continuous:
         now = time.monotonic()
         self._ends_at = now + spec.run_for.total_seconds() + HANDOVER_S
         self._looked_at = self._seen_at = now
+
+    def begin(self) -> Found:
+        return look(self._cluster, self._spec)
 
     def move(self, seat: TakenByHand | GroupSeat) -> None:
         """Raises `BrokerUnavailable` once nobody has answered for `PATIENCE_S`: a topic that is made or deleted right now is no outage."""
@@ -83,14 +104,59 @@ class Continuous:
         return time.monotonic() >= self._ends_at
 
 
+class Drain(Bounded):
+    """Of the group's retry topics what was due when the run started. What comes due meanwhile is for the next one."""
+
+    def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, group_id: int) -> None:
+        super().__init__(cluster, spec)
+        self._connection, self._group_id = connection, group_id
+
+    def begin(self) -> Found:
+        return look_due(self._connection, self._cluster, self._group_id)
+
+
+def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:
+    """The partitions of a group's retry topics in which something is due, as far as it is: all due times are the database's (I6).
+
+    Kafka is not asked where nothing is due. Records whose message is in no log any more are published anew (I7). Gives partitions that
+    were never drained their position: where the first registered message is.
+    """
+    with transaction(connection) as cur:
+        again = retries.publish_stranded(cur, group_id)
+        due = retries.due(cur, group_id)
+    if not due:
+        return Found((), {}, {})
+    topics = cluster.topics(sorted({one.partition.topic for one in due}), missing_ok=True)
+    uuids = {topic.name: topic.kafka_uuid for topic in topics}
+    there = {one.partition: one for one in due if uuids.get(one.partition.topic) == one.kafka_uuid}
+    starts, ends = cluster.log_starts(there), cluster.stable_ends(there)
+    with transaction(connection) as cur:
+        for topic_id in sorted({one.topic_id for one in due if there.get(one.partition) is not one}):
+            again += retries.publish_gone(cur, group_id, topic_id)
+        for partition, one in sorted(there.items()):
+            start = starts[partition]
+            if one.first < start:
+                again += retries.publish_gone(cur, group_id, one.topic_id, partition=partition.partition, before=start)
+            store.start_partition(cur, group_id, one.topic_id, partition.partition, max(start, one.first), drained=True)
+    if again:
+        log.warning("records lost their place in a retry topic and are published anew group_id=%s records=%s", group_id, again)
+    logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in there}
+    return Found(topics, logs, {partition: min(one.end, ends[partition]) for partition, one in there.items()})
+
+
 def look(cluster: Cluster, spec: ConsumerSpec) -> Found:
     """The spec's topics as they are now. Raises `TopicsMissing`."""
-    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""), missing_ok=not spec.topics)
+    topics = cluster.topics(subscribed(cluster, spec), missing_ok=not spec.topics)
     partitions = [partition for topic in topics for partition in topic.all()]
     ends = cluster.stable_ends(partitions)
     starts = cluster.log_starts(partitions)
     logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in partitions}
     return Found(topics, logs, ends)
+
+
+def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:
+    """The topics that the spec names, or matches; its own retry topics never are among them."""
+    return spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
 
 
 def last_records(found: Found) -> list[Slice]:
@@ -103,4 +169,4 @@ def last_records(found: Found) -> list[Slice]:
 
 
 def window_of(cluster: Cluster, spec: ConsumerSpec) -> Window:
-    return Continuous(cluster, spec) if spec.run is Run.CONTINUOUS else Bounded()
+    return Continuous(cluster, spec) if spec.run is Run.CONTINUOUS else Bounded(cluster, spec)

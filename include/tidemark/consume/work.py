@@ -9,11 +9,11 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidemark.errors import Refused
 from tidemark.kafka.config import KafkaConfig
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Message
 
+M = TypeVar("M", bound="HasOffset")
+
 FLOAT32_MAX = (2 - 2**-24) * 2.0**127
 """What is greater becomes infinite as a ``real``."""
 NO_TIMESTAMP = 0  # confluent_kafka.TIMESTAMP_NOT_AVAILABLE
@@ -38,6 +40,12 @@ NO_MOMENT = -1
 FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
 """From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. What lies outside is no moment either."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class HasOffset(Protocol):
+    """A message of Kafka's, or what stands for one."""
+
+    def offset(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +76,13 @@ class TransformFailed(Refused):
 
 def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
     """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it; see `commit_slice`."""
+    if part.drained:
+        from tidemark.consume.drained import drain_slice  # here, because it is made of this module's parts
+
+        return drain_slice(work, part, isolate=isolate)
     collect_less_garbage()
     batches = read(work.kafka, part.partition, part.start, part.end)
-    answer = _by_batch if work.form is Form.ARROW else _by_record
+    answer = _by_batch if work.form is Form.ARROW else by_record
     judged = (answer(work, part, batch) for batch in batches)
     return commit_slice(work.target, part, judged, lambda part, offsets: payloads(work.kafka, part, offsets), isolate=isolate)
 
@@ -156,11 +168,13 @@ def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Itera
 
 def _by_batch(work: Work, part: Slice, messages: list[Message]) -> Judged:
     batch, rejects = records(part, messages)
-    judged = judge(_called(work.function, batch, part), part) if batch.num_rows else Judged(None)
+    judged = judge(called(work.function, batch, part), part) if batch.num_rows else Judged(None)
     return replace(judged, rejects=[*judged.rejects, *rejects]) if rejects else judged
 
 
-def _by_record(work: Work, part: Slice, messages: list[Message]) -> Judged:
+def by_record(work: Work, part: Slice, messages: Sequence[M], record: Callable[[Slice, M], Record] | None = None) -> Judged:
+    """What a plain function answers, record by record. ``record`` makes them of the messages; what it raises is that record's answer."""
+    make: Callable[[Slice, Any], Record] = record or _record
     rows: list[Mapping[str, Any]] = []
     offsets: list[int] = []
     skipped: list[int] = []
@@ -169,7 +183,7 @@ def _by_record(work: Work, part: Slice, messages: list[Message]) -> Judged:
         offset = message.offset()
         assert offset is not None
         try:
-            made = _rows(work.function(_record(part, message)))
+            made = _rows(work.function(make(part, message)))
         except Skip:
             skipped.append(offset)
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises is that record's answer
@@ -297,7 +311,8 @@ def _refuse(values: list[Any], wrong: Callable[[Any], bool], why: str) -> None:
             raise ValueError(f"{value} {why}")
 
 
-def _called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
+def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
+    """What a transform of the Arrow form answers. Raises `TransformFailed`."""
     import pyarrow as pa
 
     where = f"{part.partition} offsets {batch['offset'][0]} to {batch['offset'][-1]}"

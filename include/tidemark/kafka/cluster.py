@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_fixed
 
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.config import KafkaConfig, connected
@@ -36,6 +36,26 @@ class TopicsMissing(Refused):
 
     def __str__(self) -> str:
         return f"No such topic on {self.servers}: {', '.join(self.topics)}. Create it, or correct `topics` in the spec."
+
+
+@dataclass(kw_only=True, eq=False)
+class TopicNotMade(Refused):
+    """The cluster does not make a topic; ``cause`` is its own message."""
+
+    topic: str
+    servers: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.servers} does not make the topic {self.topic}: {self.cause}. Make it yourself, or ask for the right to."
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A topic's setting. ``stated``: somebody said so for this very topic; otherwise it is the broker's default."""
+
+    value: str
+    stated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +189,49 @@ class Cluster:
             raise self._unavailable(error) from error
         return {name: timedelta(milliseconds=value) if value >= 0 else None for name, value in values.items()}
 
+    def settings(self, topics: Iterable[str]) -> dict[str, dict[str, Setting]]:
+        """Every setting of each topic, by Kafka's name. Raises `BrokerUnavailable` also for a topic that does not exist."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
+
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        if not asked:
+            return {}
+        futures = self._admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
+        own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        try:
+            return {
+                resource.name: {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in future.result().items()}
+                for resource, future in futures.items()
+            }
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
+    def create(self, topic: str, partitions: int, replication: int | None, settings: Mapping[str, str]) -> bool:
+        """Makes a topic, with as many replicas as the broker makes by itself if ``replication`` is `None`; returns when it can be seen.
+
+        `False`: it was there already. Raises `TopicNotMade`.
+        """
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
+        (future,) = self._admin().create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S).values()
+        try:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return False
+            if error.args[0].retriable() or error.args[0].code() < 0:
+                raise self._unavailable(error) from error
+            raise TopicNotMade(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
+        seen = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.05))
+        try:
+            seen(lambda: self.topics([topic], missing_ok=True))
+        except RetryError as error:
+            raise BrokerUnavailable(cause=f"{self.servers}: {topic} was made, and is not seen") from error
+        return True
+
     def _offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, int]:
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka import TopicPartition as Wire
@@ -209,4 +272,6 @@ def _without_leader(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in (
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,  # the broker is behind what was heard of the partition, as it is for a moment when it comes back
+        KafkaError.FENCED_LEADER_EPOCH,
     )

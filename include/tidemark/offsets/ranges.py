@@ -34,6 +34,8 @@ class Claim:
     topic_id: int
     position: int
     epoch: Epoch
+    drained: bool = False
+    """Is it a retry topic's? Then its records are those of other partitions, tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Slice:
     start: int
     end: int
     epoch: Epoch
+    drained: bool = False
+    """As the claim's."""
 
     def __post_init__(self) -> None:
         if self.end <= self.start:
@@ -76,5 +80,5 @@ def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_rec
         size = min(todo[claim], budget // left)
         budget -= size
         if size:
-            slices.append(Slice(claim.partition, claim.topic_id, claim.position, claim.position + size, claim.epoch))
+            slices.append(Slice(claim.partition, claim.topic_id, claim.position, claim.position + size, claim.epoch, claim.drained))
     return sorted(slices, key=lambda part: part.partition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -122,13 +122,14 @@ def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
     return _ensured(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
 
 
-def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int) -> None:
-    """Gives a partition that has no position its first one."""
-    cur.execute(SQL["start_partition"], {"group_id": group_id, "topic_id": topic_id, "partition": partition, "offset": offset})
+def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int, *, drained: bool = False) -> None:
+    """Gives a partition that has no position its first one. ``drained``: it is a retry topic's."""
+    key = {"group_id": group_id, "topic_id": topic_id, "partition": partition}
+    cur.execute(SQL["start_partition"], {**key, "offset": offset, "drained": drained})
 
 
 def positions(cur: Cursor, group: str) -> list[Position]:
-    """Every position of a group, ordered by topic, incarnation and partition."""
+    """Every position of a group, ordered by topic, incarnation and partition; without those of its retry topics."""
     cur.execute(SQL["positions"], {"group": group})
     return [
         Position(
@@ -177,7 +178,7 @@ def claim(
         cur.execute(SQL["read_offset"], key)
         _, _, holder, current = _one(cur)
         raise ClaimRefused(partition=partition, generation=generation, current=Generation(current), owner=holder)
-    return Claim(partition, topic_id, row[0], Epoch(row[1]))
+    return Claim(partition, topic_id, row[0], Epoch(row[1]), row[2])
 
 
 def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) -> None:
@@ -230,7 +231,7 @@ def jump(cur: Cursor, group_id: int, held: Claim, to: int) -> Claim:
     cur.execute(SQL["jump"], {**key, "start": held.position, "to": to, "epoch": held.epoch})
     if cur.fetchone() is None:
         raise _fenced(cur, key, held.partition, held.epoch)
-    return Claim(held.partition, held.topic_id, to, held.epoch)
+    return replace(held, position=to)
 
 
 def record_lost(
@@ -282,7 +283,7 @@ def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = N
 
 def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: Counts) -> int:
     """Writes the ledger row of a slice and returns its id."""
-    cur.execute(SQL["insert_batch"], {**_key(group_id, part), "attempt_id": attempt_id, **asdict(counts)})
+    cur.execute(SQL["insert_batch"], {**_key(group_id, part), "attempt_id": attempt_id, "drained": part.drained, **asdict(counts)})
     return int(_one(cur)[0])
 
 

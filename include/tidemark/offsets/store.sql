@@ -23,15 +23,15 @@ SELECT topic_id FROM known UNION ALL SELECT topic_id FROM made;
 
 -- name: start_partition
 -- Gives a partition its first position; does nothing if it has one. Locks the new row.
-INSERT INTO tidemark.partition_offset (group_id, topic_id, partition, next_offset, validated_offset)
-VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s) ON CONFLICT DO NOTHING;
+INSERT INTO tidemark.partition_offset (group_id, topic_id, partition, next_offset, validated_offset, drained)
+VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s, %(drained)s) ON CONFLICT DO NOTHING;
 
 -- name: positions
--- Every position of a group, also on topics that were re-created since. Locks nothing.
+-- Every position of a group, also on topics that were re-created since, but not on its retry topics. Locks nothing.
 SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, part.generation, owner, owner_epoch, seat,
        committed_at
   FROM tidemark.partition_offset part JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
- WHERE grp.name = %(group)s
+ WHERE grp.name = %(group)s AND NOT part.drained
  ORDER BY topic.name, topic_id, partition;
 
 -- name: next_generation
@@ -44,7 +44,7 @@ UPDATE tidemark.partition_offset
        seat = CASE WHEN next_offset < %(end)s THEN %(seat)s ELSE seat END
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND (generation < %(generation)s OR (generation = %(generation)s AND owner = %(owner)s))
-RETURNING next_offset, owner_epoch;
+RETURNING next_offset, owner_epoch, drained;
 
 -- name: epochs
 -- The fences of a group's partitions. Locks nothing.
@@ -102,9 +102,9 @@ SELECT next_offset, owner_epoch, owner, generation FROM tidemark.partition_offse
 
 -- name: insert_batch
 INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id,
-                            loaded, skipped, retried, failed, unaccounted, sink_rows)
+                            loaded, skipped, retried, failed, unaccounted, sink_rows, drained)
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(epoch)s, %(attempt_id)s,
-        %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s) RETURNING batch_id;
+        %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s, %(drained)s) RETURNING batch_id;
 
 -- name: shorten_skipped
 -- What a backfill has read is skipped no more: the lost range that starts there starts behind it, and goes if nothing of it is left. Locks

@@ -1,8 +1,9 @@
 -- name: batch_violations
--- Batches whose rows or failed records are not what the ledger says. Reads only: one scan of the sink's lineage index a batch.
+-- Batches whose rows or failed records are not what the ledger says. Records that a retry has loaded count with the batch that read them
+-- first: their rows have its lineage. Reads only: one scan of the sink's lineage index a batch.
 WITH judged AS MATERIALIZED (
     SELECT * FROM tidemark.batch
-     WHERE group_id = %(group_id)s AND (%(batch_ids)s::bigint[] IS NULL OR batch_id = ANY (%(batch_ids)s::bigint[]))
+     WHERE group_id = %(group_id)s AND (%(batch_ids)s::bigint[] IS NULL OR batch_id = ANY (%(batch_ids)s::bigint[])) AND NOT drained
 ), counted AS (
     SELECT judged.*, sink.*, record.*
       FROM judged
@@ -13,7 +14,8 @@ WITH judged AS MATERIALIZED (
            AND written.kafka_offset >= judged.start_offset AND written.kafka_offset < judged.end_offset
      ) sink
      CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE disposition = 'retry') AS found_retried, count(*) FILTER (WHERE disposition = 'fail') AS found_failed
+        SELECT count(*) FILTER (WHERE disposition = 'retry') AS found_retried, count(*) FILTER (WHERE disposition = 'fail') AS found_failed,
+               count(*) FILTER (WHERE state = 'LOADED') AS loaded_later, coalesce(sum(record.sink_rows), 0)::bigint AS rows_later
           FROM tidemark.failed_record record
          WHERE record.group_id = judged.group_id AND record.topic_id = judged.topic_id AND record.partition = judged.partition
            AND record.record_offset >= judged.start_offset AND record.record_offset < judged.end_offset
@@ -24,7 +26,7 @@ SELECT violation.kind, topic.name AS topic, counted.partition, counted.start_off
   FROM counted
   JOIN tidemark.topic USING (topic_id)
  CROSS JOIN LATERAL (
-    VALUES ('loaded', loaded, found_loaded), ('sink rows', sink_rows, found_rows),
+    VALUES ('loaded', loaded + loaded_later, found_loaded), ('sink rows', sink_rows + rows_later, found_rows),
            ('retried', retried, found_retried), ('failed', failed, found_failed)
  ) AS violation (kind, expected, found)
  WHERE CASE WHEN violation.kind = 'loaded' AND anchor_id IS NOT NULL THEN false -- its rows belong to no single record

@@ -27,6 +27,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.quality.conservation import on_table
+from tidemark.retry.store import REWINDS
 from tidemark.rewind import backfill, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
 from tidemark.rewind.model import Plan, State
@@ -47,7 +48,8 @@ LOCK_MS = 60_000
 """How long another rewind of the same group is waited for."""
 IDLE_MS = 60_000
 """A process that stands still in the middle of a rewind loses its session, and so its locks, after this."""
-LOCK_CLASS = 0x7265_7769  # "rewi"; with a group's id the key of an advisory lock
+LOCK_CLASS = REWINDS
+"""With a group's id the key of an advisory lock; commits of drains share it."""
 
 SpecOf = Callable[[str], ConsumerSpec]
 """The spec of a consumer, by its name, as its file is now."""

@@ -71,7 +71,7 @@ WITH gone AS (
 INSERT INTO tidemark.rewound_lost_range SELECT %(rewind_id)s, gone.* FROM gone;
 
 -- name: archive_failed_records
--- The same of failed records; retries that are due later are withdrawn with them. Returns how many of each partition.
+-- The same of failed records, whatever has become of them since; those that wait for a retry are withdrawn. How many of each partition.
 WITH gone AS (
     DELETE FROM tidemark.failed_record USING tidemark.rewind_partition part
      WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
@@ -104,7 +104,10 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
     SELECT sink.*, record.*
       FROM (SELECT count(*) AS sink_rows, count(DISTINCT kafka_offset) AS in_sink FROM {table} written
              WHERE written.kafka_topic_id = whole.topic_id AND written.kafka_partition = whole.partition
-               AND written.kafka_offset >= whole.start_offset AND written.kafka_offset < part.superseded_from) sink
+               AND written.kafka_offset >= whole.start_offset AND written.kafka_offset < part.superseded_from
+               AND NOT EXISTS (SELECT FROM tidemark.failed_record later -- rows that a retry has made are not the batch's
+                                WHERE later.group_id = whole.group_id AND later.topic_id = whole.topic_id
+                                  AND later.partition = whole.partition AND later.record_offset = written.kafka_offset)) sink
      CROSS JOIN (SELECT count(*) FILTER (WHERE disposition = 'retry') AS retried, count(*) FILTER (WHERE disposition = 'fail') AS failed
                    FROM tidemark.failed_record record
                   WHERE record.group_id = whole.group_id AND record.topic_id = whole.topic_id AND record.partition = whole.partition
@@ -140,18 +143,22 @@ WITH back AS (
     DELETE FROM tidemark.rewound_batch WHERE rewound_by = %(undo_of)s RETURNING *
 )
 INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-                            failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of) OVERRIDING SYSTEM VALUE
+                            failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of, drained)
+OVERRIDING SYSTEM VALUE
 SELECT batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-       failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of FROM back;
+       failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of, drained FROM back;
 
 -- name: put_failed_records_back
+-- Where they were published counts no more: drains have passed it meanwhile, and it is done anew.
 WITH back AS (
     DELETE FROM tidemark.rewound_failed_record WHERE rewound_by = %(undo_of)s RETURNING *
 )
 INSERT INTO tidemark.failed_record (failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
-                                    disposition, error_type, error_text, retry_number, attempt_id, created_at) OVERRIDING SYSTEM VALUE
+                                    disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
+                                    publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id) OVERRIDING SYSTEM VALUE
 SELECT failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
-       disposition, error_type, error_text, retry_number, attempt_id, created_at FROM back;
+       disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
+       publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id FROM back;
 
 -- name: put_lost_ranges_back
 WITH back AS (

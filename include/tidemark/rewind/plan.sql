@@ -15,10 +15,11 @@ SELECT group_id, state,
  WHERE name = %(group)s;
 
 -- name: batch_starts
--- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run do; a row a partition.
+-- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run do; a row a partition. Those
+-- of its retry topics are none to go to.
 SELECT topic_id, partition, min(start_offset) AS start_offset
   FROM tidemark.batch
- WHERE group_id = %(group_id)s
+ WHERE group_id = %(group_id)s AND NOT drained
    AND (batch_id = %(batch_id)s
         OR anchor_id = (SELECT anchor_id FROM tidemark.batch WHERE batch_id = %(batch_id)s)
         OR attempt_id IN (SELECT attempt_id FROM tidemark.attempt

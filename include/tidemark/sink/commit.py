@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import psycopg2
@@ -22,10 +23,12 @@ from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts
+from tidemark.retry.breaker import Breaker
+from tidemark.retry.ladder import NO_LADDER, Ladder, Rung
 from tidemark.sink.load import Refusals, copy, load, load_carefully, translated
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
-from tidemark.sink.tally import Judged, Reject, Tally
+from tidemark.sink.tally import Disposition, Judged, Reject, Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +57,10 @@ FAILED_COLUMNS = (
     ("error_type", "text"),
     ("error_text", "text"),
     ("attempt_id", "bigint"),
+    ("state", "text"),
+    ("retry_number", "integer"),
+    ("due_at", "timestamp with time zone"),
+    ("hop_topic", "text"),
 )
 
 Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]
@@ -71,6 +78,9 @@ class Target:
     layout: Layout
     max_rejected: int = 1000
     """Records of one slice that Postgres may refuse before the slice is given up."""
+    ladder: Ladder = NO_LADDER
+    """Where records go that are not loaded."""
+    breaker: Breaker | None = None
     side_id: int | None = None
     """Of a backfill: the side group whose positions are moved. Ledger, failed records and rows are those of ``group_id`` all the same."""
 
@@ -127,8 +137,8 @@ def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads
     for the same slice: the second finds the first one's ledger row. With ``isolate`` records whose rows Postgres refuses become failed
     records, up to ``target.max_rejected``, and the others are loaded. Raises `OffsetFenced` if the partition was taken away,
     `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help), `TooManyRejected`, `BadOutput` or `Broken` for what is wrong with
-    the rows, `DatabaseUnavailable` for an outage, and whatever ``judged`` or ``payloads`` raise; then nothing is stored.
-    `CommitUnknown` leaves open whether it is.
+    the rows, `BreakerTripped` where too many records fail, `DatabaseUnavailable` for an outage, and whatever ``judged`` or ``payloads``
+    raise; then nothing is stored. `CommitUnknown` leaves open whether it is.
     """
 
     def store_slice(cur: Cursor) -> list[Receipt]:
@@ -143,10 +153,12 @@ def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads
             load_carefully(cur, part, target.layout, rows, tally, Refusals(target.max_rejected))
         else:
             load(cur, part, target.layout, rows)
+        counts = tally.counts()
+        if target.breaker is not None:
+            target.breaker.check(part, counts, tally.longest_failure(), tally.rejects.values())
         reached(Step.COPY_FAILED, part)
         copy_failed(cur, target, part, tally.rejects, payloads)
         reached(Step.LEDGER, part)
-        counts = tally.counts()
         enter(cur, target, part, counts)
         return [Receipt(part, counts)]
 
@@ -187,21 +199,33 @@ def enter(cur: Cursor, target: Target, part: Slice, counts: Counts) -> int:
 
 
 def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:
-    """Step ④: the records that are not loaded, with all that is needed to try them again. Raises `RecordsGone`."""
+    """Step ④: the records that are not loaded, with all that is needed to try them again. Raises `RecordsGone`.
+
+    Those to be retried are due when the database's clock says so (I6), which is asked once.
+    """
     if not rejects:
         return
-    found = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads))
+    rung = target.ladder.after(0, timedelta())
+    due_at = None
+    if rung is not None and any(reject.disposition is Disposition.RETRY for reject in rejects.values()):
+        cur.execute("SELECT clock_timestamp() + %s", (rung.delay,))
+        (due_at,) = cur.fetchone() or (None,)
+    found = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads, rung, due_at))
     if found != len(rejects):
         raise RecordsGone(part=part, wanted=len(rejects), found=found)
 
 
-def _failed(target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> Iterator[pa.RecordBatch]:
+def _failed(
+    target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads, rung: Rung | None, due_at: datetime | None
+) -> Iterator[pa.RecordBatch]:
     import numpy as np
     import pyarrow as pa
 
     for batch in payloads(part, rejects.keys()):
         count = batch.num_rows
         which = [rejects[offset] for offset in batch.column("record_offset").to_pylist()]
+        waits = [rung is not None and reject.disposition is Disposition.RETRY for reject in which]
+        waiting_in = None if rung is None else rung.topic
         arrays = [
             pa.array(np.full(count, target.group_id, dtype=np.int32)),
             pa.array(np.full(count, part.topic_id, dtype=np.int16)),
@@ -211,6 +235,10 @@ def _failed(target: Target, part: Slice, rejects: dict[int, Reject], payloads: P
             pa.array([reject.error_type for reject in which], pa.string()),
             pa.array([reject.error_text for reject in which], pa.string()),
             pa.array(np.full(count, target.attempt_id, dtype=np.int64)),
+            pa.array(["WAITING" if waiting else "FAILED" for waiting in waits], pa.string()),
+            pa.array([int(waiting) for waiting in waits], pa.int32()),
+            pa.array([due_at if waiting else None for waiting in waits], pa.timestamp("us", "UTC")),
+            pa.array([waiting_in if waiting else target.ladder.failed_topic for waiting in waits], pa.string()),
         ]
         yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in FAILED_COLUMNS])
 

@@ -22,17 +22,21 @@ from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts, OffsetFenced
+from tidemark.retry import store as retries
+from tidemark.retry.store import Waiting
 from tidemark.sink.commit import Payloads, Receipt, Target, commit, copy_failed, enter
+from tidemark.sink.drained import Outcome, origins, say_what_became
 from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals, SinkRejected, check_at_once, copy, halve, merge, translated
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import GIVEN, LINEAGE, listed, quoted, quoted_table
-from tidemark.sink.tally import BadOutput, Disposition, data_columns, dispositions, errors, reject
+from tidemark.sink.tally import BadOutput, Disposition, Reject, data_columns, dispositions, errors, reject
 from tidemark.sink.types import arrow_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidemark.db import Cursor
+    from tidemark.retry.breaker import Breaker
 
 SQL = statements("tidemark.sink", "staged.sql")
 
@@ -153,6 +157,9 @@ def promote(
         else:
             _load(cur, target, parts, READY)
         found = _account(cur, parts, table, staged) if by_record else {parts[0]: {"sink_rows": _count(cur, READY)}}
+        if target.breaker is not None and by_record:
+            for part in parts:
+                _check_breaker(cur, target.breaker, part, table, staged, found.get(part, {}))
         reached(Step.COPY_FAILED, parts[0])
         for part in parts if by_record else ():
             _copy_failed(cur, target, part, table, staged, payloads)
@@ -171,6 +178,81 @@ def promote(
         return receipts
 
     return commit(target, parts, store_parts)
+
+
+def promote_drained(
+    target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], tried: Sequence[Waiting], *, isolate: bool
+) -> list[Receipt]:
+    """As `promote`, of slices of retry topics: what was staged comes of the records that were ``tried``. Those of them that do not wait any
+    more, or not there, are left out. See `tidemark.sink.drained`."""
+    parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
+    numbers = {record.number for record in tried}
+
+    def store_parts(cur: Cursor) -> list[Receipt]:
+        for part in parts:
+            reached(Step.MOVE_OFFSET, part)
+            if store.move_offset(cur, target.group_id, part) is not None:
+                raise OffsetFenced(
+                    partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application
+                )
+        waiting = {part: [record for record in retries.lock_due(cur, target.group_id, part) if record.number in numbers] for part in parts}
+        still = [record for records in waiting.values() for record in records]
+        reached(Step.COPY_ROWS, parts[0])
+        _require_all(cur, table, staged)
+        _leave_out(cur, parts[0], table, staged, tried, still)
+        _make_ready(cur, target, parts[0], table, staged)
+        if isolate:
+            _load_carefully(cur, target, list(origins(still)), table)
+        else:
+            _load(cur, target, list(origins(still)) or parts, READY)
+        reached(Step.COPY_FAILED, parts[0])
+        outcomes = _outcomes(cur, parts[0], table, staged)
+
+        def became(record: Waiting) -> Outcome:
+            place = (record.topic_id, record.partition.partition, record.offset)
+            return outcomes.get(place, Outcome(Disposition.SKIP))  # it is not wanted any more
+
+        counts = [say_what_became(cur, target, part, records, became) for part, records in waiting.items()]
+        reached(Step.LEDGER, parts[0])
+        receipts = [Receipt(part, each) for part, each in zip(parts, counts, strict=True)]
+        for receipt in receipts:
+            store.insert_batch(cur, target.group_id, target.attempt_id, receipt.part, receipt.counts)
+        cur.execute(f"DROP VIEW {READY}")
+        cur.execute(f"DROP TABLE {table}")
+        return receipts
+
+    return commit(target, parts, store_parts)
+
+
+def _leave_out(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged], tried: Sequence[Waiting], still: Sequence[Waiting]) -> None:
+    """Removes the staged rows of records that do not wait any more. Raises `BadOutput` for rows that none of those tried explains."""
+    cur.execute(SQL["strangers"].format(table=table, heard=_heard(staged)), _places(tried))
+    stranger = cur.fetchone()
+    if stranger is not None:
+        raise BadOutput(part=part, problem=f"kafka_offset {stranger[0]} is none of those that were tried again.")
+    if len(still) < len(tried):
+        cur.execute(SQL["leave_out"].format(table=table, heard=_heard(staged)), _places(still))
+
+
+def _places(records: Sequence[Waiting]) -> dict[str, list[int]]:
+    return {
+        "topic_ids": [record.topic_id for record in records],
+        "partitions": [record.partition.partition for record in records],
+        "offsets": [record.offset for record in records],
+    }
+
+
+def _outcomes(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[tuple[int, int, int], Outcome]:
+    """What became of each record that was staged, by its place."""
+    cur.execute(SQL["outcomes"].format(table=table, heard=_heard(staged)))
+    found = {}
+    for topic_id, partition, offset, word, other, count, error in cur.fetchall():
+        if word != other:
+            raise BadOutput(part=part, problem=f"record {offset} has rows with different dispositions: give all one.")
+        said = Disposition[word.upper()]
+        failed = reject(offset, said, error) if said in (Disposition.RETRY, Disposition.FAIL) else None
+        found[topic_id, partition, offset] = Outcome(said, count if said is Disposition.LOAD else 0, failed)
+    return found
 
 
 def _require_all(cur: Cursor, table: str, staged: Sequence[Staged]) -> None:
@@ -289,11 +371,23 @@ def _account(cur: Cursor, parts: Sequence[Slice], table: str, staged: Sequence[S
     return found
 
 
-def _copy_failed(cur: Cursor, target: Target, part: Slice, table: str, staged: Sequence[Staged], payloads: Payloads) -> None:
+def _check_breaker(cur: Cursor, breaker: Breaker, part: Slice, table: str, staged: Sequence[Staged], found: Mapping[str, int]) -> None:
+    if not found.get("retried", 0) + found.get("failed", 0):
+        return
+    span = _of_span(part, range(part.start, part.end))
+    cur.execute(SQL["in_a_row"].format(table=table, heard=_heard(staged), span=span))
+    (in_a_row,) = cur.fetchone() or (0,)
+    breaker.check(part, Counts(**found, unaccounted=0), in_a_row, _rejects(cur, part, table, staged).values())
+
+
+def _rejects(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[int, Reject]:
     span = _of_span(part, range(part.start, part.end))
     cur.execute(SQL["not_loaded"].format(table=table, heard=_heard(staged), span=span))
-    rejects = {offset: reject(offset, Disposition[word.upper()], error) for offset, word, error in cur.fetchall()}
-    copy_failed(cur, target, part, rejects, payloads)
+    return {offset: reject(offset, Disposition[word.upper()], error) for offset, word, error in cur.fetchall()}
+
+
+def _copy_failed(cur: Cursor, target: Target, part: Slice, table: str, staged: Sequence[Staged], payloads: Payloads) -> None:
+    copy_failed(cur, target, part, _rejects(cur, part, table, staged), payloads)
 
 
 def _staged(batch: pa.RecordBatch, target: Target, parts: Sequence[Slice], try_id: int) -> pa.RecordBatch:

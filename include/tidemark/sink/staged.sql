@@ -55,3 +55,29 @@ SELECT {key} FROM {source} AS source GROUP BY {key} HAVING {several} LIMIT 1;
 
 -- name: fail_span
 UPDATE {table} SET disposition = 'fail', error = %(error)s WHERE {span};
+
+-- name: in_a_row
+-- The longest run of records that failed one after the other, with none between them that was loaded or skipped.
+WITH record AS (
+    SELECT kafka_offset, min(disposition) IN ('retry', 'fail') AS failed FROM {table} WHERE {heard} AND {span} GROUP BY kafka_offset
+), run AS (
+    SELECT failed, row_number() OVER (ORDER BY kafka_offset) - row_number() OVER (PARTITION BY failed ORDER BY kafka_offset) AS run FROM record
+)
+SELECT coalesce(max(records), 0) FROM (SELECT count(*) AS records FROM run WHERE failed GROUP BY run) runs;
+
+-- name: strangers
+-- A row of no record that was tried again.
+SELECT kafka_offset FROM {table}
+ WHERE {heard} AND (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
+       (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[])) LIMIT 1;
+
+-- name: leave_out
+-- Keeps only the rows of these records.
+DELETE FROM {table}
+ WHERE {heard} AND (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
+       (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[]));
+
+-- name: outcomes
+-- What became of each record that was tried again.
+SELECT kafka_topic_id, kafka_partition, kafka_offset, min(disposition), max(disposition), count(*), min(error)
+  FROM {table} WHERE {heard} GROUP BY 1, 2, 3;

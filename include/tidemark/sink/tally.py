@@ -135,9 +135,26 @@ class Tally:
 
         self._part = part
         self._layout = layout
-        self._said = np.zeros(part.span, dtype=np.uint8)
-        self._rows = np.zeros(part.span, dtype=np.int32)
+        self._said = np.zeros(self._size, dtype=np.uint8)
+        self._rows = np.zeros(self._size, dtype=np.int32)
         self.rejects: dict[int, Reject] = {}
+
+    @property
+    def _size(self) -> int:
+        """How many records are accounted for."""
+        return self._part.span
+
+    def _places(self, offsets: Any) -> Any:
+        """Where in the arrays these offsets stand. Raises `BadOutput` for one that was not read."""
+        index = offsets - self._part.start
+        if len(index) and (index.min() < 0 or index.max() >= self._part.span):
+            outside = offsets[(index < 0) | (index >= self._part.span)][0]
+            raise BadOutput(part=self._part, problem=f"kafka_offset {outside} is outside the range that was read.")
+        return index
+
+    def _offsets_at(self, index: Any) -> Any:
+        """The offsets that stand there."""
+        return index + self._part.start
 
     def take(self, judged: Judged) -> pa.RecordBatch | None:
         """Accounts for a part and returns its rows as the COPY wants them (`Layout.copy_columns`), or `None` if it has none.
@@ -158,7 +175,9 @@ class Tally:
 
     def refuse(self, offset: int, rows: int, error_type: str, error: str) -> None:
         """Takes a record back whose ``rows`` cannot be stored: it has failed."""
-        index = offset - self._part.start
+        import numpy as np
+
+        index = int(self._places(np.array([offset]))[0])
         if self._rows[index] != rows:
             problem = (
                 f"rows of record {offset} were refused ({error}), and others of it came apart from them: return a record's rows together."
@@ -182,11 +201,16 @@ class Tally:
             sink_rows=int(self._rows.sum()),
         )
 
+    def longest_failure(self) -> int:
+        """How many records failed one after the other, with none between them that was loaded or skipped."""
+        import numpy as np
+
+        failed = self._said[self._said != 0] >= Disposition.RETRY
+        ends = np.flatnonzero(np.diff(np.concatenate(([0], failed.view(np.int8), [0]))))
+        return int((ends[1::2] - ends[::2]).max(initial=0))
+
     def _mark(self, offsets: Any, disposition: Disposition) -> Any:
-        index = offsets - self._part.start
-        if len(index) and (index.min() < 0 or index.max() >= self._part.span):
-            outside = offsets[(index < 0) | (index >= self._part.span)][0]
-            raise BadOutput(part=self._part, problem=f"kafka_offset {outside} is outside the range that was read.")
+        index = self._places(offsets)
         before = self._said[index]
         clash = (before != 0) & (before != disposition)
         if clash.any():
@@ -224,7 +248,7 @@ class Tally:
         arrays += [
             pa.array(np.full(count, self._part.topic_id, dtype=np.int16)),
             pa.array(np.full(count, self._part.partition.partition, dtype=np.int32)),
-            pa.array((index + self._part.start).astype(np.int64)),
+            pa.array(self._offsets_at(index).astype(np.int64)),
             pa.array(numbers.astype(np.int32)),
         ]
         return pa.RecordBatch.from_arrays(arrays, names=self._layout.copy_columns)

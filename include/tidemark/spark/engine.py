@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.connections import Connections
 from tidemark.consume.describe import layout_of
-from tidemark.consume.work import TransformFailed, Work, consume_slice, payloads, records
+from tidemark.consume.drained import batch_of, read_all_tries
+from tidemark.consume.work import TransformFailed, Work, consume_slice, input_schema, payloads, records
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailable
 from tidemark.kafka.config import jvm
 from tidemark.kafka.reader import read
 from tidemark.offsets.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.drained import commit_drained, origins
 from tidemark.sink.load import SinkRejected
-from tidemark.sink.staged import drop_staging, make_staging, promote, stage
+from tidemark.sink.staged import Staged, drop_staging, make_staging, promote, promote_drained, stage
 from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import BadOutput, judge
 from tidemark.spark.plan import partitions_of_tasks, passed_on, reads_headers, why_staged
@@ -125,6 +127,8 @@ class SparkEngine:
         with lost_jvm():
             if self._transform.form is not Form.SPARK:
                 return self._by_worker(target, slices, isolate)
+            if slices[0].drained:
+                return self._drained(target, slices, isolate)
             return self._by_plan(target, slices, isolate)
 
     def _by_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
@@ -167,15 +171,31 @@ class SparkEngine:
         return self._in_arrow(result.drop(*known), task)
 
     def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
+        kafka = self._connections.kafka
+
+        def promoted(table: str, staged: Sequence[Staged]) -> list[Receipt]:
+            return promote(target, slices, table, staged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
+
+        return self._stage_and(target, slices, slices, result, isolate, promoted)
+
+    def _stage_and(
+        self,
+        target: Target,
+        slices: Sequence[Slice],
+        origins_: Sequence[Slice],
+        result: DataFrame,
+        isolate: bool,
+        promoted: Callable[[str, Sequence[Staged]], list[Receipt]],
+    ) -> list[Receipt | TidemarkError]:
+        """``origins_``: slices whose topics the rows may have as their lineage."""
         self._batches += 1
         table = make_staging(target, self._batches)
         try:
-            staged = self._in_arrow(result, partial(_staging_task, target, table, slices, isolate))
+            staged = self._in_arrow(result, partial(_staging_task, target, table, origins_, isolate))
             errors = [answer for answer in staged if isinstance(answer, TidemarkError)]
             if errors:
                 raise min(errors, key=lambda error: error.retriable)
-            kafka = self._connections.kafka
-            return [*promote(target, slices, table, staged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)]
+            return [*promoted(table, staged)]
         except TidemarkError as error:
             with contextlib.suppress(TidemarkError):
                 drop_staging(target, table)
@@ -183,6 +203,28 @@ class SparkEngine:
                 return [error]
             of_rows = error.of_rows and target.layout.by_record  # else there is no record that could be left out
             return [replace(error, part=part, of_rows=of_rows) for part in slices]  # the batch is tried again as a whole
+
+    def _drained(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
+        """Slices of retry topics: the driver reads their records, few and of any origin, and the tasks stage what comes of them."""
+        tries = read_all_tries(target, self._connections.kafka, slices)
+        if not tries:
+            return [commit_drained(target, part, lambda _: iter(())) for part in slices]
+        import pyarrow as pa
+
+        given = self._spark.createDataFrame(pa.Table.from_batches([batch_of(tries)])).select(*input_schema().names)
+        result = _transformed(self._transform.function, given)
+        if not target.layout.by_record:
+            problem = f"records are tried again one by one, so a row must say which it was made of: return {', '.join(GIVEN)} as given."
+            return [BadOutput(part=slices[0], problem=problem)]
+        tried = [each.record for each in tries]
+        return self._stage_and(
+            target,
+            slices,
+            list(origins(tried)),
+            result,
+            isolate,
+            lambda table, staged: promote_drained(target, slices, table, staged, tried, isolate=isolate),
+        )
 
     def _in_arrow(self, result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> list[Any]:
         with _translated():

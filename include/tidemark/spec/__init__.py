@@ -19,6 +19,7 @@ from tidemark.spec.load import find_consumer, load_consumer, load_consumers, rea
 from tidemark.spec.model import (
     AirflowSettings,
     Batch,
+    Breaker,
     Connections,
     ConsumerSpec,
     OffsetReset,
@@ -36,6 +37,7 @@ from tidemark.spec.source import Source
 __all__ = [
     "AirflowSettings",
     "Batch",
+    "Breaker",
     "Connections",
     "ConsumerSpec",
     "KeyPath",

@@ -120,7 +120,9 @@ def _judge(loaded: _Loaded, data: Mapping[str, object]) -> None:
     places = loaded.parsed.places
     unread = tuple(loaded.problems)  # values that are no values: what they should have been need not be said again
     loaded.problems += [unknown_key((key,), places) for key in FILLED_IN if key in data]
-    loaded.problems += [places.problem(one.path, one.message, one.fix, at_key=one.at_key) for one in rules.findings(data)]
+    loaded.problems += [
+        places.problem(one.path, one.message, one.fix, at_key=one.at_key) for one in rules.findings({"group": loaded.name, **data})
+    ]
     values = {"group": loaded.name, **data, "name": loaded.name, "source": places.source}
     loaded.group = values["group"] if isinstance(values["group"], str) else None
     try:

@@ -46,6 +46,14 @@ class Run(StrEnum):
     """Read what comes for a time, then until the next run has taken over."""
 
 
+class Order(StrEnum):
+    """In which order records are tried again."""
+
+    NONE = "none"
+    KEY = "key"
+    """While a record waits, later ones of its key are held."""
+
+
 class OnFailure(StrEnum):
     """What a failed critical expectation does."""
 
@@ -102,9 +110,33 @@ class Connections(_Part):
     spark: ConnectionId = "tidemark_spark"
 
 
+class Breaker(_Part):
+    """From when on so many records fail that it is no matter of single records: the slice is given up, and nothing of it is stored."""
+
+    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """At most this share of a slice's records may be handed to retry or failed."""
+    consecutive: Annotated[int, Field(ge=1)] | None = None
+    """At most so many of them one after the other."""
+    minimum: Annotated[int, Field(ge=1)] = 100
+    """Slices with fewer records say nothing about the ratio."""
+
+
+class RetryTopics(_Part):
+    """How the retry topics and the failed topic are made."""
+
+    partitions: Annotated[int, Field(ge=1)] = 1
+    replication: Annotated[int, Field(ge=1)] | None = None
+    """Copies of each partition. None: as the broker does it."""
+
+
 class Retry(_Part):
     delays: tuple[SomeTime, ...] = ()
     """How long a failed record waits before each new try."""
+    budget: SomeTime | None = None
+    """No try is begun later than this after the record first failed. None: no limit but the delays."""
+    breaker: Annotated[Breaker | None, _GIVEN] = None
+    order: Annotated[Order, Field(strict=False)] = Order.NONE
+    topics: RetryTopics = RetryTopics()
     permanent: tuple[Annotated[str, AfterValidator(checks.exception_name)], ...] = ()
     """Exceptions of a plain-function transform that mean ``fail`` and not ``retry``: ``ValueError``, ``module.Class``."""
 

@@ -11,6 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from tidemark.errors import BadInput
+from tidemark.retry.ladder import failed_topic, is_own, retry_topic
+from tidemark.spec.checks import KAFKA_NAME_LIMIT
 from tidemark.spec.duration import format_duration, parse_duration
 from tidemark.spec.problem import SECRET, KeyPath, key_text
 
@@ -42,10 +44,10 @@ class NotYet:
 
 NOT_YET = (
     NotYet(
-        ("retry", "delays"),
-        bool,
-        "there is no retry ladder; failed records are kept in tidemark.failed_record",
-        "remove the key",
+        ("retry", "order"),
+        lambda value: value == "key",
+        "later records of a key that waits are not held back",
+        "remove the key; a transform that needs an order can raise Retry for them, too",
     ),
 )
 """The one list of what is refused until it is built. To make a key available, remove its entry."""
@@ -56,6 +58,7 @@ def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _key_of_the_sink(data)
     yield from _how_it_runs(data)
     yield from _lists(data)
+    yield from _retries(data)
     yield from _spark_conf(data)
     yield from _approval(data)
     yield from _not_yet(data)
@@ -125,6 +128,40 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
             if isinstance(entry, str) and entry in entries[:index]:
                 here = (*path, index)
                 yield Finding(here, f'{key_text(here)} stands twice: "{entry[:80]}"', "remove one of them")
+
+
+def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
+    delays = _at(data, ("retry", "delays"))
+    lengths = [_length(each) for each in delays] if isinstance(delays, tuple) else []
+    known = [length for length in lengths if length is not None]
+    for key in ("budget", "order", "topics"):
+        if _at(data, ("retry", key)) is not None and not delays:
+            said = f"retry.{key} has no use without retry.delays"
+            yield Finding(("retry", key), said, "write delays: [5m, 30m, 1h], or remove the key", at_key=True)
+    budget = _length(_at(data, ("retry", "budget")))
+    if budget and known and budget < known[0]:
+        fix = f"write {format_duration(sum(known, timedelta()))} for the whole ladder, or more than the first delay"
+        yield Finding(("retry", "budget"), "retry.budget is over before the first delay is: nothing would be tried again", fix)
+    breaker = _at(data, ("retry", "breaker"))
+    if isinstance(breaker, Mapping):
+        if "ratio" not in breaker and "consecutive" not in breaker:
+            yield Finding(("retry", "breaker"), "retry.breaker says neither ratio nor consecutive", "write {ratio: 0.5}, or remove the key")
+        if "minimum" in breaker and "ratio" not in breaker:
+            yield Finding(
+                ("retry", "breaker", "minimum"), "retry.breaker.minimum has no use without a ratio", "remove the key", at_key=True
+            )
+    group, topics = data.get("group"), data.get("topics")
+    if not isinstance(group, str):
+        return
+    for index, length in enumerate(lengths):
+        if length is not None and len(topic := retry_topic(group, length)) > KAFKA_NAME_LIMIT:
+            fix = f"a retry topic is called {topic[:20]}...: give the group a name of at most {KAFKA_NAME_LIMIT - len(topic) + len(group)}"
+            yield Finding(("retry", "delays", index), "the group's name is too long for its retry topics", fix)
+            break
+    for index, topic in enumerate(topics if isinstance(topics, tuple) else ()):
+        if isinstance(topic, str) and is_own(group, topic):
+            fix = "remove it: tidemark retries drain reads it" if topic != failed_topic(group) else "remove it: it holds what has failed"
+            yield Finding(("topics", index), f'topics[{index}] is the consumer\'s own: "{topic}"', fix)
 
 
 def _spark_conf(data: Mapping[str, Any]) -> Iterator[Finding]:

@@ -179,6 +179,16 @@ def test_what_was_skipped_is_read_in_pieces_and_then_it_is_as_if_it_never_had_be
     lab.check_once(END)
 
 
+def test_what_a_backfill_cannot_load_climbs_the_ladder_of_the_group(plain: FillLab) -> None:
+    plain.consumer.write(topics=plain.topic, sink={"table": plain.table}, retry={"delays": ["5m"]})
+    plain.consumer.transform(TRANSFORM)
+    skipped = plain.skip().rewind_id
+    plain.run_back(skipped)
+    found = plain.sql("SELECT DISTINCT state, hop_topic FROM tidemark.failed_record WHERE record_offset >= %s ORDER BY state", OLD)
+    assert found == [("FAILED", f"{plain.spec.group}.failed"), ("WAITING", f"{plain.spec.group}.retry.5m")]
+    plain.check()
+
+
 def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:
     """The run loop reads exactly what was skipped, in one attempt of the group, and leaves the group's position and epoch alone."""
     skipped = lab.skip().rewind_id

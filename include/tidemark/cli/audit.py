@@ -1,0 +1,59 @@
+"""``tidemark audit``: where every record of a consumer is, and whether that is all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from tidemark import project, schema
+from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
+from tidemark.connections import from_env
+from tidemark.db import session
+from tidemark.kafka.cluster import Cluster
+from tidemark.retry.audit import Audit, audit
+from tidemark.spec import find_consumer
+
+COLUMNS = {
+    "read": "read",
+    "loaded_at_once": "at once",
+    "loaded_later": "later",
+    "skipped": "skipped",
+    "failed": "failed",
+    "discarded": "discarded",
+    "unaccounted": "other",
+}
+"""What is said of each partition, short enough for a terminal; loaded at once, and later; other: gaps of the log, rows filtered away."""
+
+
+def show_audit(name: str, consumers: Path | None, output: OutputFormat) -> bool:
+    """Prints the accounts of a consumer's partitions; says whether they balance."""
+    spec = find_consumer(name, consumers or project.consumers())
+    connections = from_env()
+    with session(connections.database_url, application="tidemark audit") as connection:
+        schema.require_current(connection)
+        found = audit(connection, Cluster(connections.kafka), spec)
+    if output is OutputFormat.JSON:
+        print_json({**dataclasses.asdict(found), "balanced": found.balanced})
+    else:
+        _print(found)
+    return found.balanced
+
+
+def _print(found: Audit) -> None:
+    table = plain_table(found.group, "partition", *COLUMNS.values(), "waiting")
+    for account in found.accounts:
+        counts = [f"{getattr(account, name):,}" for name in COLUMNS]
+        table.add_row(str(account.partition), *counts, f"{sum(account.waiting.values()):,}")
+    stdout.print(table)
+    tiers: dict[str, int] = {}
+    for account in found.accounts:
+        for topic, records in account.waiting.items():
+            tiers[topic] = tiers.get(topic, 0) + records
+    for topic, records in sorted(tiers.items()):
+        stdout.print(f"{records:,} wait in {topic}", markup=False)
+    for line in found.astray:
+        stderr.print(f"astray: {line} The next drain has them published anew.", style="yellow", markup=False)
+    for line in found.differences:
+        stderr.print(line, style="red", markup=False)
+    if found.balanced:
+        stdout.print("every record that was read is accounted for, once")

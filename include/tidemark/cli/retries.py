@@ -1,0 +1,575 @@
+"""``tidemark retries``: records that were not loaded, their topics, and what an operator does with them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, plain_table, print_json, stderr, stdout
+from tidemark.cli.rewind import Reason, _plain, _who
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+    from tidemark.kafka.cluster import Cluster
+    from tidemark.retry.admin import Headers, Payload, Whole
+    from tidemark.retry.filter import Filter
+    from tidemark.retry.topics import Found
+    from tidemark.spec import ConsumerSpec
+
+app = typer.Typer(help="Records that were not loaded: see them, try them again, settle them.", no_args_is_help=True)
+
+FILTER = "Which records (all that is said must be true)"
+TEXT_WIDTH = 1_000
+"""Characters of a value that `show` prints; an export has all of it."""
+
+
+class As(StrEnum):
+    TEXT = "text"
+    HEX = "hex"
+
+
+class StateName(StrEnum):
+    WAITING = "WAITING"
+    FAILED = "FAILED"
+    LOADED = "LOADED"
+    SKIPPED = "SKIPPED"
+    DISCARDED = "DISCARDED"
+
+
+def _which(name: str, what: str, metavar: str | None = None, **options: Any) -> Any:
+    return typer.Option(name, help=what, metavar=metavar, show_default=False, rich_help_panel=FILTER, **options)
+
+
+States = Annotated[list[StateName] | None, _which("--state", "Only in this state; may be given several times.")]
+ErrorType = Annotated[str | None, _which("--error", "The type of the last error: KeyError.", "TYPE")]
+ErrorText = Annotated[str | None, _which("--text", "A part of the error's text.", "TEXT")]
+TopicName = Annotated[str | None, _which("--topic", "The topic that it was read from.", "TOPIC")]
+Partition = Annotated[int | None, _which("--partition", "Its partition.", "N", min=0)]
+FromOffset = Annotated[int | None, _which("--from-offset", "From this offset on.", "N", min=0)]
+ToOffset = Annotated[int | None, _which("--to-offset", "Up to this offset, which is not included.", "N", min=0)]
+Key = Annotated[str | None, _which("--key", "The record's key, as text.", "TEXT")]
+KeyHex = Annotated[str | None, _which("--key-hex", "The record's key, in hex.", "HEX")]
+Since = Annotated[str | None, _which("--since", "First failed at this time or later: 2026-03-24T14:00:00Z.", "TIME")]
+Until = Annotated[str | None, _which("--until", "First failed before this time.", "TIME")]
+Tier = Annotated[str | None, _which("--tier", "The topic that it is in or goes to: 5m, now, failed.", "TIER")]
+Refused = Annotated[bool, _which("--refused", "The broker did not take it.")]
+Numbers = Annotated[list[int] | None, _which("--number", "These records, by number; may be given several times.", "N", min=1)]
+Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The record's number, as `tidemark retries list` shows it.")]
+
+
+def filter_of(
+    numbers: Sequence[int] | None,
+    states: Sequence[StateName] | None,
+    error: str | None,
+    text: str | None,
+    topic: str | None,
+    partition: int | None,
+    from_offset: int | None,
+    to_offset: int | None,
+    key: str | None,
+    key_hex: str | None,
+    since: str | None,
+    until: str | None,
+    tier: str | None,
+    refused: bool,
+) -> Filter:
+    """What the options of `FILTER` say. Raises `BadInput`."""
+    from tidemark.errors import BadInput
+    from tidemark.retry.filter import Filter, State
+    from tidemark.rewind.moment import parse_moment
+
+    if key is not None and key_hex is not None:
+        raise BadInput(what="key", found="--key and --key-hex are given", fix="Leave out one of them.")
+    return Filter(
+        numbers=tuple(numbers or ()),
+        states=tuple(State(state.value) for state in states or ()),
+        error_type=error,
+        error_text=text,
+        topic=topic,
+        partition=partition,
+        from_offset=from_offset,
+        to_offset=to_offset,
+        key=_from_hex(key_hex) if key_hex is not None else None if key is None else key.encode(),
+        since=None if since is None else parse_moment(since),
+        until=None if until is None else parse_moment(until),
+        tier=tier,
+        refused=refused,
+    )
+
+
+@app.command()
+def relay(
+    name: Name,
+    limit: Annotated[int | None, typer.Option(min=1, help="Records at most; all of them if left out.")] = None,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Publish what was handed off to its retry topic or the failed topic."""
+    from tidemark.connections import kafka_config
+    from tidemark.retry.relay import relay as publish
+
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        done = publish(connection, kafka_config(), spec.group, limit=limit)
+    if output is OutputFormat.JSON:
+        print_json(done)
+    else:
+        for topic, records in sorted(done.published.items()):
+            stdout.print(f"{topic}: {records:,} published", markup=False, highlight=False)
+        if done.again:
+            stdout.print(f"{done.again:,} of them once more: their messages were gone", highlight=False)
+        if done.refused:
+            stdout.print(f"{done.refused:,} not taken by the broker: tidemark retries list {name} --refused", markup=False, highlight=False)
+        if not done.records and not done.refused and not done.blocked:
+            stdout.print(f"{spec.group}: nothing to publish", markup=False, highlight=False)
+    for topic, why in sorted(done.blocked.items()):
+        stderr.print(f"{topic} takes nothing: {why}. See: tidemark retries topics {name}", style="red", markup=False, highlight=False)
+    if done.blocked:
+        raise typer.Exit(1)
+
+
+@app.command()
+def drain(name: Name, consumers: Consumers = None, transforms: Transforms = None, output: Output = OutputFormat.TABLE) -> None:
+    """Try again what is due now, load it, stop."""
+    from tidemark.cli.consume import consume_once
+
+    consume_once(name, consumers, transforms or [], output, drain=True)
+
+
+@app.command()
+def topics(
+    name: Name,
+    create: Annotated[bool, typer.Option("--create", help="Make those that are missing.")] = False,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Check the retry topics and the failed topic of a consumer, or make them."""
+    from tidemark.retry.topics import ensure_topics
+
+    spec = _spec(name, consumers)
+    found = ensure_topics(_cluster(), spec, create=create, now=True)
+    if output is OutputFormat.JSON:
+        print_json([_topic_json(one) for one in found])
+        return
+    table = plain_table("", "topic", "partitions", "delay", "kept", "")
+    for one in found:
+        values = _topic_json(one)
+        kept = "for ever" if values["retention_s"] is None else _length(values["retention_s"])
+        table.add_row(one.topic.name, str(one.topic.partitions), _delay(one), kept, "made" if one.made else "")
+    stdout.print(table)
+
+
+@app.command("list")
+def list_(
+    name: Name,
+    number: Numbers = None,
+    state: States = None,
+    error: ErrorType = None,
+    text: ErrorText = None,
+    topic: TopicName = None,
+    partition: Partition = None,
+    from_offset: FromOffset = None,
+    to_offset: ToOffset = None,
+    key: Key = None,
+    key_hex: KeyHex = None,
+    since: Since = None,
+    until: Until = None,
+    tier: Tier = None,
+    refused: Refused = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="The first ones.")] = 50,
+    after: Annotated[int, typer.Option(min=0, help="Behind this number: go on where a list has ended.")] = 0,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List records that were not loaded at once, in the order in which they failed."""
+    from tidemark.retry.admin import list_records
+
+    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        found = list_records(connection, spec.group, wanted, limit=limit, after=after)
+    if output is OutputFormat.JSON:
+        print_json(found)
+        return
+    lines = []
+    for one in found:
+        said = f"{one.error_type}: {one.error_text}" if one.publish_error is None else f"not published: {one.publish_error}"
+        where = _tail(f"{one.topic}/{one.partition}@{one.offset}", 26)
+        lines.append((str(one.number), one.state.value, str(one.retry_number), where, said))
+    print_lines(("number", "state", "retry", "record", "error"), lines, left=(1, 3))
+    if len(found) == limit:
+        stderr.print(f"there may be more: --after {found[-1].number}", markup=False, highlight=False)
+
+
+@app.command()
+def count(
+    name: Name,
+    number: Numbers = None,
+    state: States = None,
+    error: ErrorType = None,
+    text: ErrorText = None,
+    topic: TopicName = None,
+    partition: Partition = None,
+    from_offset: FromOffset = None,
+    to_offset: ToOffset = None,
+    key: Key = None,
+    key_hex: KeyHex = None,
+    since: Since = None,
+    until: Until = None,
+    tier: Tier = None,
+    refused: Refused = False,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Count them by state and error, with the newest text of each."""
+    from tidemark.retry.admin import count_records
+
+    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        found = count_records(connection, spec.group, wanted)
+    if output is OutputFormat.JSON:
+        print_json(found)
+        return
+    lines = []
+    for one in found:
+        stuck = f" ({one.refused:,} not published)" if one.refused else ""
+        last = f"{one.last.astimezone(UTC):%m-%d %H:%M}"
+        lines.append((one.state.value, f"{one.records:,}", last, f"{one.error_type}{stuck}: {one.example}"))
+    print_lines(("state", "records", "last (UTC)", "error"), lines, left=(0,))
+
+
+@app.command()
+def show(
+    name: Name,
+    number: Number,
+    as_: Annotated[As, typer.Option("--as", help="How key and value are printed.")] = As.TEXT,
+    original: Annotated[bool, typer.Option("--original", help="As it was before the first edit.")] = False,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show one record: payload, headers, every try, every edit."""
+    from tidemark.retry.admin import show_record
+
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        found = show_record(connection, spec.group, number)
+    payload = found.edits[0].was if original and found.edits else found.payload
+    if output is OutputFormat.JSON:
+        print_json(_whole_json(found, payload))
+    else:
+        _print_whole(found, payload, as_)
+
+
+@app.command()
+def export(
+    name: Name,
+    number: Numbers = None,
+    state: States = None,
+    error: ErrorType = None,
+    text: ErrorText = None,
+    topic: TopicName = None,
+    partition: Partition = None,
+    from_offset: FromOffset = None,
+    to_offset: ToOffset = None,
+    key: Key = None,
+    key_hex: KeyHex = None,
+    since: Since = None,
+    until: Until = None,
+    tier: Tier = None,
+    refused: Refused = False,
+    consumers: Consumers = None,
+) -> None:
+    """Print records as JSON, one a line, bytes in base64. `edit --from` reads the lines again."""
+    from tidemark.cli import options
+    from tidemark.retry.admin import export_records
+
+    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        for record in export_records(connection, spec.group, wanted):
+            typer.echo(json.dumps(record, default=options._plain, ensure_ascii=False))  # noqa: SLF001 - the command line's own
+
+
+@app.command()
+def discard(
+    name: Name,
+    reason: Reason,
+    number: Numbers = None,
+    state: States = None,
+    error: ErrorType = None,
+    text: ErrorText = None,
+    topic: TopicName = None,
+    partition: Partition = None,
+    from_offset: FromOffset = None,
+    to_offset: ToOffset = None,
+    key: Key = None,
+    key_hex: KeyHex = None,
+    since: Since = None,
+    until: Until = None,
+    tier: Tier = None,
+    refused: Refused = False,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Settle records that wait or have failed: nobody tries them again. They stay in the table."""
+    from tidemark.retry.admin import discard as settle
+
+    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        records = settle(connection, spec.group, wanted, reason=reason, by=_who())
+    if output is OutputFormat.JSON:
+        print_json({"discarded": records})
+    else:
+        stdout.print(f"{records:,} discarded", highlight=False)
+
+
+@app.command()
+def edit(
+    name: Name,
+    reason: Reason,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, help="The record; or --from.")] = None,
+    value: Annotated[str | None, typer.Option(help="The new value, as text.")] = None,
+    value_file: Annotated[Path | None, typer.Option(help="A file with the new value, byte for byte.", exists=True, dir_okay=False)] = None,
+    null_value: Annotated[bool, typer.Option("--null-value", help="No value: a tombstone.")] = False,
+    key: Annotated[str | None, typer.Option(help="The new key, as text.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="A file with the new key, byte for byte.", exists=True, dir_okay=False)] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=TEXT", help="All headers anew; may be given several times.")] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Lines of `export` that were changed: each record gets its line's payload.", exists=True)
+    ] = None,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Mend records that have failed. What they were is kept; `tidemark redrive` tries them again."""
+    from tidemark.retry.admin import edit as change
+    from tidemark.retry.admin import parse_edit
+
+    values = [one for one in (value, value_file, null_value or None) if one is not None]
+    keys = [one for one in (key, key_file) if one is not None]
+    if (number is None) == (from_ is None):
+        raise typer.BadParameter("name one record, or --from FILE")
+    if len(values) > 1 or len(keys) > 1:
+        raise typer.BadParameter("name one new value and one new key at most")
+    if from_ is None and not (values or keys or header):
+        raise typer.BadParameter("say what is new: --value, --value-file, --null-value, --key, --key-file or --header")
+    if from_ is not None and (values or keys or header):
+        raise typer.BadParameter("--from has the new payloads; leave out the others")
+
+    def anew(was: Payload) -> Payload:
+        made = was
+        if values:
+            said = None if null_value else value_file.read_bytes() if value_file else (value or "").encode()
+            made = dataclasses.replace(made, value=said)
+        if keys:
+            made = dataclasses.replace(made, key=key_file.read_bytes() if key_file else (key or "").encode())
+        if header:
+            made = dataclasses.replace(made, headers=_headers(header))
+        return made
+
+    todo: list[tuple[int, Callable[[Payload], Payload]]]
+    if from_ is not None:
+        lines = [line for line in from_.read_text(encoding="utf-8").splitlines() if line.strip()]
+        todo = [(which, _always(payload)) for which, payload in map(parse_edit, lines)]
+    else:
+        assert number is not None
+        todo = [(number, anew)]
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        made = {which: change(connection, spec.group, which, how, reason=reason, by=_who()) for which, how in todo}
+    changed = [which for which, action in made.items() if action is not None]
+    if output is OutputFormat.JSON:
+        print_json({"edited": changed, "actions": [action for action in made.values() if action is not None]})
+    else:
+        stdout.print(f"{len(changed):,} edited, {len(made) - len(changed):,} unchanged", highlight=False)
+
+
+@app.command()
+def actions(
+    name: Name,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest ones.")] = 50,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List what operators have done with the consumer's records, the newest first."""
+    from tidemark.retry.admin import actions as read
+    from tidemark.retry.filter import Filter
+
+    spec = _spec(name, consumers)
+    with _connected() as connection:
+        found = read(connection, spec.group, limit=limit)
+    if output is OutputFormat.JSON:
+        print_json(found)
+        return
+    lines = []
+    for one in found:
+        which = f"{Filter.from_json(one['filter'])}: {one['reason']}"
+        lines.append((_minute(one["at"]), one["kind"], f"{one['records']:,}", one["by"][:14], which))
+    print_lines(("at (UTC)", "what", "records", "by", "which, and why"), lines, left=(0, 1, 3))
+
+
+# ---- shared with `redrive`
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[Connection]:
+    from tidemark import schema
+    from tidemark.connections import database_url
+    from tidemark.db import session
+
+    with session(database_url(), application="tidemark retries") as connection:
+        schema.require_current(connection)
+        yield connection
+
+
+def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
+    """A table whose last column is text, cut where the terminal ends; ``left`` are further columns that are no numbers."""
+    widths = [max(len(heading), *(len(line[at]) for line in lines)) if lines else 0 for at, heading in enumerate(headings[:-1])]
+    room = max(10, stdout.width - sum(widths) - 2 * len(headings))
+    table = plain_table("", *headings)
+    for at, column in enumerate(table.columns):
+        column.justify = "left" if at in left or at == len(headings) - 1 else "right"
+    for *cells, last in lines:
+        text = _line(last)
+        table.add_row(*map(_plain, cells), _plain(text if len(text) <= room else f"{text[: room - 1]}…"))
+    stdout.print(table)
+
+
+def _spec(name: str, consumers: Path | None) -> ConsumerSpec:
+    from tidemark import project
+    from tidemark.spec import find_consumer
+
+    return find_consumer(name, consumers or project.consumers())
+
+
+def _cluster() -> Cluster:
+    from tidemark.connections import kafka_config
+    from tidemark.kafka.cluster import Cluster
+
+    return Cluster(kafka_config())
+
+
+def _always(payload: Payload) -> Callable[[Payload], Payload]:
+    return lambda _: payload
+
+
+def _headers(words: Sequence[str]) -> Headers:
+    made = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{word!r} is not NAME=TEXT")
+        made.append((name, text.encode()))
+    return tuple(made)
+
+
+def _from_hex(text: str) -> bytes:
+    from tidemark.errors import BadInput
+
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise BadInput(what="key", found=f'"{text[:80]}" is no hex', fix="Write two digits a byte: 00ff.") from None
+
+
+def _topic_json(one: Found) -> dict[str, Any]:
+    kept = int(one.settings["retention.ms"].value)
+    return {
+        "topic": one.topic.name,
+        "partitions": one.topic.partitions,
+        "delay": one.wanted.delay,
+        "retention_s": None if kept < 0 else kept / 1000,
+        "made": one.made,
+    }
+
+
+def _delay(one: Found) -> str:
+    from tidemark.spec import format_duration
+
+    return "-" if not one.wanted.delay else format_duration(one.wanted.delay)
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds / 86_400:.1f} days"
+
+
+def _whole_json(found: Whole, payload: Payload) -> dict[str, Any]:
+    from tidemark.retry.admin import payload_json
+
+    return {
+        **found.row,
+        **payload_json(payload),
+        "tries": found.tries,
+        "edits": [
+            {"action_id": one.action_id, "by": one.by, "at": one.at, "reason": one.reason, **payload_json(one.was)} for one in found.edits
+        ],
+        "redrives_of_it": found.redrives,
+        "last_action": found.action,
+    }
+
+
+def _print_whole(found: Whole, payload: Payload, as_: As) -> None:
+    row = found.row
+    due = f", due {_minute(row['due_at'])} UTC" if row["due_at"] else ""
+    hop = "" if row["hop_topic"] is None else f", {row['hop_topic']}"
+    place = "" if row["hop_offset"] is None else f"/{row['hop_partition']}@{row['hop_offset']}"
+    pairs = [
+        ("record", f"{row['topic']}/{row['partition']}@{row['offset']}, {_when(row['timestamp'])}"),
+        ("state", f"{row['state']}, retry {row['retry_number']}{due}{hop}{place}"),
+        ("failed", f"{_when(row['created_at'])}, changed {_when(row['changed_at'])}"),
+        *([("published", f"no: {row['publish_error']}")] if row["publish_error"] else []),
+        ("key", _shown(payload.key, as_)),
+        ("value", _shown(payload.value, as_)),
+        *((f"header {name}", _shown(value, as_)) for name, value in payload.headers),
+    ]
+    for one in found.tries:
+        pairs.append((f"try {one['number']}", f"{one['at'][:19]} {one['type']}: {one['text']}"))
+    pairs.append((f"try {row['retry_number']}" if row["state"] != "WAITING" else "last", f"{row['error_type']}: {row['error_text']}"))
+    pairs += [(f"edit {one.action_id}", f"{_when(one.at)} by {one.by}: {one.reason}") for one in found.edits]
+    for each in found.redrives:
+        pairs.append((f"redrive {each['redrive_id']}", f"{each['state']} to {each['destination']} by {each['by']}: {each['reason']}"))
+    if found.action is not None and found.action["kind"] == "DISCARD":
+        pairs.append(("discarded", f"{_when(found.action['at'])} by {found.action['by']}: {found.action['reason']}"))
+    width = min(20, max(len(what) for what, _ in pairs))
+    stdout.print(f"record {found.number}", style="bold", highlight=False)
+    for what, text in pairs:
+        stdout.print(f"  {what:<{width}} {text}", markup=False, highlight=False)
+
+
+def _shown(value: bytes | None, as_: As) -> str:
+    if value is None:
+        return "null"
+    if as_ is As.HEX:
+        text = value.hex(" ")
+    else:
+        try:
+            text = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in value.decode())
+        except UnicodeDecodeError:
+            text = f"{len(value):,} bytes, no UTF-8 (--as hex)"
+    return text if len(text) <= TEXT_WIDTH else f"{text[:TEXT_WIDTH]}… ({len(value):,} bytes)"
+
+
+def _when(moment: datetime | None) -> str:
+    return "no time" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+def _line(text: str) -> str:
+    """On one line, with nothing that a terminal obeys."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def _tail(text: str, width: int) -> str:
+    return text if len(text) <= width else f"…{text[-width + 1 :]}"

@@ -1,0 +1,135 @@
+"""A slice of a retry topic: its registered messages, tried as the records that they were.
+
+A message is only the way round. What a transform is told of a record - topic, partition, offset, timestamp, headers - is its origin's, as
+Postgres has it; key and value are the message's, which are byte for byte the record's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from tidemark.consume.work import EPOCH, Work, by_record, called, collect_less_garbage, input_schema
+from tidemark.db import session, transaction
+from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.reader import read
+from tidemark.offsets.ranges import Slice
+from tidemark.retry.store import Waiting, read_due
+from tidemark.sink.commit import Receipt, Target
+from tidemark.sink.drained import commit_drained, origins
+from tidemark.sink.tally import Judged, judge
+from tidemark.spec.transform import Form
+from tidemark.transform import Fail, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A record that was found in the log of its retry topic."""
+
+    record: Waiting
+    key: bytes | None
+    value: bytes | None
+
+    def offset(self) -> int:
+        """As a message's: the origin's."""
+        return self.record.offset
+
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        said = json.loads(self.record.headers) if self.record.headers else []
+        return [(name, None if value is None else base64.b64decode(value)) for name, value in said]
+
+
+def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
+    """As `tidemark.consume.work.consume_slice`, of a slice of a retry topic; see `commit_drained`."""
+    collect_less_garbage()
+    return commit_drained(work.target, part, lambda records: _judged(work, part, records), isolate=isolate)
+
+
+def read_tries(kafka: KafkaConfig, part: Slice, records: Sequence[Waiting]) -> Iterator[list[Try]]:
+    """Those of ``records`` that are in the log, a list for each poll. Every other message of the slice is dropped."""
+    registered = {record.hop_offset: record for record in records}
+    first, last = min(registered), max(registered)
+    for messages in read(kafka, part.partition, first, last + 1):
+        found = [
+            Try(record, message.key(), message.value())
+            for message in messages
+            if (record := registered.get(message.offset() or 0)) is not None
+        ]
+        if found:
+            yield found
+
+
+def read_all_tries(target: Target, kafka: KafkaConfig, parts: Sequence[Slice]) -> list[Try]:
+    """What is due in all of these slices, as it is now: the commit says whether it still is.
+
+    Where a topic was created again, and records of both are due, only the older one's are tried: a row does not say which topic it means.
+    """
+    with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+        due = {part: read_due(cur, target.group_id, part) for part in parts}
+    oldest: dict[str, int] = {}
+    for record in (record for records in due.values() for record in records):
+        topic = record.partition.topic
+        oldest[topic] = min(oldest.get(topic, record.topic_id), record.topic_id)
+    found = []
+    for part, records in due.items():
+        chosen = [record for record in records if record.topic_id == oldest[record.partition.topic]]
+        if chosen:
+            found += [each for tries in read_tries(kafka, part, chosen) for each in tries]
+    return found
+
+
+def batch_of(tries: Sequence[Try]) -> pa.RecordBatch:
+    """Tries as a batch of `input_schema`, whatever their origins are."""
+    import pyarrow as pa
+
+    schema = input_schema()
+    records = [each.record for each in tries]
+    topic = pa.array([record.partition.topic for record in records], pa.string())
+    partition = pa.array([record.partition.partition for record in records], pa.int32())
+    offset = pa.array([record.offset for record in records], pa.int64())
+    micros = pa.array([None if record.millis is None else record.millis * 1000 for record in records], pa.int64())
+    headers = [[{"key": name, "value": value} for name, value in each.headers] or None for each in tries]
+    arrays = [
+        topic,
+        partition,
+        offset,
+        micros.cast(pa.timestamp("us", "UTC")),
+        pa.array([each.key for each in tries], pa.binary()),
+        pa.array([each.value for each in tries], pa.binary()),
+        pa.array(headers, schema.field("headers").type),
+        topic,
+        partition,
+        offset,
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[tuple[Slice, Collection[int], Judged]]:
+    by_place = {(origin.partition, origin.topic_id): origin for origin in origins(records)}
+    for tries in read_tries(work.kafka, part, records):
+        of_origin: dict[Slice, list[Try]] = {}
+        for each in tries:
+            of_origin.setdefault(by_place[each.record.partition, each.record.topic_id], []).append(each)
+        for origin, own in of_origin.items():
+            if work.form is Form.ARROW:
+                judged = judge(called(work.function, batch_of(own), origin), origin)
+            else:
+                judged = by_record(work, origin, own, _record)
+            yield origin, [each.offset() for each in own], judged
+
+
+def _record(part: Slice, each: Try) -> Record:
+    millis = each.record.millis
+    try:
+        timestamp = EPOCH if millis is None else EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        raise Fail(f"its timestamp, {millis} ms since 1970, is in no year from 1 to 9999") from None
+    return Record(part.partition.topic, part.partition.partition, each.record.offset, timestamp, each.key, each.value, each.headers)

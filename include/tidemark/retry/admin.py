@@ -1,0 +1,325 @@
+"""What an operator sees of records that were not loaded, and does with them: list, count, show, export, discard, edit.
+
+Each action is one transaction with its row in ``retry_action``: who, when, why, on which records, how many. Reading changes nothing and
+locks nothing. A record is edited in its place: what it was is kept, with the action, and can be seen from either side.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from tidemark.db import rows, statements, transaction
+from tidemark.errors import BadInput, Refused
+from tidemark.retry.filter import Filter, State, statement
+from tidemark.retry.store import REWINDS
+from tidemark.rewind.scenario import check_reason
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+log = logging.getLogger(__name__)
+
+SQL = {name: statement(text) for name, text in statements("tidemark.retry", "admin.sql").items()}
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+LOCK_MS = 30_000
+"""How long an action waits for a relay's or a drain's transaction."""
+AT_A_TIME = 200
+"""Records whose payloads are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A failed record without its payload. ``due``: a waiting one whose time has come."""
+
+    number: int
+    state: State
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime | None
+    retry_number: int
+    due_at: datetime | None
+    due: bool | None
+    hop_topic: str | None
+    hop_partition: int | None
+    hop_offset: int | None
+    publish_error: str | None
+    error_type: str
+    error_text: str
+    redrives: int
+    created_at: datetime
+    changed_at: datetime
+    value_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Records of one state with one type of error. ``refused``: how many of them the broker did not take."""
+
+    state: State
+    error_type: str
+    records: int
+    first: datetime
+    last: datetime
+    example: str
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a record was, until somebody changed it."""
+
+    action_id: int
+    by: str
+    at: datetime
+    reason: str
+    was: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A failed record with all that is known of it. ``tries`` are its earlier ones, ``row`` is the rest of its columns."""
+
+    number: int
+    payload: Payload
+    tries: Sequence[Mapping[str, Any]]
+    edits: Sequence[Edit]
+    redrives: Sequence[Mapping[str, Any]]
+    action: Mapping[str, Any] | None
+    """The last thing that an operator did with it."""
+    row: Mapping[str, Any]
+
+
+@dataclass(kw_only=True, eq=False)
+class NotEditable(Refused):
+    """A record that is on its way, or has arrived."""
+
+    number: int
+    state: State
+
+    def __str__(self) -> str:
+        why = {
+            State.WAITING: "it waits for its next retry, and stands in a topic as it was. Edit it when it has failed, or discard it",
+            State.LOADED: "it has been loaded",
+            State.SKIPPED: "it has been skipped",
+            State.DISCARDED: "it has been discarded. Redrive it first (tidemark redrive plan --state DISCARDED)",
+        }
+        return f"Record {self.number} cannot be edited: {why.get(self.state, self.state)}. Nothing was changed."
+
+
+def list_records(connection: Connection, group: str, wanted: Filter, *, limit: int, after: int = 0) -> list[Summary]:
+    """The first of those that are meant, in the order in which they were handed off, behind the number ``after``."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["records"], {**_key(cur, group), **wanted.parameters(group), "after": after, "limit": limit})
+        return [Summary(**{**row, "state": State(row["state"])}) for row in rows(cur)]
+
+
+def count_records(connection: Connection, group: str, wanted: Filter) -> list[Count]:
+    """How many there are of those that are meant, by state and type of error."""
+    with transaction(connection) as cur:
+        return counted(cur, group, wanted)
+
+
+def counted(cur: Cursor, group: str, wanted: Filter) -> list[Count]:
+    """As `count_records`, in the caller's transaction."""
+    cur.execute(SQL["counts"], {**_key(cur, group), **wanted.parameters(group)})
+    return [Count(**{**row, "state": State(row["state"])}) for row in rows(cur)]
+
+
+def show_record(connection: Connection, group: str, number: int) -> Whole:
+    """All that is known of a record. Raises `BadInput` if the group has none of this number."""
+    with transaction(connection) as cur:
+        found = list(_whole(cur, group, Filter(numbers=(number,)), 0, 1))
+        if not found:
+            raise _unknown(group, number)
+        cur.execute(SQL["edits"], {"number": number})
+        edits = [Edit(each["action_id"], each["by"], each["at"], each["reason"], _payload(each)) for each in rows(cur)]
+        cur.execute(SQL["redrives"], {"number": number})
+        redrives = rows(cur)
+        cur.execute(SQL["last_action"], {"number": number})
+        action = rows(cur)
+    (row,) = found
+    rest = {name: value for name, value in row.items() if name not in ("key", "value", "headers", "story")}
+    return Whole(number, _payload(row), row["story"], edits, redrives, action[0] if action else None, rest)
+
+
+def export_records(connection: Connection, group: str, wanted: Filter) -> Iterator[dict[str, Any]]:
+    """Those that are meant, one by one, as plain values: key, value and headers' values in base64; `parse_edit` reads them again."""
+    after = 0
+    while True:
+        with transaction(connection) as cur:
+            found = _whole(cur, group, wanted, after, AT_A_TIME)
+        for row in found:
+            plain = ("number", "state", "topic", "partition", "offset", "timestamp")
+            more = ("error_type", "error_text", "retry_number", "due_at", "redrives", "created_at", "changed_at")
+            values = {name: row[name] for name in plain} | payload_json(_payload(row)) | {name: row[name] for name in more}
+            yield {**values, "tries": row["story"]}
+        if len(found) < AT_A_TIME:
+            return
+        after = found[-1]["number"]
+
+
+def discard(connection: Connection, group: str, wanted: Filter, *, reason: str, by: str) -> int:
+    """Settles those that are meant and wait or have failed; nobody tries them again. Returns how many.
+
+    Raises `BadInput` for a reason that says nothing, for a filter that says nothing, and for numbers of which one is none.
+    """
+    why = check_reason(reason)
+    if not wanted:
+        raise BadInput(what="filter", found="it names every record of the group", fix="Say which: numbers, an error, a topic, a time.")
+    with transaction(connection) as cur:
+        key = _begin(cur, group)
+        _require(cur, group, wanted)
+        action = _add_action(cur, key["group_id"], "DISCARD", wanted, why, by)
+        cur.execute(SQL["discard"], {**key, **wanted.parameters(group), "action_id": action})
+        records = cur.rowcount
+        cur.execute(SQL["count_action"], {"action_id": action, "records": records})
+    log.info("discarded group=%s records=%s action=%s by=%s", group, records, action, by)
+    return records
+
+
+def edit(connection: Connection, group: str, number: int, change: Callable[[Payload], Payload], *, reason: str, by: str) -> int | None:
+    """Gives a record that has failed another payload, and keeps what it was; returns the action, `None` if nothing is different.
+
+    Nothing is tried by this: a redrive does that. Raises `NotEditable`, or `BadInput`.
+    """
+    why = check_reason(reason)
+    with transaction(connection) as cur:
+        key = _begin(cur, group)
+        cur.execute(SQL["lock_record"], {**key, "number": number})
+        found = rows(cur)
+        if not found:
+            raise _unknown(group, number)
+        state, was = State(found[0]["state"]), _payload(found[0])
+        if state is not State.FAILED and not (state is State.WAITING and found[0]["publish_error"] is not None):
+            raise NotEditable(number=number, state=state)
+        made = change(was)
+        if made == was:
+            return None
+        action = _add_action(cur, key["group_id"], "EDIT", Filter(numbers=(number,)), why, by, records=1)
+        cur.execute(SQL["keep_original"], {"action_id": action, "number": number})
+        values = {"key": made.key, "value": made.value, "headers": json.dumps(headers_json(made.headers))}
+        cur.execute(SQL["edit"], {**values, "action_id": action, "number": number})
+    log.info("edited group=%s record=%s action=%s by=%s", group, number, action, by)
+    return action
+
+
+def actions(connection: Connection, group: str, *, limit: int) -> list[dict[str, Any]]:
+    """What operators have done with the group's records, the newest first."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["actions"], {**_key(cur, group), "limit": limit})
+        return rows(cur)
+
+
+def parse_edit(line: str) -> tuple[int, Payload]:
+    """A record's number and payload, from a line as `export_records` has it. Raises `BadInput`."""
+    try:
+        said = json.loads(line)
+        headers = tuple((str(name), _bytes(value)) for name, value in said["headers"])
+        return int(said["number"]), Payload(_bytes(said["key"]), _bytes(said["value"]), headers)
+    except (ValueError, KeyError, TypeError) as error:
+        fix = 'Write {"number": 7, "key": null, "value": "base64", "headers": [["name", "base64"]]}, as `tidemark retries export` does.'
+        raise BadInput(what="record", found=f"this is no line of an export ({error}): {line[:80]}", fix=fix) from None
+
+
+def payload_json(payload: Payload) -> dict[str, Any]:
+    """Plain values, as a line of an export has them."""
+    return {"key": _base64(payload.key), "value": _base64(payload.value), "headers": headers_json(payload.headers)}
+
+
+def headers_json(headers: Headers) -> list[list[str | None]]:
+    """Headers as ``failed_record`` has them."""
+    return [[name, _base64(value)] for name, value in headers]
+
+
+# ---- for redrives as well
+
+
+def group_key(cur: Cursor, group: str) -> dict[str, int]:
+    """``group_id``, for statements. Raises `BadInput` for a group that has never run."""
+    return _key(cur, group)
+
+
+def add_action(cur: Cursor, group_id: int, kind: str, wanted: Filter, reason: str, by: str, *, records: int = 0) -> int:
+    """The row that says who did what, when and why; its id."""
+    return _add_action(cur, group_id, kind, wanted, reason, by, records=records)
+
+
+def _key(cur: Cursor, group: str) -> dict[str, int]:
+    cur.execute("SELECT group_id FROM tidemark.consumer_group WHERE name = %s", (group,))
+    found = cur.fetchone()
+    if found is None:
+        raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="tidemark groups list shows those that have.")
+    return {"group_id": int(found[0])}
+
+
+def begin_change(cur: Cursor, group_id: int) -> None:
+    """Bounds the waiting for locks, and holds rewinds of the group off until the transaction ends, as drains do."""
+    cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
+    cur.execute(SQL["lock_out_rewinds"], {"class": REWINDS, "group_id": group_id})
+
+
+def _begin(cur: Cursor, group: str) -> dict[str, int]:
+    key = _key(cur, group)
+    begin_change(cur, key["group_id"])
+    return key
+
+
+def _require(cur: Cursor, group: str, wanted: Filter) -> None:
+    """Each number is a record of the group."""
+    if wanted.numbers:
+        cur.execute(SQL["records"], {
+            **_key(cur, group), **Filter(numbers=wanted.numbers).parameters(group), "after": 0, "limit": len(wanted.numbers),
+        })  # fmt: skip
+        there = {row["number"] for row in rows(cur)}
+        for number in wanted.numbers:
+            if number not in there:
+                raise _unknown(group, number)
+
+
+def _add_action(cur: Cursor, group_id: int, kind: str, wanted: Filter, reason: str, by: str, *, records: int = 0) -> int:
+    values = {"group_id": group_id, "kind": kind, "reason": reason, "by": by, "records": records}
+    cur.execute(SQL["add_action"], {**values, "filter": json.dumps(wanted.as_json())})
+    (action,) = cur.fetchone() or (0,)
+    return int(action)
+
+
+def _whole(cur: Cursor, group: str, wanted: Filter, after: int, limit: int) -> list[dict[str, Any]]:
+    cur.execute(SQL["whole"], {**_key(cur, group), **wanted.parameters(group), "after": after, "limit": limit})
+    return rows(cur)
+
+
+def _payload(row: Mapping[str, Any]) -> Payload:
+    headers = tuple((name, None if text is None else base64.b64decode(text)) for name, text in row["headers"])
+    return Payload(_plain(row["key"]), _plain(row["value"]), headers)
+
+
+def _plain(value: memoryview | bytes | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _base64(value: memoryview | bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)
+
+
+def _unknown(group: str, number: int) -> BadInput:
+    return BadInput(what="record", found=f"group {group} has no failed record {number}", fix="tidemark retries list shows them.")

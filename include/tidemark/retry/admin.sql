@@ -1,0 +1,85 @@
+-- Statements of what operators look at and change. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock
+-- against rewinds, records as drains lock them, by hop.
+
+-- name: lock_out_rewinds
+-- No rewind of the group takes records out until this transaction ends. Who changes records is not in each other's way.
+SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
+
+-- name: records
+-- The records that are meant, without their payloads, in the order of their ids from one on. Locks nothing.
+SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
+       retry_number, due_at, due_at <= clock_timestamp() AS due, hop_topic, hop_partition, hop_offset, publish_error, error_type, error_text,
+       redrives, created_at, changed_at, coalesce(octet_length(value), 0) AS value_bytes
+  FROM tidemark.failed_record record JOIN tidemark.topic USING (topic_id)
+ WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND {where}
+ ORDER BY failed_record_id LIMIT %(limit)s;
+
+-- name: counts
+-- How many they are, by state and error, most first, with the newest one's text. Locks nothing.
+SELECT state, error_type, count(*) AS records, min(created_at) AS first, max(created_at) AS last,
+       (array_agg(error_text ORDER BY failed_record_id DESC))[1] AS example,
+       count(*) FILTER (WHERE publish_error IS NOT NULL) AS refused
+  FROM tidemark.failed_record record
+ WHERE group_id = %(group_id)s AND {where}
+ GROUP BY state, error_type ORDER BY records DESC, state, error_type;
+
+-- name: whole
+-- The records that are meant, all of each, from one on. Locks nothing.
+SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
+       key, value, headers, disposition, error_type, error_text, attempt_id, retry_number, due_at, hop_topic, hop_partition, hop_offset,
+       publish_error, story, sink_rows, redrives, created_at, changed_at, ladder_at
+  FROM tidemark.failed_record record JOIN tidemark.topic USING (topic_id)
+ WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND {where}
+ ORDER BY failed_record_id LIMIT %(limit)s;
+
+-- name: edits
+-- What a record was before each edit of it, the first one first. Locks nothing.
+SELECT action_id, done_by AS by, done_at AS at, reason, edit.key, edit.value, edit.headers
+  FROM tidemark.failed_record_edit edit JOIN tidemark.retry_action USING (action_id)
+ WHERE failed_record_id = %(number)s ORDER BY action_id;
+
+-- name: last_action
+SELECT action.action_id, kind, done_by AS by, done_at AS at, reason
+  FROM tidemark.failed_record JOIN tidemark.retry_action action USING (action_id) WHERE failed_record_id = %(number)s;
+
+-- name: redrives
+-- The redrives that a record is part of. Locks nothing.
+SELECT redrive_id, redrive_record.state, why, destination, reason, planned_by AS by, done_at AS at
+  FROM tidemark.redrive_record JOIN tidemark.redrive USING (redrive_id) WHERE failed_record_id = %(number)s ORDER BY redrive_id;
+
+-- name: add_action
+INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, records)
+VALUES (%(group_id)s, %(kind)s, %(filter)s, %(reason)s, %(by)s, %(records)s) RETURNING action_id;
+
+-- name: discard
+-- Settles records that wait or have failed; what is registered in a topic stays there, and is dropped by whoever reads it. Locks them.
+WITH meant AS MATERIALIZED (
+    SELECT failed_record_id FROM tidemark.failed_record record
+     WHERE group_id = %(group_id)s AND state IN ('WAITING', 'FAILED') AND {where}
+     ORDER BY hop_topic_id, hop_partition, hop_offset, failed_record_id FOR UPDATE
+)
+UPDATE tidemark.failed_record record
+   SET state = 'DISCARDED', due_at = NULL, action_id = %(action_id)s, changed_at = clock_timestamp()
+  FROM meant WHERE record.failed_record_id = meant.failed_record_id;
+
+-- name: count_action
+UPDATE tidemark.retry_action SET records = %(records)s WHERE action_id = %(action_id)s;
+
+-- name: lock_record
+-- Locks one record.
+SELECT state, key, value, headers, publish_error FROM tidemark.failed_record
+ WHERE group_id = %(group_id)s AND failed_record_id = %(number)s FOR UPDATE;
+
+-- name: keep_original
+INSERT INTO tidemark.failed_record_edit (action_id, failed_record_id, key, value, headers)
+SELECT %(action_id)s, failed_record_id, key, value, headers FROM tidemark.failed_record WHERE failed_record_id = %(number)s;
+
+-- name: edit
+-- Needs the record's lock. One that the broker did not take may be taken now.
+UPDATE tidemark.failed_record SET key = %(key)s, value = %(value)s, headers = %(headers)s, publish_error = NULL, action_id = %(action_id)s
+ WHERE failed_record_id = %(number)s;
+
+-- name: actions
+-- What operators have done, the newest first. Locks nothing.
+SELECT action_id, kind, filter, reason, done_by AS by, done_at AS at, records FROM tidemark.retry_action
+ WHERE group_id = %(group_id)s ORDER BY action_id DESC LIMIT %(limit)s;

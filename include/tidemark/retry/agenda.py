@@ -1,0 +1,71 @@
+"""What there is to do between the runs of consumers: whose records are to be published, of whom something is due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import psycopg2
+
+from tidemark.db import rows, session, statements, transaction
+from tidemark.errors import TidemarkError
+from tidemark.retry import store
+from tidemark.retry.relay import Relayed, relay
+
+if TYPE_CHECKING:
+    from tidemark.connections import Connections
+    from tidemark.db import Connection
+
+SQL = statements("tidemark.retry", "agenda.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The records of a group that are due, and their lateness: for how long they have been."""
+
+    records: int
+    median: timedelta
+    p99: timedelta
+    oldest: timedelta
+
+
+def busy(connection: Connection) -> list[str]:
+    """The groups of a database of which a record is to be published, or waits, by name. Of the others there is nothing to do."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["busy"])
+        return [name for (name,) in cur.fetchall()]
+
+
+def due(connection: Connection, group: str) -> Due | None:
+    """What a drain of the group would find to try now; `None`: nothing. By the database's clock (I6)."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["group_id"], {"group": group})
+        found = cur.fetchone()
+        if found is None or not store.due(cur, found[0]):
+            return None
+        cur.execute(SQL["lateness"], {"group_id": found[0]})
+        (late,) = rows(cur)
+        return Due(**late) if late["records"] else None
+
+
+def relay_at_end(connections: Connections, name: str, group: str) -> list[str]:
+    """Publishes what a run of the consumer ``name`` has handed off, and says what keeps records from it.
+
+    The run has committed, so nothing that goes wrong here is its fault, and nothing is raised: what is not published stays in the outbox,
+    for the next relay.
+    """
+    try:
+        with session(connections.database_url, application="tidemark relay") as connection:
+            done = relay(connection, connections.kafka, group)
+    except (TidemarkError, psycopg2.Error) as error:
+        return [f"What failed is not published yet: {str(error).strip()}"]
+    return obstacles(done, name)
+
+
+def obstacles(done: Relayed, name: str) -> list[str]:
+    """Why records of the consumer ``name`` are not published, a sentence for each topic, and what to do."""
+    said = [f"{topic} takes nothing: {why}. See: tidemark retries topics {name}" for topic, why in sorted(done.blocked.items())]
+    if done.refused:
+        said.append(f"The broker did not take {done.refused} records. See: tidemark retries list {name} --refused")
+    return said

@@ -1,0 +1,106 @@
+"""Where every record of a consumer is, at one moment, and whether that is all of them (I3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark.db import rows, statements, transaction
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.quality.conservation import check_conservation, group_number
+from tidemark.spec import ConsumerSpec
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+
+SQL = statements("tidemark.retry", "audit.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The offsets of a partition that were read, and what became of each. ``waiting`` counts by retry topic."""
+
+    partition: TopicPartition
+    read: int
+    loaded_at_once: int
+    loaded_later: int
+    skipped: int
+    waiting: Mapping[str, int]
+    failed: int
+    discarded: int
+    unaccounted: int
+
+    @property
+    def explained(self) -> int:
+        """The sum of all that is said of them: as many as were read."""
+        known = self.loaded_at_once + self.loaded_later + self.skipped + self.failed + self.discarded + self.unaccounted
+        return known + sum(self.waiting.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """``differences`` are what does not add up; empty is good. ``astray``: messages of waiting records that are not where they are said to
+    be; the next drain has them published anew, and nothing is lost."""
+
+    group: str
+    accounts: tuple[Account, ...]
+    differences: tuple[str, ...]
+    astray: tuple[str, ...]
+
+    @property
+    def balanced(self) -> bool:
+        return not self.differences
+
+
+def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit:
+    """Compares the ledger with the failed records, with the sink and with the topics; the tables in one snapshot. Changes nothing.
+
+    Raises `BadInput` for a group that has never run.
+    """
+    with transaction(connection) as cur:
+        cur.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        group_id = group_number(cur, spec.group)
+        cur.execute(SQL["accounts"], {"group_id": group_id})
+        found = rows(cur)
+        violations = check_conservation(cur, spec.group, spec.sink.table, upsert=bool(spec.sink.key))
+        cur.execute(SQL["registered"], {"group_id": group_id})
+        registered = rows(cur)
+    accounts = tuple(_account(row) for row in found)
+    differences = [
+        f"{account.partition}: {account.read} records were read, {account.explained} are somewhere."
+        for account in accounts
+        if account.read != account.explained
+    ]
+    differences += [
+        f"{row['topic']}/{row['partition']}: the ledger says {row['handed_off']} records were not loaded at once, {row['kept']} are kept."
+        for row in found
+        if row["handed_off"] != row["kept"]
+    ]
+    return Audit(spec.group, accounts, (*differences, *map(str, violations)), tuple(_astray(cluster, registered)))
+
+
+def _account(row: Mapping[str, Any]) -> Account:
+    names = ("read", "loaded_at_once", "loaded_later", "skipped", "waiting", "failed", "discarded", "unaccounted")
+    return Account(TopicPartition(row["topic"], row["partition"]), **{name: row[name] for name in names})
+
+
+def _astray(cluster: Cluster, registered: list[dict[str, Any]]) -> list[str]:
+    """Asked of Kafka after the snapshot: a log does not end before what was registered in it."""
+    topics = {topic.name: topic for topic in cluster.topics({row["topic"] for row in registered}, missing_ok=True)}
+    said, there = [], {}
+    for row in registered:
+        partition, topic = TopicPartition(row["topic"], row["partition"]), topics.get(row["topic"])
+        if topic is None or topic.kafka_uuid != row["kafka_uuid"]:
+            said.append(f"{partition}: {row['records']} records wait for it, and the topic is gone.")
+        else:
+            there[partition] = row
+        if row["passed"]:
+            said.append(f"{partition}: {row['passed']} records wait at messages that a drain has passed.")
+    starts, ends = cluster.log_starts(there), cluster.stable_ends(there)
+    for partition, row in there.items():
+        if row["first"] < starts[partition] or row["last"] >= ends[partition]:
+            log = f"[{starts[partition]}, {ends[partition]})"
+            said.append(f"{partition}: records wait at {row['first']} to {row['last']}, the log is {log}.")
+    return said

@@ -1,0 +1,75 @@
+"""When so many records fail at once that it is no matter of single records, nothing is handed off: the slice is given up (I1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemark.errors import Refused
+from tidemark.offsets.ranges import Slice
+
+if TYPE_CHECKING:
+    from tidemark.offsets.store import Counts
+    from tidemark.sink.tally import Reject
+    from tidemark.spec import ConsumerSpec
+
+
+@dataclass(kw_only=True, eq=False)
+class BreakerTripped(Refused):
+    """More records of a slice failed than the spec's breaker lets pass."""
+
+    part: Slice
+    judged: int
+    failed: int
+    in_a_row: int
+    ratio: float | None
+    consecutive: int | None
+    commonest: str
+
+    def __str__(self) -> str:
+        if self.ratio is None:
+            found, key = f"{self.in_a_row} records in a row failed", "consecutive"
+            allowed = str(self.consecutive)
+        else:
+            found, key = f"{self.failed} of {self.judged} records failed ({self.failed / self.judged:.1%})", "ratio"
+            allowed = f"{self.ratio:g}"
+        return (
+            f"{self.part}: {found}, retry.breaker.{key} is {allowed}. Mostly: {self.commonest}. Nothing of this slice was stored and no "
+            f"offset was moved; what was committed before stays. Mend what all of them met, and run again; if they really are so many, "
+            f"raise retry.breaker.{key} for this run, or remove it."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """``ratio``: the share of a slice's records that may fail, where it has ``minimum`` of them or more; ``consecutive``: how many of them
+    one after the other. `None`: any."""
+
+    ratio: float | None
+    consecutive: int | None
+    minimum: int
+
+    @classmethod
+    def of(cls, spec: ConsumerSpec) -> Breaker | None:
+        said = spec.retry.breaker
+        return None if said is None else cls(said.ratio, said.consecutive, said.minimum)
+
+    def check(self, part: Slice, counts: Counts, in_a_row: int, rejects: Collection[Reject]) -> None:
+        """Raises `BreakerTripped`. ``in_a_row``: the longest run of records that failed one after the other."""
+        failed = counts.retried + counts.failed
+        judged = failed + counts.loaded + counts.skipped
+        by_ratio = self.ratio is not None and judged >= self.minimum and failed > self.ratio * judged
+        if not by_ratio and (self.consecutive is None or in_a_row <= self.consecutive):
+            return
+        ((commonest, _),) = Counter(f"{reject.error_type}: {reject.error_text}"[:300] for reject in rejects).most_common(1)
+        raise BreakerTripped(
+            part=part,
+            judged=judged,
+            failed=failed,
+            in_a_row=in_a_row,
+            ratio=self.ratio if by_ratio else None,
+            consecutive=self.consecutive,
+            commonest=commonest,
+        )

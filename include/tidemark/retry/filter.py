@@ -1,0 +1,160 @@
+"""Which failed records an operator means: by state, error, origin, key, time, tier, or by number."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from tidemark.errors import BadInput
+from tidemark.retry.ladder import failed_topic
+from tidemark.rewind.moment import iso
+
+
+class State(StrEnum):
+    """What is so of a failed record now."""
+
+    WAITING = "WAITING"
+    """For its next retry."""
+    FAILED = "FAILED"
+    """Its ladder is over, or it never had one."""
+    LOADED = "LOADED"
+    SKIPPED = "SKIPPED"
+    DISCARDED = "DISCARDED"
+    """By an operator."""
+
+
+FAILED_TIER = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """All that is set must be true of a record; without anything set it is every record of the group.
+
+    ``error_text`` is a part of the text, in whatever case. Offsets are ``[from_offset, to_offset)``, times of the record's first failing
+    ``[since, until)``. ``tier`` is ``5m``, ``now`` or ``failed``. ``refused``: the broker did not take it.
+    """
+
+    numbers: tuple[int, ...] = ()
+    states: tuple[State, ...] = ()
+    error_type: str | None = None
+    error_text: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    from_offset: int | None = None
+    to_offset: int | None = None
+    key: bytes | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    tier: str | None = None
+    refused: bool = False
+
+    def __post_init__(self) -> None:
+        for low, high, what in ((self.from_offset, self.to_offset, "offset"), (self.since, self.until, "time")):
+            if low is not None and high is not None and not low < high:  # type: ignore[operator]
+                raise BadInput(what=what, found=f"nothing lies between {low} and {high}", fix="Write the lower one first.")
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) for field in fields(self) if field.name not in _ZERO_COUNTS) or any(
+            getattr(self, name) is not None for name in _ZERO_COUNTS
+        )
+
+    def parameters(self, group: str) -> dict[str, Any]:
+        """For `CONDITION`."""
+        tier = None if self.tier is None else failed_topic(group) if self.tier == FAILED_TIER else f"{group}.retry.{self.tier}"
+        return {
+            "numbers": list(self.numbers) or None,
+            "states": [state.value for state in self.states] or None,
+            "error_type": self.error_type,
+            "error_text": None if self.error_text is None else f"%{_like(self.error_text)}%",
+            "topic": self.topic,
+            "partition": self.partition,
+            "from_offset": self.from_offset,
+            "to_offset": self.to_offset,
+            "key": self.key,
+            "since": self.since,
+            "until": self.until,
+            "hop_topic": tier,
+            "refused": self.refused,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """What is set, as plain values, from which `from_json` makes the same again."""
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value in (None, (), False) and not (field.name in _ZERO_COUNTS and value is not None):
+                continue
+            values[field.name] = _plain(value)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Filter:
+        made = dict(values)
+        for name in ("since", "until"):
+            if name in made:
+                made[name] = datetime.fromisoformat(made[name])
+        if "key" in made:
+            made["key"] = base64.b64decode(made["key"])
+        return cls(
+            **{
+                **made,
+                "numbers": tuple(made.get("numbers", ())),
+                "states": tuple(State(state) for state in made.get("states", ())),
+            }
+        )
+
+    def __str__(self) -> str:
+        said = self.as_json() | ({} if self.key is None else {"key": _key(self.key)})
+        return ", ".join(f"{name.replace('_', ' ')} {_words(value)}".strip() for name, value in said.items()) or "all records"
+
+
+CONDITION = """(%(numbers)s::bigint[] IS NULL OR record.failed_record_id = ANY (%(numbers)s::bigint[]))
+   AND (%(states)s::text[] IS NULL OR record.state = ANY (%(states)s::text[]))
+   AND (%(error_type)s::text IS NULL OR record.error_type = %(error_type)s)
+   AND (%(error_text)s::text IS NULL OR record.error_text ILIKE %(error_text)s)
+   AND (%(topic)s::text IS NULL OR record.topic_id IN (SELECT topic_id FROM tidemark.topic WHERE name = %(topic)s))
+   AND (%(partition)s::integer IS NULL OR record.partition = %(partition)s)
+   AND (%(from_offset)s::bigint IS NULL OR record.record_offset >= %(from_offset)s)
+   AND (%(to_offset)s::bigint IS NULL OR record.record_offset < %(to_offset)s)
+   AND (%(key)s::bytea IS NULL OR record.key = %(key)s)
+   AND (%(since)s::timestamptz IS NULL OR record.created_at >= %(since)s)
+   AND (%(until)s::timestamptz IS NULL OR record.created_at < %(until)s)
+   AND (%(hop_topic)s::text IS NULL OR record.hop_topic = %(hop_topic)s)
+   AND (NOT %(refused)s::boolean OR record.publish_error IS NOT NULL)"""
+"""In SQL, of a row ``record`` of ``failed_record``; takes the place of ``{where}`` in a statement."""
+
+_ZERO_COUNTS = ("partition", "from_offset", "to_offset", "key", "error_text")
+"""Fields of which zero, or an empty value, is one."""
+
+
+def statement(text: str) -> str:
+    """A statement with the filter's condition in it."""
+    return text.replace("{where}", CONDITION)
+
+
+def _like(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _key(key: bytes) -> str:
+    """As text, if it can be printed."""
+    text = key.decode(errors="replace")
+    return f'"{text}"' if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " or ".join(map(str, value[:5])) + (f" or {len(value) - 5} more" if len(value) > 5 else "")
+    return "" if value is True else str(value)

@@ -1,0 +1,87 @@
+"""A failed record as a message of a retry topic or of the failed topic: its own key, value and headers, and then ours.
+
+Ours are for people and other tools. There are always `COUNT` of them, they come last, and Tidemark never believes them (I7): whoever
+reads the message takes them off by their number (`own_headers`), and what they say from Postgres. So a producer that forges them, or a
+record that has been through another consumer's failed topic, changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from tidemark.kafka.producer import Outgoing
+
+T = TypeVar("T")
+
+NAMES = (
+    "tidemark.group",
+    "tidemark.record",  # as `tidemark retries show` knows it
+    "tidemark.retry_number",
+    "tidemark.retry_timestamp",  # not before; null on the failed topic
+    "tidemark.topic",
+    "tidemark.partition",
+    "tidemark.offset",
+    "tidemark.timestamp",  # of the record itself; null if it has none
+    "tidemark.error_type",
+    "tidemark.error_text",
+)
+"""Of our headers, in their order. Values are UTF-8: numbers in digits, times in RFC 3339."""
+COUNT = len(NAMES)
+TYPE_BYTES, TEXT_BYTES = 250, 2_000
+"""What a header says of an error at most; Postgres has all of it."""
+HEADER_BYTES = 4_096
+"""Our headers take no more: by so much a retry topic's max.message.bytes must exceed the source's."""
+
+
+def outgoing(group: str, record: Mapping[str, Any], partitions: int) -> Outgoing:
+    """The message of a row of ``failed_record`` (with its topic's name), for a topic of so many partitions.
+
+    A record keeps its origin's partition, modulo their number: records of one key stay together and in order, as they were there.
+    """
+    own = [(name, None if text is None else base64.b64decode(text)) for name, text in record["headers"]]
+    return Outgoing(
+        record["hop_topic"],
+        record["partition"] % partitions,
+        _bytes(record["key"]),
+        _bytes(record["value"]),
+        own + ours(group, record),
+    )
+
+
+def ours(group: str, record: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
+    """Our headers, all of them, in the order of `NAMES`."""
+    values = (
+        group,
+        str(record["failed_record_id"]),
+        str(record["retry_number"]),
+        _moment(record["due_at"]),
+        record["topic"],
+        str(record["partition"]),
+        str(record["record_offset"]),
+        _moment(record["record_timestamp"]),
+        cut(record["error_type"], TYPE_BYTES),
+        cut(record["error_text"], TEXT_BYTES),
+    )
+    return [(name, None if value is None else value.encode()) for name, value in zip(NAMES, values, strict=True)]
+
+
+def own_headers(headers: Sequence[T]) -> Sequence[T]:
+    """A message's headers without ours."""
+    return headers[:-COUNT]
+
+
+def cut(text: str, size: int) -> str:
+    """``text`` in no more than ``size`` bytes of UTF-8, ended by an ellipsis where something is missing."""
+    encoded = text.encode()
+    return text if len(encoded) <= size else encoded[: size - len("…".encode())].decode(errors="ignore") + "…"
+
+
+def _bytes(value: memoryview | bytes | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,338 @@
+"""Sending failed records round again: planned first, with its records chosen once and for all, then applied in bounded portions.
+
+    ① plan: choose the records, store them, count them   ② apply: take the group's lock   ③ note who does it, and why
+    ④ a portion: judge its records, make them wait, note it, all in one transaction   ⑤ ④ again, no faster than the cap   ⑥ note the end
+
+A redrive changes rows, and nothing else: from then on the records are as if they had just been handed off, and relay and drain do the
+rest. ``ladder`` sends them to the first delay; ``now`` gives them one try at once, by way of a topic of its own in which nothing waits,
+and what fails there has failed. A record whose ladder goes on already, that was loaded or discarded since, or that a rewind has withdrawn,
+is passed over. What dies between two portions leaves the rest planned, and apply goes on there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from tidemark.db import rows, statements, transaction
+from tidemark.errors import BadInput, Refused, Unavailable
+from tidemark.retry.admin import add_action, begin_change, group_key
+from tidemark.retry.filter import Filter, State, statement
+from tidemark.retry.ladder import Ladder
+from tidemark.retry.topics import ensure_topics, now_topic
+from tidemark.rewind.scenario import check_reason
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+    from tidemark.kafka.cluster import Cluster
+    from tidemark.spec import ConsumerSpec
+
+log = logging.getLogger(__name__)
+
+SQL = {name: statement(text) for name, text in statements("tidemark.retry", "redrive.sql").items()}
+
+LOCK_CLASS = 0x7265_6472  # "redr"; with a group's id the key of an advisory lock
+PORTION = 500
+MAX_REDRIVES = 3
+"""How often a record is sent round again, if nobody says anything else: what fails after that needs another mending."""
+EXAMPLES = 5
+REDRIVEN = "Redriven"
+"""The type of error of a record that has not been tried since it was sent round."""
+
+REDRIVABLE = (State.FAILED, State.WAITING, State.DISCARDED)
+
+
+class Destination(StrEnum):
+    LADDER = "ladder"
+    """The first delay, and then the whole ladder."""
+    NOW = "now"
+    """One try, by the next drain."""
+
+
+class Phase(StrEnum):
+    PLANNED = "PLANNED"
+    RUNNING = "RUNNING"
+    """Or it was, until its process ended."""
+    STOPPED = "STOPPED"
+    DONE = "DONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """A stored redrive, and how far it has come: ``planned`` records are left."""
+
+    redrive_id: int
+    state: Phase
+    consumer: str
+    group: str
+    destination: Destination
+    filter: Filter
+    per_second: int | None
+    max_redrives: int
+    reason: str
+    planned_by: str
+    planned_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    planned: int
+    redriven: int
+    passed_over: int
+
+    @property
+    def records(self) -> int:
+        return self.planned + self.redriven + self.passed_over
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A redrive with what it is made of. ``waiting`` and ``worn_out`` are meant by the filter and no part of it: their ladder goes on
+    already, or they were sent round too often; they are known when it is planned."""
+
+    redrive: Redrive
+    errors: Sequence[Mapping[str, Any]]
+    topics: Sequence[Mapping[str, Any]]
+    examples: Sequence[Mapping[str, Any]]
+    passed_over: Mapping[str, int]
+    waiting: int = 0
+    worn_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an application has come, of so many ``records``."""
+
+    records: int
+    redriven: int
+    passed_over: int
+
+
+@dataclass(kw_only=True, eq=False)
+class RedriveInProgress(Unavailable):
+    """Another redrive of the group is being applied."""
+
+    group: str
+
+    def __str__(self) -> str:
+        return f"A redrive of group {self.group} is being applied. Nothing was changed; try again when it is done, or stop it."
+
+
+@dataclass(kw_only=True, eq=False)
+class NoLadder(Refused):
+    """There is no first delay to send records to."""
+
+    consumer: str
+
+    def __str__(self) -> str:
+        return f"{self.consumer} has no ladder (retry.delays). Redrive with --to now, or give it one. Nothing was changed."
+
+
+def plan(
+    connection: Connection,
+    spec: ConsumerSpec,
+    wanted: Filter,
+    *,
+    reason: str,
+    by: str,
+    destination: Destination = Destination.LADDER,
+    limit: int | None = None,
+    per_second: int | None = None,
+    max_redrives: int = MAX_REDRIVES,
+) -> Preview:
+    """① Stores which records a redrive would send round again, and returns it with counts and examples; changes no record.
+
+    Meant are failed records, and those that the broker did not take; discarded ones only where the filter names that state. ``limit``
+    takes the first ones. Raises `NoLadder`, or `BadInput`: for what was asked for, and where no record is left.
+    """
+    why = check_reason(reason)
+    if destination is Destination.LADDER and not Ladder.of(spec):
+        raise NoLadder(consumer=spec.name)
+    if strange := [state for state in wanted.states if state not in REDRIVABLE]:
+        fix = "A record that was loaded or skipped is read again by a rewind."
+        raise BadInput(what="state", found=f"records that are {strange[0]} cannot be redriven", fix=fix)
+    with transaction(connection) as cur:
+        key = group_key(cur, spec.group)
+        asked = {**key, **wanted.parameters(spec.group), "max_redrives": max_redrives}
+        values = {"consumer": spec.name, "destination": destination.value, "filter": json.dumps(wanted.as_json())}
+        cur.execute(SQL["add"], {**asked, **values, "per_second": per_second, "reason": why, "by": by})
+        (redrive_id,) = cur.fetchone() or (0,)
+        cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": State.DISCARDED in wanted.states})
+        cur.execute(SQL["left_out"], asked)
+        (left_out,) = rows(cur)
+        made = replace(_preview(cur, redrive_id), **left_out)
+        if not made.redrive.records:
+            rest = f"; {made.waiting} wait for a retry already, {made.worn_out} were sent round {max_redrives} times"
+            raise BadInput(
+                what="redrive", found=f"there is nothing to send round: {wanted}{rest}", fix="tidemark retries count shows more."
+            )
+    log.info("redrive planned redrive=%s group=%s records=%s by=%s", redrive_id, spec.group, made.redrive.records, by)
+    return made
+
+
+def apply(
+    connection: Connection,
+    cluster: Cluster,
+    spec_of: Callable[[str], ConsumerSpec],
+    redrive_id: int,
+    *,
+    by: str,
+    portion: int = PORTION,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Preview:
+    """Sends round what was planned and is left of it, and returns what became of it. May be repeated: what is done is done.
+
+    ``connection`` is held for as long as it takes, outside of a transaction between portions. Ends early, without an error, when it is
+    stopped (`stop`). Raises `RedriveInProgress`, `NoLadder`, `TopicsUnfit` (of the topic for tries at once), `DatabaseUnavailable` or
+    `BrokerUnavailable`; then the portions before stay.
+    """
+    known = read(connection, redrive_id)
+    if known.state is Phase.DONE:
+        return preview(connection, redrive_id)
+    spec = spec_of(known.consumer)
+    target = _target(cluster, spec, known)
+    with _alone(connection, spec.group) as group_id:  # ②
+        with transaction(connection) as cur:  # ③
+            cur.execute(SQL["start"], {"redrive_id": redrive_id})
+            if cur.fetchone() is None:
+                return _preview(cur, redrive_id)
+            action = add_action(cur, group_id, "REDRIVE", known.filter, known.reason, by)
+        begun, progress = time.monotonic(), Progress(known.records, known.redriven, known.passed_over)
+        size = portion if known.per_second is None else max(1, min(portion, known.per_second))
+        values = {
+            **target, "redrive_id": redrive_id, "records": size, "max_redrives": known.max_redrives, "action_id": action,
+            "discarded": State.DISCARDED in known.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {known.reason}",
+        }  # fmt: skip
+        while (done := _portion(connection, group_id, values)) is not None:  # ④ ⑥
+            progress = Progress(known.records, progress.redriven + done.sent, progress.passed_over + done.passed_over)
+            on_progress(progress)
+            if done.last:
+                break
+            if known.per_second is not None:  # ⑤
+                wait(max(0.0, begun + (progress.redriven - known.redriven) / known.per_second - time.monotonic()))
+    made = preview(connection, redrive_id)
+    log.info(
+        "redriven redrive=%s group=%s state=%s records=%s passed_over=%s left=%s by=%s",
+        redrive_id, spec.group, made.redrive.state, made.redrive.redriven, made.redrive.passed_over, made.redrive.planned, by,
+    )  # fmt: skip
+    return made
+
+
+def stop(connection: Connection, redrive_id: int, *, reason: str, by: str) -> Redrive:
+    """Has a redrive end behind the portion that it is at; `apply` goes on with it. One that does not run is left as it is."""
+    why, known = check_reason(reason), read(connection, redrive_id)
+    with transaction(connection) as cur:
+        cur.execute(SQL["stop"], {"redrive_id": redrive_id})
+        if cur.rowcount:
+            add_action(cur, group_key(cur, known.group)["group_id"], "STOP", known.filter, why, by, records=known.planned)
+    return read(connection, redrive_id)
+
+
+def read(connection: Connection, redrive_id: int) -> Redrive:
+    """A stored redrive. Raises `BadInput` if there is none of this number."""
+    with transaction(connection) as cur:
+        return _read_one(cur, redrive_id)
+
+
+def preview(connection: Connection, redrive_id: int) -> Preview:
+    """A stored redrive with what it is made of. Raises `BadInput`."""
+    with transaction(connection) as cur:
+        return _preview(cur, redrive_id)
+
+
+def history(connection: Connection, group: str | None = None, *, limit: int = 50) -> list[Redrive]:
+    """The redrives of a group, or of all, the newest first."""
+    with transaction(connection) as cur:
+        return _read(cur, None, group, limit)
+
+
+@contextlib.contextmanager
+def _alone(connection: Connection, group: str) -> Iterator[int]:
+    """Holds the group's redrive lock on this session."""
+    with transaction(connection) as cur:
+        key = {**group_key(cur, group), "class": LOCK_CLASS}
+        cur.execute(SQL["lock_group"], key)
+        (mine,) = cur.fetchone() or (False,)
+    if not mine:
+        raise RedriveInProgress(group=group)
+    try:
+        yield key["group_id"]
+    finally:
+        if not connection.closed:
+            with transaction(connection) as cur:
+                cur.execute(SQL["unlock_group"], key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    sent: int
+    passed_over: int
+    last: bool
+
+
+def _portion(connection: Connection, group_id: int, values: Mapping[str, Any]) -> _Done | None:
+    """What was done with the next records; `None`: the redrive was stopped. Notes the end of the redrive with its last portion."""
+    with transaction(connection) as cur:
+        begin_change(cur, group_id)
+        cur.execute(SQL["state"], values)
+        if (cur.fetchone() or ("",))[0] != Phase.RUNNING:
+            return None
+        cur.execute(SQL["send"], values)
+        sent, passed_over = cur.fetchone() or (0, 0)
+        cur.execute(SQL["count_sent"], {**values, "records": sent})
+        last = sent + passed_over < values["records"]
+        if last:
+            cur.execute(SQL["end"], values)
+    return _Done(sent, passed_over, last)
+
+
+def _target(cluster: Cluster, spec: ConsumerSpec, known: Redrive) -> dict[str, Any]:
+    """Where records go, as the spec is now: their retry's number, its delay, its topic."""
+    ladder = Ladder.of(spec)
+    if known.destination is Destination.NOW:
+        ensure_topics(cluster, spec, now=True, only=[now_topic(spec.group)])
+        return {"number": len(ladder.delays), "delay": timedelta(0), "topic": now_topic(spec.group)}
+    first = ladder.rung(1)
+    if first is None:
+        raise NoLadder(consumer=spec.name)
+    return {"number": first.number, "delay": first.delay, "topic": first.topic}
+
+
+def _preview(cur: Cursor, redrive_id: int) -> Preview:
+    found = _read_one(cur, redrive_id)
+    asked = {"redrive_id": redrive_id, "limit": EXAMPLES}
+    told = []
+    for name in ("by_error", "by_topic", "examples", "passed_over"):
+        cur.execute(SQL[name], asked)
+        told.append(rows(cur))
+    errors, topics, examples, passed_over = told
+    return Preview(found, errors, topics, examples, {row["why"]: row["records"] for row in passed_over})
+
+
+def _read_one(cur: Cursor, redrive_id: int) -> Redrive:
+    found = _read(cur, redrive_id, None, 1)
+    if not found:
+        raise BadInput(what="redrive", found=f"there is no redrive {redrive_id} in this database", fix="tidemark redrive list shows them.")
+    return found[0]
+
+
+def _read(cur: Cursor, redrive_id: int | None, group: str | None, limit: int) -> list[Redrive]:
+    cur.execute(SQL["read"], {"redrive_id": redrive_id, "group": group, "limit": limit})
+    return [
+        Redrive(
+            **{
+                **{name: value for name, value in row.items() if name != "group_name"},
+                "group": row["group_name"],
+                "state": Phase(row["state"]),
+                "destination": Destination(row["destination"]),
+                "filter": Filter.from_json(row["filter"]),
+            }
+        )
+        for row in rows(cur)
+    ]

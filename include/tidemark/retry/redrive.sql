@@ -1,0 +1,120 @@
+-- Statements of redrives. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock (of the session), that
+-- against rewinds, the redrive's row, records in the order of their ids.
+
+-- name: lock_group
+-- One redrive of a group at a time: a lock of the session, which ends with the process, however it ends. False: somebody has it.
+SELECT pg_try_advisory_lock(%(class)s, %(group_id)s);
+
+-- name: unlock_group
+SELECT pg_advisory_unlock(%(class)s, %(group_id)s);
+
+-- name: add
+INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by)
+VALUES (%(group_id)s, %(consumer)s, %(destination)s, %(filter)s, %(per_second)s, %(max_redrives)s, %(reason)s, %(by)s) RETURNING redrive_id;
+
+-- name: choose
+-- The records that are meant and can be sent round again, once and for all. Locks nothing.
+INSERT INTO tidemark.redrive_record (redrive_id, failed_record_id)
+SELECT %(redrive_id)s, failed_record_id FROM tidemark.failed_record record
+ WHERE group_id = %(group_id)s AND {where} AND redrives < %(max_redrives)s
+   AND (state = 'FAILED' OR (state = 'WAITING' AND publish_error IS NOT NULL) OR (state = 'DISCARDED' AND %(discarded)s))
+ ORDER BY failed_record_id LIMIT %(limit)s;
+
+-- name: left_out
+-- Of those that are meant: how many wait for a retry already, how many were sent round too often. Locks nothing.
+SELECT count(*) FILTER (WHERE state = 'WAITING' AND publish_error IS NULL) AS waiting,
+       count(*) FILTER (WHERE state <> 'WAITING' AND redrives >= %(max_redrives)s) AS worn_out
+  FROM tidemark.failed_record record
+ WHERE group_id = %(group_id)s AND {where} AND state IN ('WAITING', 'FAILED');
+
+-- name: read
+-- Redrives of a group, or one of them, with how many records each has in which state; the newest first. Locks nothing.
+SELECT redrive.redrive_id, redrive.state, consumer, grp.name AS group_name, destination, filter, per_second, max_redrives, reason, planned_by,
+       planned_at, started_at, ended_at, coalesce(planned, 0) AS planned, coalesce(redriven, 0) AS redriven,
+       coalesce(passed_over, 0) AS passed_over
+  FROM tidemark.redrive JOIN tidemark.consumer_group grp USING (group_id)
+  LEFT JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE record.state = 'PLANNED') AS planned, count(*) FILTER (WHERE record.state = 'REDRIVEN') AS redriven,
+           count(*) FILTER (WHERE record.state = 'PASSED OVER') AS passed_over
+      FROM tidemark.redrive_record record WHERE record.redrive_id = redrive.redrive_id
+ ) counted ON true
+ WHERE (redrive.redrive_id = %(redrive_id)s OR %(redrive_id)s::bigint IS NULL) AND (grp.name = %(group)s OR %(group)s::text IS NULL)
+ ORDER BY redrive.redrive_id DESC LIMIT %(limit)s;
+
+-- name: by_error
+-- What a redrive is made of. Locks nothing.
+SELECT coalesce(error_type, '(withdrawn)') AS error_type, count(*) AS records, (array_agg(error_text ORDER BY failed_record_id))[1] AS example
+  FROM tidemark.redrive_record LEFT JOIN tidemark.failed_record USING (failed_record_id)
+ WHERE redrive_id = %(redrive_id)s GROUP BY 1 ORDER BY records DESC, 1;
+
+-- name: by_topic
+SELECT topic.name AS topic, count(*) AS records FROM tidemark.redrive_record
+  JOIN tidemark.failed_record USING (failed_record_id) JOIN tidemark.topic USING (topic_id)
+ WHERE redrive_id = %(redrive_id)s GROUP BY 1 ORDER BY records DESC, 1;
+
+-- name: examples
+SELECT failed_record_id AS number, topic.name AS topic, partition, record_offset AS offset, error_type, error_text
+  FROM tidemark.redrive_record JOIN tidemark.failed_record USING (failed_record_id) JOIN tidemark.topic USING (topic_id)
+ WHERE redrive_id = %(redrive_id)s ORDER BY failed_record_id LIMIT %(limit)s;
+
+-- name: passed_over
+-- Why records were passed over. Locks nothing.
+SELECT why, count(*) AS records FROM tidemark.redrive_record
+ WHERE redrive_id = %(redrive_id)s AND state = 'PASSED OVER' GROUP BY why ORDER BY records DESC, why;
+
+-- name: start
+-- Locks the redrive's row. No row returned: it is done already.
+UPDATE tidemark.redrive SET state = 'RUNNING', started_at = coalesce(started_at, clock_timestamp())
+ WHERE redrive_id = %(redrive_id)s AND state <> 'DONE' RETURNING redrive_id;
+
+-- name: state
+-- Locks the redrive's row, so that who stops it is either before this portion or behind it.
+SELECT state FROM tidemark.redrive WHERE redrive_id = %(redrive_id)s FOR UPDATE;
+
+-- name: stop
+-- Locks the redrive's row.
+UPDATE tidemark.redrive SET state = 'STOPPED' WHERE redrive_id = %(redrive_id)s AND state = 'RUNNING';
+
+-- name: end
+UPDATE tidemark.redrive SET state = 'DONE', ended_at = clock_timestamp() WHERE redrive_id = %(redrive_id)s;
+
+-- name: send
+-- The next portion: those that can still be sent round become waiting ones of the first retry, with nothing published yet; the others are
+-- passed over, with the reason. What a record had last becomes a part of its story. Locks those that are sent, and none that a drain may
+-- be trying. How many of each.
+WITH portion AS MATERIALIZED (
+    SELECT failed_record_id FROM tidemark.redrive_record
+     WHERE redrive_id = %(redrive_id)s AND state = 'PLANNED' ORDER BY failed_record_id LIMIT %(records)s
+), locked AS MATERIALIZED (
+    SELECT record.failed_record_id, record.redrives FROM tidemark.failed_record record
+     WHERE failed_record_id IN (SELECT failed_record_id FROM portion)
+       AND (state = 'FAILED' OR (state = 'WAITING' AND publish_error IS NOT NULL) OR (state = 'DISCARDED' AND %(discarded)s))
+     ORDER BY failed_record_id FOR UPDATE
+), judged AS MATERIALIZED (
+    SELECT failed_record_id,
+           CASE WHEN locked.redrives < %(max_redrives)s THEN NULL
+                WHEN locked.redrives IS NOT NULL THEN 'was sent round ' || locked.redrives || ' times'
+                WHEN record.state IS NULL THEN 'withdrawn by a rewind'
+                WHEN record.state = 'WAITING' THEN 'waits for a retry'
+                WHEN record.state = 'FAILED' THEN 'was changed meanwhile'
+                ELSE 'was ' || lower(record.state) || ' meanwhile' END AS why
+      FROM portion LEFT JOIN tidemark.failed_record record USING (failed_record_id) LEFT JOIN locked USING (failed_record_id)
+), sent AS (
+    UPDATE tidemark.failed_record record
+       SET state = 'WAITING', retry_number = %(number)s, due_at = clock_timestamp() + %(delay)s::interval, hop_topic = %(topic)s,
+           hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL,
+           story = story || jsonb_build_object('number', CASE WHEN state = 'WAITING' THEN retry_number - 1 ELSE retry_number END,
+                                               'type', error_type, 'text', error_text, 'attempt_id', attempt_id, 'at', changed_at),
+           error_type = %(error_type)s, error_text = %(error_text)s, redrives = redrives + 1, action_id = %(action_id)s,
+           ladder_at = clock_timestamp(), changed_at = clock_timestamp()
+      FROM judged WHERE record.failed_record_id = judged.failed_record_id AND judged.why IS NULL
+), noted AS (
+    UPDATE tidemark.redrive_record record
+       SET state = CASE WHEN judged.why IS NULL THEN 'REDRIVEN' ELSE 'PASSED OVER' END, why = judged.why,
+           action_id = CASE WHEN judged.why IS NULL THEN %(action_id)s::bigint END, done_at = clock_timestamp()
+      FROM judged WHERE record.redrive_id = %(redrive_id)s AND record.failed_record_id = judged.failed_record_id
+)
+SELECT count(*) FILTER (WHERE why IS NULL) AS sent, count(why) AS passed_over FROM judged;
+
+-- name: count_sent
+UPDATE tidemark.retry_action SET records = records + %(records)s WHERE action_id = %(action_id)s;

@@ -1,0 +1,158 @@
+"""The statements on records that wait for another try, one typed function each. None commits; the caller's transaction does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark.db import rows, statements
+from tidemark.errors import Broken
+from tidemark.offsets.ranges import Slice, TopicPartition
+from tidemark.retry.ladder import Ladder
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+
+SQL = statements("tidemark.retry", "store.sql")
+
+REWINDS = 0x7265_7769  # "rewi"; with a group's id the key of the advisory lock that a rewind takes for itself alone
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A record that waits, and is registered at ``hop_offset`` of the partition that is being drained. What it says is its origin's."""
+
+    number: int
+    hop_offset: int
+    topic_id: int
+    partition: TopicPartition
+    offset: int
+    millis: int | None
+    headers: str | None
+    """As its table has them; `None`: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A try that failed. ``permanent``: none will succeed."""
+
+    number: int
+    permanent: bool
+    error_type: str
+    error_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """How far a partition of a retry topic may be read. ``first`` is the first registered message."""
+
+    partition: TopicPartition
+    topic_id: int
+    kafka_uuid: str
+    first: int
+    end: int
+
+
+@dataclass(kw_only=True, eq=False)
+class RecordsChanged(Broken):
+    """Records that were locked are not there any more."""
+
+    part: Slice
+    wanted: int
+    found: int
+
+    def __str__(self) -> str:
+        return f"{self.part}: of {self.wanted} records that were tried, {self.found} could be changed. Nothing of this slice was stored."
+
+
+def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
+    """The records of a drained slice that are due and still wait for it, by hop; until the transaction ends they are nobody else's.
+
+    What a rewind withdrew, an operator discarded, or somebody sent round again is not among them.
+    """
+    cur.execute(SQL["lock_out_rewinds"], {"class": REWINDS, "group_id": group_id})
+    cur.execute(SQL["lock_due"], _key(group_id, part))
+    return _waiting(cur)
+
+
+def read_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
+    """What `lock_due` would return now."""
+    cur.execute(SQL["read_due"], _key(group_id, part))
+    return _waiting(cur)
+
+
+def succeed(cur: Cursor, part: Slice, made: Mapping[int, int | None]) -> None:
+    """Records that were loaded, with how many rows they made, or, where that is `None`, skipped. Needs `lock_due`."""
+    if not made:
+        return
+    states = ["SKIPPED" if rows_ is None else "LOADED" for rows_ in made.values()]
+    cur.execute(SQL["succeed"], {"numbers": list(made), "states": states, "rows": [rows_ or 0 for rows_ in made.values()]})
+    if cur.rowcount != len(made):
+        raise RecordsChanged(part=part, wanted=len(made), found=cur.rowcount)
+
+
+def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Sequence[Failure]) -> tuple[int, int]:
+    """Sends records that failed again to where they go next; how many will be tried again, and how many have failed for good.
+
+    Needs `lock_due`.
+    """
+    if not failures:
+        return 0, 0
+    rungs = [rung for number in range(1, len(ladder.delays) + 1) if (rung := ladder.rung(number)) is not None]
+    cur.execute(
+        SQL["fail"],
+        {
+            "numbers": [failure.number for failure in failures],
+            "permanent": [failure.permanent for failure in failures],
+            "types": [failure.error_type for failure in failures],
+            "texts": [failure.error_text for failure in failures],
+            "delays": [rung.delay for rung in rungs],
+            "topics": [rung.topic for rung in rungs],
+            "failed_topic": ladder.failed_topic,
+            "budget": ladder.budget,
+            "attempt_id": attempt_id,
+        },
+    )
+    found = dict(cur.fetchall())
+    if sum(found.values()) != len(failures):
+        raise RecordsChanged(part=part, wanted=len(failures), found=sum(found.values()))
+    return found.get("WAITING", 0), found.get("FAILED", 0)
+
+
+def due(cur: Cursor, group_id: int) -> list[Due]:
+    """How far each partition of the group's retry topics may be read, where anything is due; by the database's clock (I6)."""
+    cur.execute(SQL["due"], {"group_id": group_id})
+    return [
+        Due(TopicPartition(row["topic"], row["partition"]), row["topic_id"], row["kafka_uuid"], row["first"], row["end"])
+        for row in rows(cur)
+    ]
+
+
+def publish_stranded(cur: Cursor, group_id: int) -> int:
+    """Has waiting records published anew whose message a drain has passed; returns how many."""
+    cur.execute(SQL["publish_stranded"], {"group_id": group_id})
+    return cur.rowcount
+
+
+def publish_gone(cur: Cursor, group_id: int, topic_id: int, *, partition: int | None = None, before: int | None = None) -> int:
+    """Has waiting records published anew whose message is not in its log any more: the topic is gone, or what lay ``before`` an offset."""
+    cur.execute(SQL["publish_gone"], {"group_id": group_id, "topic_id": topic_id, "partition": partition, "before": before})
+    return cur.rowcount
+
+
+def _waiting(cur: Cursor) -> list[Waiting]:
+    return [
+        Waiting(number, hop_offset, topic_id, TopicPartition(topic, partition), offset, millis, headers)
+        for number, hop_offset, topic_id, topic, partition, offset, millis, headers in cur.fetchall()
+    ]
+
+
+def _key(group_id: int, part: Slice) -> dict[str, Any]:
+    return {
+        "group_id": group_id,
+        "topic_id": part.topic_id,
+        "partition": part.partition.partition,
+        "start": part.start,
+        "end": part.end,
+    }

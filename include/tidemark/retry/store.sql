@@ -1,0 +1,88 @@
+-- Statements on records that wait for another try. Lock order: a retry topic's position, the group's advisory lock, records by hop.
+
+-- name: lock_out_rewinds
+-- Holds rewinds of the group off until this transaction ends: none takes records out while they are being loaded. Drains do not mind
+-- each other.
+SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
+
+-- name: lock_due
+-- The records whose registered messages lie in a slice of a retry topic and that are due, as far as they still wait there. Locks them.
+SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
+       (extract(epoch FROM record_timestamp) * 1000)::bigint, nullif(headers::text, '[]')
+  FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = record.topic_id
+ WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
+   AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
+ ORDER BY hop_offset FOR UPDATE OF record;
+
+-- name: read_due
+-- The same records as they are now. Locks nothing.
+SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
+       (extract(epoch FROM record_timestamp) * 1000)::bigint, nullif(headers::text, '[]')
+  FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = record.topic_id
+ WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
+   AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
+ ORDER BY hop_offset;
+
+-- name: succeed
+-- Ends the way of records that were loaded, or skipped, after all. Needs their locks.
+UPDATE tidemark.failed_record record
+   SET state = said.state, sink_rows = said.rows, due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL,
+       hop_offset = NULL, publish_error = NULL, changed_at = clock_timestamp()
+  FROM unnest(%(numbers)s::bigint[], %(states)s::text[], %(rows)s::integer[]) AS said (failed_record_id, state, rows)
+ WHERE record.failed_record_id = said.failed_record_id;
+
+-- name: fail
+-- Sends records that failed again to the next delay, or, where there is none, where it would be over the budget, and where the error is
+-- permanent, to the failed topic. The try that they had before becomes a part of their story. Needs their locks. How many of each state.
+WITH now AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+), said AS MATERIALIZED (
+    SELECT said.*, rung.delay, rung.topic, rung.delay IS NOT NULL AND NOT said.permanent
+               AND (now - record.ladder_at + rung.delay <= %(budget)s::interval OR %(budget)s::interval IS NULL) AS climbs, now
+      FROM unnest(%(numbers)s::bigint[], %(permanent)s::boolean[], %(types)s::text[], %(texts)s::text[])
+               AS said (failed_record_id, permanent, type, text)
+      JOIN tidemark.failed_record record USING (failed_record_id)
+     CROSS JOIN now
+      LEFT JOIN unnest(%(delays)s::interval[], %(topics)s::text[]) WITH ORDINALITY AS rung (delay, topic, number)
+             ON rung.number = record.retry_number + 1
+), changed AS (
+    UPDATE tidemark.failed_record record
+       SET state = CASE WHEN climbs THEN 'WAITING' ELSE 'FAILED' END,
+           retry_number = CASE WHEN climbs THEN retry_number + 1 ELSE retry_number END,
+           due_at = CASE WHEN climbs THEN now + delay END,
+           hop_topic = CASE WHEN climbs THEN said.topic ELSE %(failed_topic)s END,
+           hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL,
+           story = story || jsonb_build_object('number', retry_number - 1, 'type', error_type, 'text', error_text, 'attempt_id', attempt_id,
+                                               'at', changed_at),
+           error_type = said.type, error_text = said.text, attempt_id = %(attempt_id)s, changed_at = now
+      FROM said WHERE record.failed_record_id = said.failed_record_id
+    RETURNING state
+)
+SELECT state, count(*) FROM changed GROUP BY state;
+
+-- name: due
+-- How far each partition of the group's retry topics may be read: up to the first registered message that is not due yet, else behind the
+-- last one; only those where something is due. Locks nothing.
+SELECT topic_id, topic.name AS topic, topic.kafka_uuid, partition, first, "end"
+  FROM (SELECT hop_topic_id AS topic_id, hop_partition AS partition, min(hop_offset) AS first,
+               coalesce(min(hop_offset) FILTER (WHERE due_at > now), max(hop_offset) + 1) AS "end"
+          FROM tidemark.failed_record, (SELECT clock_timestamp() AS now) now
+         WHERE group_id = %(group_id)s AND state = 'WAITING' AND hop_offset IS NOT NULL
+         GROUP BY hop_topic_id, hop_partition) waiting
+  JOIN tidemark.topic USING (topic_id)
+ WHERE first < "end"
+ ORDER BY topic.name, topic_id, partition;
+
+-- name: publish_stranded
+-- Waiting records whose registered message no drain will come to any more, because a drain has passed it: registered late, or not in the
+-- log when the drain was there. They are published anew. Locks them.
+UPDATE tidemark.failed_record record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL
+  FROM tidemark.partition_offset pos
+ WHERE pos.group_id = %(group_id)s AND pos.drained AND record.group_id = pos.group_id AND record.state = 'WAITING'
+   AND record.hop_topic_id = pos.topic_id AND record.hop_partition = pos.partition AND record.hop_offset < pos.next_offset;
+
+-- name: publish_gone
+-- Waiting records whose registered message is not in its log any more are published anew. Locks them.
+UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL
+ WHERE group_id = %(group_id)s AND state = 'WAITING' AND hop_topic_id = %(topic_id)s
+   AND (hop_partition = %(partition)s OR %(partition)s::integer IS NULL) AND (hop_offset < %(before)s OR %(before)s::bigint IS NULL);

@@ -1,0 +1,189 @@
+"""The retry topics and the failed topic of a consumer: made where they are missing, and refused where they would lose or delay records.
+
+Postgres has each record all its life, so no setting of a topic can lose one. But a message that is gone before its time is published and
+waited for once more, and a topic that refuses records keeps them from being tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from tidemark.errors import Refused
+from tidemark.kafka.cluster import Cluster, Setting, Topic
+from tidemark.retry.hop import HEADER_BYTES
+from tidemark.retry.ladder import Ladder, failed_topic, is_own, retry_topic
+from tidemark.spec.duration import format_duration
+
+if TYPE_CHECKING:
+    from tidemark.spec import ConsumerSpec
+
+log = logging.getLogger(__name__)
+
+SLACK = timedelta(days=1)
+"""Longer than its delay by this at least a retry topic keeps a message: for so long nobody may drain."""
+KEEP = timedelta(days=7)
+"""Longer than its delay by this a retry topic keeps a message that Tidemark has made."""
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A topic that the consumer needs. ``delay``: how long records wait in it; `None`: it is the failed topic."""
+
+    name: str
+    delay: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A topic as it is. ``made``: by this call."""
+
+    wanted: Wanted
+    topic: Topic
+    settings: Mapping[str, Setting]
+    made: bool = False
+
+
+@dataclass(kw_only=True, eq=False)
+class TopicsUnfit(Refused):
+    """Retry topics that are missing or wrong, with all that is wrong and what to set."""
+
+    consumer: str
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        many = len(self.problems)
+        return "\n".join([*self.problems, f"{many} problem{'' if many == 1 else 's'} with the retry topics of {self.consumer}"])
+
+
+def now_topic(group: str) -> str:
+    """``departures.retry.now``: what an operator sends round for one more try at once. It waits behind nothing."""
+    return f"{group}.retry.now"
+
+
+def wanted(spec: ConsumerSpec, *, now: bool = False) -> tuple[Wanted, ...]:
+    """The topics of a consumer: one for each distinct delay, one for tries at once, and the failed topic.
+
+    A consumer without a ladder has none of them; with ``now`` it has the one for tries at once.
+    """
+    ladder = Ladder.of(spec)
+    if not ladder:
+        return (Wanted(now_topic(spec.group), timedelta()),) if now else ()
+    tiers = [Wanted(retry_topic(spec.group, delay), delay) for delay in dict.fromkeys(ladder.delays)]
+    return (*tiers, Wanted(now_topic(spec.group), timedelta()), Wanted(failed_topic(spec.group), None))
+
+
+def ensure_topics(
+    cluster: Cluster, spec: ConsumerSpec, *, create: bool = False, now: bool = False, only: Iterable[str] | None = None
+) -> list[Found]:
+    """The consumer's retry topics and its failed topic (`wanted`) as they are, each fit for what it is for; ``only`` some, by name.
+
+    With ``create`` those that are missing are made; those that are wrong are never changed. Raises `TopicsUnfit` with everything that is
+    missing or wrong, `TopicsMissing` for the topics that the consumer reads, `TopicNotMade` or `BrokerUnavailable`.
+    """
+    asked = [one for one in wanted(spec, now=now) if only is None or one.name in set(only)]
+    names = spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
+    sources = cluster.topics(names)
+    largest = _largest(cluster.settings(topic.name for topic in sources))
+    there = {topic.name: topic for topic in cluster.topics([one.name for one in asked], missing_ok=True)}
+    made = set()
+    for one in asked:
+        if one.name not in there and create:
+            settings = settings_of(one, largest)
+            made |= {one.name} if cluster.create(one.name, spec.retry.topics.partitions, spec.retry.topics.replication, settings) else set()
+            log.info("made topic=%s partitions=%s settings=%s", one.name, spec.retry.topics.partitions, settings)
+    if create:
+        there = {topic.name: topic for topic in cluster.topics([one.name for one in asked])}
+    settings_now = cluster.settings(there)
+    found = [Found(one, there[one.name], settings_now[one.name], one.name in made) for one in asked if one.name in there]
+    problems = [_missing(spec, one, largest) for one in asked if one.name not in there]
+    problems += [f"{one.wanted.name}: {problem}" for one in found for problem in unfit(one, spec, largest)]
+    if problems:
+        raise TopicsUnfit(consumer=spec.name, problems=tuple(problems))
+    return found
+
+
+def settings_of(one: Wanted, largest: int) -> dict[str, str]:
+    """What a topic is made with. ``largest``: bytes of the largest batch that a topic of the consumer takes."""
+    return {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": "-1" if one.delay is None else str((one.delay + KEEP) // _MILLISECOND),
+        "retention.bytes": "-1",
+        "max.message.bytes": str(largest + HEADER_BYTES),
+    }
+
+
+def unfit(found: Found, spec: ConsumerSpec, largest: int) -> list[str]:
+    """What is wrong with a topic, each with what to set."""
+    return [*_policy(found), *_retention(found), *_size(found, largest), *_copies(found, spec)]
+
+
+def _policy(found: Found) -> list[str]:
+    problems = []
+    if (policy := found.settings["cleanup.policy"].value) != "delete":
+        problems.append(f"cleanup.policy is {policy}, and compaction drops all but the last record of a key. Set it to delete.")
+    if (kind := found.settings["message.timestamp.type"].value) != "LogAppendTime":
+        problems.append(
+            f"message.timestamp.type is {kind}. Set it to LogAppendTime: retention and lag in seconds then count from when a record came."
+        )
+    return problems
+
+
+def _retention(found: Found) -> list[str]:
+    time, size, delay = found.settings["retention.ms"], found.settings["retention.bytes"], found.wanted.delay
+    kept = None if int(time.value) < 0 else timedelta(milliseconds=int(time.value))
+    problems = []
+    if delay is None and kept is not None and not time.stated:
+        problems.append(
+            f"retention.ms is {time.value}, the broker's default. Set it for this topic: -1 for ever, or as long as failed records are "
+            "to be seen there; Postgres keeps them in any case."
+        )
+    if delay is not None and kept is not None and kept < delay + SLACK:
+        least = (delay + SLACK) // _MILLISECOND
+        waits = f"a record waits {format_duration(delay)} in it, and drains may stand still for {format_duration(SLACK)}"
+        problems.append(f"retention.ms is {time.value}, but {waits}. Set it to {least} or more, or to -1.")
+    if int(size.value) >= 0 and (delay is not None or not size.stated):
+        problems.append(f"retention.bytes is {size.value}, which drops records before their time. Set it to -1.")
+    return problems
+
+
+def _size(found: Found, largest: int) -> list[str]:
+    least, limit = largest + HEADER_BYTES, int(found.settings["max.message.bytes"].value)
+    if limit >= least:
+        return []
+    return [
+        f"max.message.bytes is {limit}, but the consumer's topics take {largest}, and Tidemark adds headers. Set it to {least} or more."
+    ]
+
+
+def _copies(found: Found, spec: ConsumerSpec) -> list[str]:
+    problems = []
+    asked, topic = spec.retry.topics, found.topic
+    if topic.partitions < asked.partitions:
+        problems.append(
+            f"it has {topic.partitions} partitions, retry.topics.partitions says {asked.partitions}. Add some, or change the spec."
+        )
+    copies = min((len(racks) for racks in topic.racks or ()), default=0)
+    if asked.replication is not None and copies < asked.replication:
+        problems.append(f"it has {copies} replicas, retry.topics.replication says {asked.replication}. Add some, or change the spec.")
+    in_sync = int(found.settings["min.insync.replicas"].value)
+    if copies and in_sync > copies:
+        problems.append(
+            f"min.insync.replicas is {in_sync}, but it has {copies} replicas, so nothing can be published. Set it to {copies} or less."
+        )
+    return problems
+
+
+def _largest(sources: Mapping[str, Mapping[str, Setting]]) -> int:
+    return max((int(settings["max.message.bytes"].value) for settings in sources.values()), default=1_048_588)  # Kafka's own default
+
+
+def _missing(spec: ConsumerSpec, one: Wanted, largest: int) -> str:
+    settings = " ".join(f"--config {name}={value}" for name, value in settings_of(one, largest).items())
+    how = f"kafka-topics.sh --create --topic {one.name} --partitions {spec.retry.topics.partitions} {settings}"
+    return f"{one.name}: it does not exist. Let Tidemark make it (tidemark retries topics {spec.name} --create), or: {how}"

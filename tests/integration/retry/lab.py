@@ -1,0 +1,347 @@
+"""A consumer with a ladder on a real topic and a real Postgres, whose service is up or down as the test says, and whose time is moved."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+from confluent_kafka import Producer
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario
+
+from tidemark.consume import launch
+from tidemark.db import session, transaction
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.quality import check_conservation
+from tidemark.retry import Ladder
+from tidemark.retry.audit import audit
+from tidemark.retry.relay import relay
+from tidemark.rewind.apply import apply
+from tidemark.rewind.model import Plan, Undo
+from tidemark.rewind.model import Scenario as Rewind
+from tidemark.rewind.plan import plan
+from tidemark.rewind.scope import Scope
+from tidemark.sink import commit as commit_module
+from tidemark.sink import drained as drained_module
+from tidemark.sink.steps import Step
+from tidemark.spec import ConsumerSpec
+
+DELAYS = ("5m", "5m", "30m", "30m", "30m", "1h")
+"""The ladder of the design: six tries in 2 h 40 min, through three topics."""
+
+SERVICE = """
+    import functools
+    import json
+    import pathlib
+
+    from tidemark.transform import Fail, Record, Retry, Skip
+
+    HERE = pathlib.Path("@HERE@")
+    ANSWERS, CALLS = HERE / "answers.json", HERE / "calls"
+
+
+    @functools.lru_cache(maxsize=1)
+    def answers(changed_ns: int) -> dict:
+        return json.loads(ANSWERS.read_text())
+
+
+    def transform(record: Record):
+        word = (record.value or b"").decode()
+        with CALLS.open("a") as calls:
+            calls.write(f"{record.partition} {record.offset}\\n")
+        said = answers(ANSWERS.stat().st_mtime_ns)
+        answer = said.get(word, said.get("*", "load"))
+        if answer == "retry":
+            raise Retry(f"the service is down for {word}")
+        if answer == "fail":
+            raise Fail(f"{word} is broken")
+        if answer == "skip":
+            raise Skip(f"{word} is not wanted")
+        if answer == "raise":
+            raise ValueError(f"{word} is not a number")
+        rows = [{"payload": record.value}]
+        return rows * 3 if answer == "three" else rows
+"""
+"""Asks the service (`Lab.say`) what becomes of a record, by its value: load, three (rows), skip, retry, fail, or raise (a ValueError)."""
+
+
+class Lab:
+    """One group over one topic. ``watch`` is a session outside any transaction."""
+
+    def __init__(
+        self,
+        consumer: Scenario,
+        topics: Topics,
+        *,
+        partitions: int = 1,
+        topic: str | None = None,
+        transform: str = SERVICE,
+        ddl: str = "payload bytea",
+        runner: Callable[..., launch.Progress] = Scenario.run,
+        **keys: Any,
+    ) -> None:
+        self.consumer, self.topics, self._run = consumer, topics, runner
+        self.url, self.table = consumer.database_url, consumer.table
+        self.topic = topic or topics.create(partitions)
+        self.say({})
+        self.consumer.write(
+            transform.replace("@HERE@", str(consumer.folder / "transforms")),
+            topics=self.topic,
+            **{"retry": {"delays": list(DELAYS)}, **keys},
+        )
+        self.consumer.make_sink(ddl)
+        self.cluster = Cluster(consumer.connections.kafka)
+        self.watch = psycopg2.connect(self.url)
+        self.watch.autocommit = True
+        with self.watch.cursor() as cur:
+            self.group_id = store.ensure_group(cur, self.spec.group)
+
+    @property
+    def spec(self) -> ConsumerSpec:
+        return self.consumer.spec
+
+    @property
+    def group(self) -> str:
+        return self.spec.group
+
+    @property
+    def ladder(self) -> Ladder:
+        return Ladder.of(self.spec)
+
+    def close(self) -> None:
+        self.watch.close()
+
+    # ---- the world
+
+    def say(self, answers: Mapping[str, str]) -> None:
+        """What the service answers from now on, by the record's value; ``*`` is any other, ``load`` where nothing is said."""
+        (self.consumer.folder / "transforms" / "answers.json").write_text(json.dumps(dict(answers)))
+
+    def calls(self) -> list[tuple[int, int]]:
+        """Partition and offset of each record that the service was asked about since the last time that this was asked."""
+        file = self.consumer.folder / "transforms" / "calls"
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return [(int(partition), int(offset)) for partition, offset in (line.split() for line in lines)]
+
+    def produce(self, *values: str | bytes | None, partition: int = 0, **options: Any) -> None:
+        self.topics.produce(self.topic, values, partition=partition, **options)
+
+    def age(self, by: timedelta) -> None:
+        """Time passes: what the group's records wait for is so much nearer, and what has happened to them so much longer ago."""
+        self.sql(
+            "UPDATE tidemark.failed_record SET due_at = due_at - %(by)s, created_at = created_at - %(by)s,"
+            " ladder_at = ladder_at - %(by)s, changed_at = changed_at - %(by)s WHERE group_id = %(group_id)s",
+            by=by,
+            group_id=self.group_id,
+        )
+
+    # ---- what is done
+
+    def run(self, **options: Any) -> launch.Progress:
+        """One run of the consumer over what is in its topic."""
+        return self._run(self.consumer, **options)
+
+    def drain(self, **options: Any) -> launch.Progress:
+        """One drain of its retry topics."""
+        return self._run(self.consumer, drain=True, **options)
+
+    def publish(self, *, limit: int | None = None) -> int:
+        """Publishes what is handed off and stands in no topic yet, and registers it; how many. As one relay that never fails."""
+        columns = "failed_record_id, hop_topic, key, value, headers, partition"
+        outbox = self.sql(
+            f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s AND hop_topic IS NOT NULL AND hop_offset IS NULL"
+            " AND state IN ('WAITING', 'FAILED') ORDER BY failed_record_id LIMIT %(limit)s",
+            group_id=self.group_id,
+            limit=limit,
+        )
+        for topic in sorted({row[1] for row in outbox}):
+            self.make_topic(topic)
+        places: dict[int, tuple[str, int, int]] = {}
+
+        def note(number: int) -> Any:
+            def delivered(error: Any, message: Any) -> None:
+                assert error is None, error
+                places[number] = (message.topic(), message.partition(), message.offset())
+
+            return delivered
+
+        producer = Producer({"bootstrap.servers": self.topics.servers, "enable.idempotence": True, "linger.ms": 5, "log_level": 0})
+        for number, topic, key, value, _headers, _partition in outbox:
+            producer.produce(topic, value=_bytes(value), key=_bytes(key), partition=0, on_delivery=note(number))
+            producer.poll(0)
+        assert producer.flush(30) == 0
+        for number, (topic, partition, offset) in sorted(places.items()):
+            self.register(number, topic, partition, offset)
+        return len(places)
+
+    def relay(self) -> int:
+        """As `publish`, by the real one."""
+        for topic in (*self.ladder.topics, self.ladder.failed_topic):
+            if topic is not None:
+                self.make_topic(topic)
+        with session(self.url) as connection:
+            done = relay(connection, self.consumer.connections.kafka, self.group)
+        assert not done.refused
+        assert not done.blocked
+        return done.records
+
+    def register(self, number: int, topic: str, partition: int, offset: int) -> None:
+        """Notes where a record stands."""
+        (described,) = self.cluster.topics([topic])
+        with session(self.url) as connection, transaction(connection) as cur:
+            topic_id = store.ensure_topic(cur, topic, described.kafka_uuid)
+        self.sql(
+            "UPDATE tidemark.failed_record SET hop_topic_id = %(topic_id)s, hop_partition = %(partition)s, hop_offset = %(offset)s"
+            " WHERE failed_record_id = %(number)s",
+            number=number,
+            topic_id=topic_id,
+            partition=partition,
+            offset=offset,
+        )
+
+    def ends(self, topic: str, partition: int = 0) -> int:
+        """Where a log ends."""
+        place = TopicPartition(topic, partition)
+        return self.cluster.stable_ends([place])[place]
+
+    def make_topic(self, name: str, partitions: int = 1) -> None:
+        """A retry or failed topic, unless it is there; it goes with the test."""
+        if not self.cluster.topics([name], missing_ok=True):
+            self.topics.create(partitions, name=name, message_timestamp_type="LogAppendTime")
+
+    def plan(self, scenario: Rewind, *scope: str) -> Plan:
+        with session(self.url, application="tidemark rewind") as connection:
+            return plan(
+                connection, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, reason="the transform was wrong", by="ann"
+            )
+
+    def apply(self, rewind_id: int) -> Plan:
+        with session(self.url, application="tidemark rewind") as connection:
+            return apply(connection, lambda _: self.cluster, lambda _: self.spec, rewind_id, by="bob").plan
+
+    def rewind(self, scenario: Rewind, *scope: str) -> Plan:
+        return self.apply(self.plan(scenario, *scope).rewind_id)
+
+    def undo(self, rewind_id: int) -> Plan:
+        return self.rewind(Undo(rewind_id))
+
+    def fail_all(self) -> None:
+        """As if each record had failed at its first reading and were due now: its rows go, and it waits."""
+        self.sql(f"DELETE FROM {self.table}")
+        self.sql(
+            "UPDATE tidemark.batch SET retried = loaded, loaded = 0, sink_rows = 0 WHERE group_id = %(group_id)s", group_id=self.group_id
+        )
+        columns = "topic_id, partition, record_offset, record_timestamp, key, value, headers"
+        known = "group_id, disposition, error_type, error_text, attempt_id, state, retry_number, due_at, hop_topic"
+        for topic_id, partition in self.sql("SELECT topic_id, partition FROM tidemark.batch"):
+            for offset, stored in self.consumer.records(self.topic, partition).items():
+                headers = [[name, None if value is None else base64.b64encode(value).decode()] for name, value in stored.headers]
+                self.sql(
+                    f"INSERT INTO tidemark.failed_record ({columns}, {known}) VALUES (%(topic_id)s, %(partition)s, %(offset)s, %(at)s,"
+                    " %(key)s, %(value)s, %(headers)s, %(group)s, 'retry', 'Retry', 'later', %(attempt)s, 'WAITING', 1,"
+                    " clock_timestamp(), %(hop)s)",
+                    topic_id=topic_id,
+                    partition=partition,
+                    offset=offset,
+                    at=stored.timestamp,
+                    key=stored.key,
+                    value=stored.value,
+                    headers=json.dumps(headers),
+                    group=self.group_id,
+                    attempt=self.consumer.attempt_id,
+                    hop=self.ladder.topics[0],
+                )
+
+    def climb(self, by: timedelta) -> launch.Progress:
+        """Publishes, lets so much time pass, drains."""
+        self.publish()
+        self.age(by)
+        return self.drain()
+
+    # ---- what is stored
+
+    def sql(self, statement: str, **parameters: Any) -> list[Any]:
+        with self.watch.cursor() as cur:
+            cur.execute(statement, parameters or None)
+            return cur.fetchall() if cur.description else []
+
+    def failed(self, columns: str = "record_offset, state, retry_number") -> list[tuple[Any, ...]]:
+        """The failed records, in the order of their lineage."""
+        query = f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s ORDER BY topic_id, partition, record_offset"
+        return [tuple(map(_plain, row)) for row in self.sql(query, group_id=self.group_id)]
+
+    def states(self) -> dict[str, int]:
+        """How many failed records are in each state."""
+        query = "SELECT state, count(*) FROM tidemark.failed_record WHERE group_id = %(group_id)s GROUP BY state"
+        return dict(self.sql(query, group_id=self.group_id))
+
+    def hops(self) -> dict[int, str | None]:
+        """In which topic each failed record belongs now, by its offset; without the group's name."""
+        return {offset: topic and topic.removeprefix(f"{self.group}.") for offset, topic in self.failed("record_offset, hop_topic")}
+
+    def rows(self) -> list[tuple[int, int]]:
+        """Offset and number of each row in the sink."""
+        query = f"SELECT kafka_offset, kafka_seq FROM {self.table} ORDER BY kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
+        return [tuple(row) for row in self.sql(query)]
+
+    def loaded(self) -> list[str]:
+        """The sink's values, in the order of their lineage."""
+        query = f"SELECT payload FROM {self.table} ORDER BY kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
+        return [bytes(value).decode() for (value,) in self.sql(query)]
+
+    def drains(self) -> list[tuple[Any, ...]]:
+        """The ledger of the drains: tier, start, end, loaded, skipped, retried, failed, unaccounted."""
+        columns = "start_offset, end_offset, loaded, skipped, retried, failed, unaccounted"
+        query = (
+            f"SELECT name, {columns} FROM tidemark.batch JOIN tidemark.topic USING (topic_id)"
+            " WHERE group_id = %(group_id)s AND drained ORDER BY batch_id"
+        )
+        return [(name.removeprefix(f"{self.group}."), *rest) for name, *rest in self.sql(query, group_id=self.group_id)]
+
+    def check(self) -> None:
+        """Every record is accounted for (I3), by the ledger and by the audit."""
+        with self.watch.cursor() as cur:
+            assert check_conservation(cur, self.group, self.table, upsert=bool(self.spec.sink.key)) == []
+        with session(self.url) as connection:
+            found = audit(connection, self.cluster, self.spec)
+        assert found.differences == ()
+
+
+@contextlib.contextmanager
+def lab_on(consumer: Scenario, topics: Topics, **options: Any) -> Iterator[Lab]:
+    with contextlib.closing(Lab(consumer, topics, **options)) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def dying_at(step: Step, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever commits in this process dies just before this step."""
+
+    def die(reached: Step, _part: Slice) -> None:
+        if reached is step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        for module in (commit_module, drained_module):
+            patched.setattr(module, "reached", die)
+        yield
+
+
+def minutes(number: float) -> timedelta:
+    return timedelta(minutes=number)
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value

@@ -1,0 +1,223 @@
+"""Failed records as a hand-off leaves them, written by hand, and topics for them: what relay, admin and redrive work on."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg2
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario, Stored
+
+from tidemark.db import Connection, connect
+from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.producer import Publishers
+from tidemark.offsets import store
+from tidemark.offsets.store import TaskIdentity
+from tidemark.retry.ladder import Ladder, failed_topic
+from tidemark.retry.relay import Relayed, relay
+from tidemark.retry.topics import now_topic
+from tidemark.spec import ConsumerSpec
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+NEVER_TRIED = timedelta(0)
+TIME = datetime(2026, 3, 24, 13, 0, tzinfo=UTC)
+"""The timestamp of each record."""
+
+
+class Outbox:
+    """One group that has read a topic of three partitions, with nothing of it loaded. ``watch`` is a session outside any transaction."""
+
+    def __init__(self, consumer: Scenario, topics: Topics, *, delays: Sequence[str] = ("5m", "5m", "1h"), **keys: Any) -> None:
+        self.consumer, self.topics = consumer, topics
+        self.url = consumer.database_url
+        self.topic = topics.create(3)
+        retry = {"retry": {"delays": list(delays)}} if delays else {}
+        consumer.write(topics=self.topic, **{**retry, **keys})
+        self.kafka = consumer.connections.kafka
+        self.cluster = Cluster(self.kafka)
+        (described,) = self.cluster.topics([self.topic])
+        self.watch = psycopg2.connect(self.url)
+        self.watch.autocommit = True
+        with self.watch.cursor() as cur:
+            self.group_id = store.ensure_group(cur, self.group)
+            self.topic_id = store.ensure_topic(cur, self.topic, described.kafka_uuid)
+            for partition in described.all():
+                store.start_partition(cur, self.group_id, self.topic_id, partition.partition, 0)
+            self.attempt = store.new_attempt(cur, self.group_id, TaskIdentity())
+        self.next_offset = 0
+        self.publishers = Publishers(self.kafka)
+
+    @property
+    def spec(self) -> ConsumerSpec:
+        return self.consumer.spec
+
+    @property
+    def group(self) -> str:
+        return self.spec.group
+
+    @property
+    def name(self) -> str:
+        return self.consumer.name
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Every topic that the group publishes to."""
+        return (*Ladder.of(self.spec).topics, now_topic(self.group), failed_topic(self.group))
+
+    def make_topics(self, partitions: int = 1, *, without: Sequence[str] = (), **config: str) -> None:
+        for name in self.tiers:
+            if name not in without:
+                self.topics.create(partitions, name=name, message_timestamp_type="LogAppendTime", **config)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Connection]:
+        with contextlib.closing(connect(self.url, application="tidemark retries")) as connection:
+            yield connection
+
+    def close(self) -> None:
+        self.watch.close()
+
+    # ---- records
+
+    def add(
+        self,
+        value: bytes | None = b"value",
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int = 0,
+        timestamp: datetime | None = TIME,
+        error: tuple[str, str] = ("KeyError", "no such city"),
+        number: int = 1,
+        failed: bool = False,
+        topic: str | None = None,
+        topic_id: int | None = None,
+    ) -> int:
+        """A record that waits for its retry of this number, or has failed for good: handed off, and published nowhere yet. Its id."""
+        rung = Ladder.of(self.spec).rung(number)
+        offset, self.next_offset = self.next_offset, self.next_offset + 1
+        written = [[name, None if each is None else base64.b64encode(each).decode()] for name, each in headers]
+        belongs = failed_topic(self.group) if failed or rung is None else rung.topic
+        values = {
+            "group_id": self.group_id, "topic_id": topic_id or self.topic_id, "partition": partition, "record_offset": offset,
+            "record_timestamp": timestamp, "key": key, "value": value, "headers": json.dumps(written),
+            "disposition": "fail" if failed else "retry", "error_type": error[0], "error_text": error[1], "attempt_id": self.attempt,
+            "state": "FAILED" if failed else "WAITING", "retry_number": number - 1 if failed else number,
+            "due_at": None if failed or rung is None else datetime.now(UTC) + rung.delay, "hop_topic": topic or belongs,
+        }  # fmt: skip
+        names = ", ".join(values)
+        ((made,),) = self.sql(
+            f"INSERT INTO tidemark.failed_record ({names}) VALUES ({', '.join(f'%({name})s' for name in values)})"
+            " RETURNING failed_record_id",
+            **values,
+        )
+        return int(made)
+
+    def add_many(self, count: int, *, size: int = 100, failed: bool = False) -> None:
+        """So many at once, over the three partitions."""
+        self.sql(
+            "INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,"
+            " disposition, error_type, error_text, attempt_id, state, retry_number, due_at, hop_topic)"
+            " SELECT %(group_id)s, %(topic_id)s, number %% 3, %(first)s + number, %(time)s, convert_to('key ' || number %% 1000, 'UTF8'),"
+            " convert_to(rpad('value ' || number, %(size)s, '.'), 'UTF8'), '[[\"trace\", \"YWJj\"]]', %(disposition)s, 'TimeoutError',"
+            " 'the service did not answer in time', %(attempt)s, %(state)s, %(number)s,"
+            " CASE WHEN NOT %(failed)s THEN clock_timestamp() + interval '5 minutes' END, %(topic)s"
+            " FROM generate_series(0, %(count)s - 1) number",
+            group_id=self.group_id, topic_id=self.topic_id, first=self.next_offset, time=TIME, size=size, attempt=self.attempt, count=count,
+            failed=failed, disposition="fail" if failed else "retry", state="FAILED" if failed else "WAITING", number=0 if failed else 1,
+            topic=failed_topic(self.group) if failed else Ladder.of(self.spec).topics[0],
+        )  # fmt: skip
+        self.next_offset += count
+
+    # ---- what is done
+
+    def relay(self, connection: Connection | None = None, **options: Any) -> Relayed:
+        with contextlib.ExitStack() as stack:
+            used = connection or stack.enter_context(self.session())
+            return relay(used, self.kafka, self.group, **{"publishers": self.publishers, **options})
+
+    def in_terminal(self, *words: str) -> list[str]:
+        """The lines that ``tidemark`` prints in a terminal of 80 columns, as a dumb one has them."""
+        here, there = pty.openpty()
+        command = [sys.executable, "-m", "tidemark.cli.main", *words]
+        with os.fdopen(here, "rb", buffering=0) as screen:
+            done = subprocess.Popen(
+                command, stdout=there, stderr=subprocess.DEVNULL, cwd=self.consumer.folder, env=self.consumer.env() | {"TERM": "dumb"}
+            )
+            os.close(there)
+            printed = b""
+            with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
+                while read := screen.read(65_536):
+                    printed += read
+            assert done.wait(60) == 0
+        return printed.decode().splitlines()
+
+    # ---- what is stored
+
+    def sql(self, statement: str, **parameters: Any) -> list[Any]:
+        with self.watch.cursor() as cur:
+            cur.execute(statement, parameters or None)
+            return cur.fetchall() if cur.description else []
+
+    def record(self, number: int) -> dict[str, Any]:
+        """A row of ``failed_record``, bytes as bytes."""
+        with self.watch.cursor() as cur:
+            cur.execute("SELECT * FROM tidemark.failed_record WHERE failed_record_id = %s", (number,))
+            (row,) = cur.fetchall()
+            assert cur.description is not None
+            names = [column.name for column in cur.description]
+        return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in zip(names, row, strict=True)}
+
+    def waiting(self) -> int:
+        """Records that are to be published, and have not been refused."""
+        ((count,),) = self.sql(
+            "SELECT count(*) FROM tidemark.failed_record WHERE hop_topic IS NOT NULL AND hop_offset IS NULL AND publish_error IS NULL"
+        )
+        return int(count)
+
+    def hops(self) -> dict[int, tuple[str, int, int]]:
+        """Topic, partition and offset at which each record is registered."""
+        found = self.sql(
+            "SELECT failed_record_id, topic.name, hop_partition, hop_offset FROM tidemark.failed_record"
+            " JOIN tidemark.topic ON topic.topic_id = hop_topic_id ORDER BY 1"
+        )
+        return {number: (topic, partition, offset) for number, topic, partition, offset in found}
+
+    def messages(self, topic: str) -> dict[tuple[int, int], Stored]:
+        """What a topic holds, by partition and offset; nothing where there is no such topic."""
+        return {
+            (partition.partition, offset): stored
+            for described in self.cluster.topics([topic], missing_ok=True)
+            for partition in described.all()
+            for offset, stored in self.consumer.records(topic, partition.partition).items()
+        }
+
+    def check_published(self) -> None:
+        """Every record is registered at a message that is its own: key, value and headers byte for byte, and ours behind them."""
+        from tidemark.retry.hop import own_headers
+
+        logs: dict[str, dict[tuple[int, int], Stored]] = {}
+        for number, (topic, partition, offset) in self.hops().items():
+            if topic not in logs:
+                logs[topic] = self.messages(topic)
+            record, message = self.record(number), logs[topic][partition, offset]
+            headers = [(name, None if text is None else base64.b64decode(text)) for name, text in record["headers"]]
+            assert (record["hop_topic"], message.key, message.value) == (topic, record["key"], record["value"])
+            assert list(own_headers(message.headers)) == headers
+            assert dict(message.headers[len(headers) :])["tidemark.record"] == str(number).encode()
+
+
+@contextlib.contextmanager
+def outbox_on(consumer: Scenario, topics: Topics, **options: Any) -> Iterator[Outbox]:
+    with contextlib.closing(Outbox(consumer, topics, **options)) as outbox:
+        yield outbox

@@ -1,0 +1,289 @@
+"""What an operator sees of failed records and does with them: every action is stored with who, when, why and how many."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.integration.retry.outbox import Outbox
+
+from tidemark.errors import BadInput
+from tidemark.retry import admin
+from tidemark.retry.admin import NotEditable, Payload
+from tidemark.retry.filter import Filter, State
+
+WHY = {"reason": "the service is gone for good", "by": "ann@host"}
+REASON = ("--reason", "the service is gone for good")
+
+
+def command(outbox: Outbox, *words: str) -> subprocess.CompletedProcess[str]:
+    verb, *rest = words
+    done = outbox.consumer.command("retries", verb, outbox.name, *rest)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def as_json(outbox: Outbox, *words: str) -> Any:
+    done = command(outbox, *words, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def numbers(outbox: Outbox, **wanted: Any) -> list[int]:
+    with outbox.session() as connection:
+        return [one.number for one in admin.list_records(connection, outbox.group, Filter(**wanted), limit=100)]
+
+
+def test_a_filter_finds_what_it_says_and_nothing_else(outbox: Outbox) -> None:
+    """State, error, origin, key, time, tier, refusal; several of them together; texts are no patterns."""
+    one = outbox.add(b"1", key=b"\x00\xff", partition=0, error=("KeyError", "100% wrong_city"))
+    two = outbox.add(b"2", key=b"", partition=1, error=("KeyError", "100 is Wrong City"), number=3)
+    three = outbox.add(b"3", partition=2, error=("ValueError", "wrong"), failed=True)
+    outbox.sql("UPDATE tidemark.failed_record SET created_at = '2026-03-24 12:00Z' WHERE failed_record_id = %(id)s", id=two)
+    outbox.sql("UPDATE tidemark.failed_record SET publish_error = 'too large' WHERE failed_record_id = %(id)s", id=three)
+    noon = datetime(2026, 3, 24, 12, tzinfo=UTC)
+    found = {
+        "all": numbers(outbox),
+        "numbers": numbers(outbox, numbers=(one, three, 999)),
+        "waiting": numbers(outbox, states=(State.WAITING,)),
+        "waiting or failed": numbers(outbox, states=(State.WAITING, State.FAILED)),
+        "type": numbers(outbox, error_type="KeyError"),
+        "text": numbers(outbox, error_text="wrong"),
+        "percent": numbers(outbox, error_text="100%"),
+        "underscore": numbers(outbox, error_text="wrong_c"),
+        "topic": numbers(outbox, topic=outbox.topic),
+        "other topic": numbers(outbox, topic="other"),
+        "partition 0": numbers(outbox, partition=0),
+        "offsets": numbers(outbox, from_offset=0, to_offset=1),
+        "key": numbers(outbox, key=b"\x00\xff"),
+        "empty key": numbers(outbox, key=b""),
+        "until": numbers(outbox, until=noon + timedelta(seconds=1)),
+        "since": numbers(outbox, since=noon + timedelta(seconds=1)),
+        "tier": numbers(outbox, tier="1h"),
+        "failed tier": numbers(outbox, tier="failed"),
+        "refused": numbers(outbox, refused=True),
+        "together": numbers(outbox, error_type="KeyError", partition=1, tier="1h"),
+    }
+    assert found == {
+        "all": [one, two, three], "numbers": [one, three], "waiting": [one, two], "waiting or failed": [one, two, three],
+        "type": [one, two], "text": [one, two, three], "percent": [one], "underscore": [one], "topic": [one, two, three],
+        "other topic": [], "partition 0": [one], "offsets": [one], "key": [one], "empty key": [two], "until": [two],
+        "since": [one, three], "tier": [two], "failed tier": [three], "refused": [three], "together": [two],
+    }  # fmt: skip
+
+
+def test_a_list_fits_a_terminal_and_goes_on_where_it_ended(outbox: Outbox) -> None:
+    """80 columns, whatever the names and texts; what a terminal would obey is not printed."""
+    made = [outbox.add(error=("KeyError", "no such city\n\x1b[31m" + "x" * 300)) for _ in range(3)]
+    lines = outbox.in_terminal("retries", "list", outbox.name, "--limit", "2")
+    assert max(map(len, lines)) <= 80
+    assert "[31m" in lines[2]
+    assert not any("\x1b[31m" in line for line in lines)
+    assert [line.split()[0] for line in lines if line.split()[0].isdigit()] == [str(number) for number in made[:2]]
+    assert command(outbox, "list", "--limit", "2").stderr == f"there may be more: --after {made[1]}\n"
+    assert [one["number"] for one in as_json(outbox, "list", "--after", str(made[1]))] == made[2:]
+
+
+def test_counts_are_by_state_and_error(outbox: Outbox) -> None:
+    """The most frequent first, each with its newest text."""
+    for number in range(5):
+        outbox.add(error=("TimeoutError", f"try {number}"))
+    outbox.add(error=("TimeoutError", "over"), failed=True)
+    outbox.add(error=("KeyError", "x"), failed=True)
+    told = as_json(outbox, "count")
+    assert [(one["state"], one["error_type"], one["records"], one["example"]) for one in told] == [
+        ("WAITING", "TimeoutError", 5, "try 4"),
+        ("FAILED", "KeyError", 1, "x"),
+        ("FAILED", "TimeoutError", 1, "over"),
+    ]
+    assert [one["records"] for one in as_json(outbox, "count", "--state", "FAILED", "--error", "KeyError")] == [1]
+    assert max(map(len, outbox.in_terminal("retries", "count", outbox.name))) <= 80
+
+
+def test_one_record_is_shown_with_its_whole_story(outbox: Outbox) -> None:
+    """Payload as text or in hex, headers, each try, where it stands."""
+    outbox.make_topics()
+    number = outbox.add("né Zürich".encode(), key=b"\x00\xff", headers=[("trace", b"abc"), ("none", None)], failed=True)
+    tries = [{"number": 0, "type": "TimeoutError", "text": "down", "attempt_id": 1, "at": "2026-03-24T13:00:00.5+00:00"}]
+    outbox.sql("UPDATE tidemark.failed_record SET story = %(story)s, retry_number = 1", story=json.dumps(tries))
+    outbox.relay()
+    shown = " ".join(command(outbox, "show", str(number)).stdout.split())
+    for words in (
+        f"record {outbox.topic}/0@0, 2026-03-24 13:00:00 UTC",
+        f"state FAILED, retry 1, {outbox.group}.failed/0@0",
+        "key 2 bytes, no UTF-8 (--as hex)",
+        "value né Zürich",
+        "header trace abc",
+        "header none null",
+        "try 0 2026-03-24T13:00:00 TimeoutError: down",
+        "try 1 KeyError: no such city",
+    ):
+        assert words in shown
+    assert "key 00 ff" in " ".join(command(outbox, "show", str(number), "--as", "hex").stdout.split())
+    told = as_json(outbox, "show", str(number))
+    assert (base64.b64decode(told["value"]).decode(), told["tries"], told["hop_offset"]) == ("né Zürich", tries, 0)
+    refused = command(outbox, "show", "999")
+    assert refused.returncode == 1
+    assert f"group {outbox.group} has no failed record 999" in refused.stderr
+
+
+def test_discarded_records_are_settled_and_the_action_is_kept(outbox: Outbox) -> None:
+    """Scenario 33: the first of a topic, one in the middle; waiting and failed ones, published or not. What was loaded stays what it is."""
+    outbox.make_topics()
+    waiting = [outbox.add(f"{number}".encode()) for number in range(3)]
+    failed, loaded = outbox.add(failed=True), outbox.add()
+    outbox.relay()
+    outbox.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL WHERE failed_record_id = %(id)s", id=loaded)
+    late = outbox.add(b"not published")
+    with outbox.session() as connection:
+        asked = Filter(numbers=(waiting[0], waiting[1], failed, loaded, late))
+        assert admin.discard(connection, outbox.group, asked, **WHY) == 4
+        assert admin.discard(connection, outbox.group, asked, **WHY) == 0
+    states = [outbox.record(number)["state"] for number in (*waiting, failed, loaded, late)]
+    assert states == ["DISCARDED", "DISCARDED", "WAITING", "DISCARDED", "LOADED", "DISCARDED"]
+    assert outbox.relay().records == 0
+    kept = outbox.sql("SELECT kind, filter, reason, done_by, records FROM tidemark.retry_action ORDER BY action_id")
+    assert kept == [("DISCARD", {"numbers": list(asked.numbers)}, WHY["reason"], WHY["by"], records) for records in (4, 0)]
+    assert outbox.record(failed)["action_id"] == 1
+    assert "discarded" in command(outbox, "show", str(failed)).stdout
+
+
+def test_discarding_needs_a_reason_and_a_filter_and_changes_nothing_without(outbox: Outbox) -> None:
+    number = outbox.add()
+    with outbox.session() as connection:
+        for wanted, why in ((Filter(), WHY), (Filter(numbers=(number, 999)), WHY), (Filter(numbers=(number,)), {**WHY, "reason": "no"})):
+            with pytest.raises(BadInput):
+                admin.discard(connection, outbox.group, wanted, **why)
+        with pytest.raises(BadInput, match="no group 'other'"):
+            admin.discard(connection, "other", Filter(numbers=(number,)), **WHY)
+    assert outbox.record(number)["state"] == "WAITING"
+    assert outbox.sql("SELECT * FROM tidemark.retry_action") == []
+    assert command(outbox, "discard", *REASON).returncode == 1
+    assert command(outbox, "discard", "--number", str(number)).returncode == 2
+    done = command(outbox, "discard", "--error", "KeyError", *REASON)
+    assert (done.returncode, done.stdout) == (0, "1 discarded\n")
+    ((by, wanted),) = outbox.sql("SELECT done_by, filter FROM tidemark.retry_action")
+    assert "@" in by
+    assert wanted == {"error_type": "KeyError"}
+    assert "error type KeyError: the service is gone for good" in command(outbox, "actions").stdout
+
+
+def test_a_record_that_is_discarded_while_it_is_published_ends_as_discarded(outbox: Outbox) -> None:
+    """The relay's transaction is waited for; both of them are true afterwards: it stands in the topic, and nobody will try it."""
+    outbox.make_topics()
+    number = outbox.add()
+    with outbox.session() as relay, outbox.session() as operator, ThreadPoolExecutor(1) as pool:
+        with relay.cursor() as cur:
+            cur.execute("SELECT 1 FROM tidemark.failed_record WHERE failed_record_id = %s FOR UPDATE", (number,))
+        begun = threading.Event()
+
+        def settle() -> int:
+            begun.set()
+            return admin.discard(operator, outbox.group, Filter(numbers=(number,)), **WHY)
+
+        discarding = pool.submit(settle)
+        assert begun.wait(10)
+        relay.rollback()
+        assert discarding.result(20) == 1
+    assert outbox.record(number)["state"] == "DISCARDED"
+
+
+def test_an_edit_keeps_what_was_and_links_both_ways(outbox: Outbox) -> None:
+    """Key, value and headers, twice; the record has the newest payload, each edit what was before it. Scenario 39."""
+    outbox.make_topics()
+    number = outbox.add(b"bad", key=b"key", headers=[("a", b"1")], failed=True)
+    outbox.relay()
+    with outbox.session() as connection:
+        first = admin.edit(connection, outbox.group, number, lambda was: Payload(was.key, b"better", was.headers), **WHY)
+        second = admin.edit(connection, outbox.group, number, lambda _: Payload(None, None, [("b", None)]), **WHY)
+        same = admin.edit(connection, outbox.group, number, lambda was: was, **WHY)
+        found = admin.show_record(connection, outbox.group, number)
+    assert same is None
+    assert found.payload == Payload(None, None, (("b", None),))
+    assert [(one.action_id, one.by, one.was) for one in found.edits] == [
+        (first, "ann@host", Payload(b"key", b"bad", (("a", b"1"),))),
+        (second, "ann@host", Payload(b"key", b"better", (("a", b"1"),))),
+    ]
+    row = outbox.record(number)
+    assert (row["state"], row["action_id"], row["key"], row["value"]) == ("FAILED", second, None, None)
+    shown = as_json(outbox, "show", str(number), "--original")
+    assert base64.b64decode(shown["value"]) == b"bad"
+
+
+def test_only_what_has_failed_can_be_edited(outbox: Outbox) -> None:
+    """A waiting record stands in a topic as it was; one that the broker did not take does not, and may be made smaller."""
+    outbox.make_topics(max_message_bytes="10000")
+    waiting, large = outbox.add(b"x"), outbox.add(bytes(range(256)) * 4_000)
+    loaded = outbox.add()
+    outbox.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL WHERE failed_record_id = %(id)s", id=loaded)
+    outbox.sql("UPDATE tidemark.failed_record SET publish_error = 'MSG_SIZE_TOO_LARGE' WHERE failed_record_id = %(id)s", id=large)
+    with outbox.session() as connection:
+        for number in (waiting, loaded):
+            with pytest.raises(NotEditable, match="Nothing was changed"):
+                admin.edit(connection, outbox.group, number, lambda was: Payload(was.key, b"new", was.headers), **WHY)
+        assert admin.edit(connection, outbox.group, large, lambda was: Payload(was.key, b"small", was.headers), **WHY)
+    assert outbox.relay().records == 2
+    assert sorted(outbox.hops()) == [waiting, large]
+    outbox.check_published()
+
+
+def test_an_export_is_read_again_by_edit(outbox: Outbox) -> None:
+    """Bytes in base64, one record a line, as many as there are; unchanged lines change nothing."""
+    made = [outbox.add(bytes([number, 255]), key=None, headers=[("h", b"\x80")], failed=True) for number in range(3)]
+    lines = command(outbox, "export", "--state", "FAILED").stdout.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [one["number"] for one in told] == made
+    told[1]["value"] = base64.b64encode(b"mended").decode()
+    file = outbox.consumer.folder / "records.jsonl"
+    file.write_text("\n".join(json.dumps(one) for one in told))
+    done = command(outbox, "edit", "--from", str(file), *REASON)
+    assert (done.returncode, done.stdout) == (0, "1 edited, 2 unchanged\n"), done.stderr
+    assert [outbox.record(number)["value"] for number in made] == [b"\x00\xff", b"mended", b"\x02\xff"]
+    assert outbox.record(made[1])["headers"] == [["h", "gA=="]]
+    file.write_text('{"number": 1}\n')
+    assert "no line of an export" in command(outbox, "edit", "--from", str(file), *REASON).stderr
+
+
+def test_an_export_is_complete_whatever_its_size(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "AT_A_TIME", 7)
+    outbox.add_many(21, failed=True)
+    with outbox.session() as connection:
+        found = list(admin.export_records(connection, outbox.group, Filter()))
+    assert [one["offset"] for one in found] == list(range(21))
+
+
+def test_a_record_is_edited_from_the_command_line(outbox: Outbox) -> None:
+    """Text, a file byte for byte, a tombstone, headers; wrong usage is told."""
+    number = str(outbox.add(b"bad", key=b"key", failed=True))
+    file = outbox.consumer.folder / "value.bin"
+    file.write_bytes(b"\x00\xff\n")
+    assert command(outbox, "edit", number, "--value-file", str(file), "--header", "a=b=c", *REASON).stdout == "1 edited, 0 unchanged\n"
+    row = outbox.record(int(number))
+    assert (row["key"], row["value"], row["headers"]) == (b"key", b"\x00\xff\n", [["a", "Yj1j"]])
+    assert command(outbox, "edit", number, "--null-value", "--key", "new", *REASON).returncode == 0
+    assert (outbox.record(int(number))["key"], outbox.record(int(number))["value"]) == (b"new", None)
+    for words in ((number,), (), (number, "--value", "x", "--null-value"), (number, "--from", str(file))):
+        assert command(outbox, "edit", *words, *REASON).returncode == 2
+    refused = command(outbox, "edit", number, "--value", "x", "--reason", "no")
+    assert (refused.returncode, "Say why" in refused.stderr) == (1, True)
+
+
+def test_relay_from_the_command_line_says_what_it_did_and_fails_where_a_topic_is_missing(outbox: Outbox) -> None:
+    """Exit status 1 with what to do; what could be published is published all the same."""
+    first, missing, now, last = outbox.tiers
+    outbox.make_topics(without=[missing])
+    outbox.add()
+    outbox.add(number=3)
+    done = command(outbox, "relay")
+    assert (done.returncode, done.stdout) == (1, f"{first}: 1 published\n")
+    assert f"{missing} takes nothing: it does not exist. See: tidemark retries topics {outbox.name}" in " ".join(done.stderr.split())
+    outbox.topics.create(name=missing, message_timestamp_type="LogAppendTime")
+    assert as_json(outbox, "relay")["published"] == {missing: 1}
+    assert command(outbox, "relay").stdout == f"{outbox.group}: nothing to publish\n"
+    assert now != last

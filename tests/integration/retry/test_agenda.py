@@ -1,0 +1,96 @@
+"""What there is to do between runs, and what a run of the command line publishes when it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from tests.integration.retry.lab import Lab, minutes
+
+from tidemark.db import session
+from tidemark.retry.agenda import busy, due, relay_at_end
+from tidemark.retry.topics import ensure_topics
+
+
+def make_topics(lab: Lab) -> None:
+    lab.topics.adopt(one.topic.name for one in ensure_topics(lab.cluster, lab.spec, create=True))
+
+
+def state(lab: Lab) -> tuple[bool, bool]:
+    """Is there anything to do for the group, and is anything of it due?"""
+    with session(lab.url) as connection:
+        return lab.group in busy(connection), due(connection, lab.group) is not None
+
+
+def test_group_is_due_when_what_is_published_is_due_and_until_it_was_tried(lab: Lab) -> None:
+    """Scenario 1: a record that waits is something to do, and due when its time has come and its message is registered; one that has failed
+    for good is something to do until it is published."""
+    assert state(lab) == (False, False)
+    lab.say({"a": "retry", "b": "fail"})
+    lab.produce("a", "b", "c")
+    lab.run()
+    assert state(lab) == (True, False)
+    lab.age(minutes(5))
+    assert state(lab) == (True, False), "it stands in no topic yet"
+    lab.age(minutes(-5))
+    lab.relay()
+    assert state(lab) == (True, False), "its time has not come"
+    lab.age(minutes(5))
+    assert state(lab) == (True, True)
+    lab.say({})
+    lab.drain()
+    assert state(lab) == (False, False)
+    assert lab.states() == {"LOADED": 1, "FAILED": 1}
+    lab.check()
+
+
+def test_group_that_never_ran_is_not_due(lab: Lab) -> None:
+    with session(lab.url) as connection:
+        assert due(connection, "nobody") is None
+
+
+def test_lateness_is_told_of_all_that_is_due(lab: Lab) -> None:
+    """From the time that a record was due at, by the database's clock; what is not due yet does not count."""
+    lab.say({"*": "retry"})
+    lab.produce(*map(str, range(201)))
+    lab.run()
+    lab.relay()
+    lab.age(minutes(6))
+    lab.sql("UPDATE tidemark.failed_record SET due_at = due_at - interval '1 hour' WHERE record_offset = 0")
+    lab.sql("UPDATE tidemark.failed_record SET due_at = clock_timestamp() + interval '1 minute' WHERE record_offset = 200")
+    with session(lab.url) as connection:
+        found = due(connection, lab.group)
+    assert found is not None
+    assert found.records == 200
+    assert minutes(1) <= found.median <= found.p99 < minutes(2) < minutes(61) <= found.oldest < minutes(62)
+
+
+def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same(lab: Lab) -> None:
+    """Scenario 28: topics that are missing, and a server that does not answer, are told with what to do; the records stay in the outbox,
+    and the next relay takes them."""
+    connections = lab.consumer.connections
+    assert relay_at_end(connections, lab.spec.name, lab.group) == [], "there is nothing to publish"
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+    (missing,) = relay_at_end(connections, lab.spec.name, lab.group)
+    assert missing == f"{lab.group}.retry.5m takes nothing: it does not exist. See: tidemark retries topics {lab.spec.name}"
+    away = dataclasses.replace(connections, database_url="postgresql://nobody@127.0.0.1:9/nowhere")
+    (silent,) = relay_at_end(away, lab.spec.name, lab.group)
+    assert silent.startswith("What failed is not published yet: Postgres is not available")
+    assert lab.failed("hop_offset") == [(None,)]
+    make_topics(lab)
+    assert relay_at_end(connections, lab.spec.name, lab.group) == []
+    assert lab.failed("hop_offset") == [(0,)]
+
+
+def test_tidemark_consume_publishes_what_it_has_handed_off(lab: Lab) -> None:
+    """The result is printed as ever; what is not published is told on stderr, and the command has done its work."""
+    lab.say({"a": "retry", "b": "fail"})
+    lab.produce("a", "b")
+    lab.make_topic(f"{lab.group}.retry.5m")
+    done = lab.consumer.command("consume", lab.spec.name, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["partitions"]
+    assert f"{lab.group}.failed takes nothing: it does not exist. See: tidemark retries topics {lab.spec.name}" in done.stderr
+    assert lab.failed("hop_topic, hop_offset") == [(f"{lab.group}.retry.5m", 0), (f"{lab.group}.failed", None)]

@@ -1,0 +1,112 @@
+"""The audit: it balances whatever becomes of records, and names what does not add up, whichever table or topic lies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.integration.retry.lab import Lab, minutes
+
+from tidemark.db import session
+from tidemark.offsets import TopicPartition
+from tidemark.retry.audit import Account, Audit, audit
+
+
+@pytest.fixture
+def mixed(lab: Lab) -> Lab:
+    """Of each kind one record: loaded at once and later, skipped at once and later, waiting in two tiers, failed, discarded."""
+    lab.say({"later": "retry", "no": "skip", "not now": "retry", "first": "retry", "second": "retry", "bad": "fail", "away": "retry"})
+    lab.produce("a", "later", "no", "not now", "second", "bad", "away")
+    lab.run()
+    lab.publish()
+    lab.age(minutes(5))
+    lab.say({"not now": "skip", "second": "retry", "first": "retry", "away": "retry"})
+    lab.drain()
+    lab.climb(minutes(5))
+    lab.produce("first")
+    lab.run()
+    lab.publish()
+    lab.sql("UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL WHERE record_offset = 6")
+    return lab
+
+
+def audited(lab: Lab) -> Audit:
+    with session(lab.url) as connection:
+        return audit(connection, lab.cluster, lab.spec)
+
+
+def test_every_record_is_somewhere_and_the_sums_are_right(mixed: Lab) -> None:
+    """Read = loaded + skipped + waiting in each tier + failed + discarded + unaccounted, per partition."""
+    found = audited(mixed)
+    waiting = {f"{mixed.group}.retry.5m": 1, f"{mixed.group}.retry.30m": 1}
+    account = Account(TopicPartition(mixed.topic, 0), 8, 1, 1, 2, waiting, 1, 1, 0)
+    assert found == Audit(mixed.group, (account,), (), ())
+    assert account.explained == account.read
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ("DELETE FROM tidemark.failed_record WHERE record_offset = 4", "8 records were read, 7 are somewhere"),
+        ("DELETE FROM tidemark.failed_record WHERE record_offset = 5", "6 records were not loaded at once, 5 are kept"),
+        ("DELETE FROM SINK WHERE kafka_offset = 1", "the ledger says 2 records were loaded, the sink holds 1 of them"),
+        ("UPDATE tidemark.failed_record SET sink_rows = 2 WHERE record_offset = 1", "3 rows were written, the sink holds 2"),
+        ("UPDATE tidemark.failed_record SET state = 'SKIPPED', sink_rows = 0 WHERE record_offset = 1", "were loaded, the sink holds 2 of"),
+        ("INSERT INTO SINK SELECT payload, kafka_topic_id, kafka_partition, 5, 0 FROM SINK LIMIT 1", "the sink holds 3 of them"),
+        ("DELETE FROM tidemark.batch WHERE drained AND start_offset = 4", "the ledger ends at 4, the position is 6"),
+    ],
+)  # fmt: skip
+def test_what_does_not_add_up_is_named(mixed: Lab, lie: str, said: str) -> None:
+    mixed.sql(lie.replace("SINK", mixed.table))
+    differences = audited(mixed).differences
+    assert any(said in difference for difference in differences), differences
+
+
+def test_messages_that_are_not_where_they_are_said_to_be_are_told_as_astray(mixed: Lab) -> None:
+    """Nothing is lost by that: the next drain has them published anew, and the account balances all the time."""
+    tier = f"{mixed.group}.retry.30m"
+    mixed.topics.trim(tier, {0: mixed.ends(tier)})
+    found = audited(mixed)
+    assert (found.balanced, len(found.astray)) == (True, 1)
+    assert f"{tier}/0: records wait at 0 to 0, the log is [2, 2)." in found.astray
+    mixed.topics.delete(tier)
+    assert audited(mixed).astray == (f"{tier}/0: 1 records wait for it, and the topic is gone.",)
+    mixed.say({})
+    for _ in range(2):
+        mixed.age(minutes(60))
+        mixed.drain()
+        mixed.publish()
+    mixed.drain()
+    assert audited(mixed).astray == ()
+    assert mixed.states() == {"LOADED": 3, "SKIPPED": 1, "FAILED": 1, "DISCARDED": 1}
+    mixed.check()
+
+
+def test_command_prints_the_accounts_and_fails_where_they_do_not_balance(mixed: Lab) -> None:
+    done = mixed.consumer.command("audit", mixed.consumer.name)
+    assert done.returncode == 0, done.stderr
+    assert "every record that was read is accounted for, once" in done.stdout
+    assert f"1 wait in {mixed.group}.retry.30m" in done.stdout
+    mixed.sql("DELETE FROM tidemark.failed_record WHERE record_offset = 4")
+    done = mixed.consumer.command("audit", mixed.consumer.name, "--output", "json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (told["balanced"], told["accounts"][0]["read"], told["accounts"][0]["loaded_later"]) == (False, 8, 1)
+
+
+def test_command_drains_once_and_says_what_came_of_it(lab: Lab) -> None:
+    """`tidemark retries drain`, as a user calls it: a driver of its own, through Spark."""
+    lab.say({"a": "retry", "b": "retry"})
+    lab.produce("a", "b")
+    lab.run()
+    done = lab.consumer.command("retries", "drain", lab.consumer.name)
+    assert (done.returncode, "nothing to read" in done.stdout) == (0, True), done.stderr
+    lab.relay()
+    lab.age(minutes(5))
+    lab.say({"b": "retry"})
+    done = lab.consumer.command("retries", "drain", lab.consumer.name, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(told[name]) for name in ("state", "records", "loaded", "retried")] == ["COMMITTED", 2, 1, 1]
+    assert lab.failed("state, retry_number") == [("LOADED", 1), ("WAITING", 2)]
+    lab.check()

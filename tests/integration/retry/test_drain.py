@@ -1,0 +1,307 @@
+"""The ladder, played from the first reading to the end: what is tried when, by which way, and where it ends."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario, eventually
+from tests.transforms import ECHO_COLUMNS, ECHOES
+
+TIERS = [5, 5, 30, 30, 30, 60]
+
+
+def test_record_that_fails_climbs_the_whole_ladder_and_ends_in_the_failed_topic(lab: Lab) -> None:
+    """Scenarios 1, 2: six tries in 2 h 40 min by way of three topics, each after its own delay; then the failed topic, with the story."""
+    lab.say({"a": "retry"})
+    lab.produce("x", "a")
+    lab.run()
+    tiers = []
+    for number, tier in enumerate(TIERS, 1):
+        ((topic, delay, retry_number),) = lab.failed("hop_topic, due_at - changed_at, retry_number")
+        tiers.append(topic.removeprefix(f"{lab.group}.retry."))
+        assert retry_number == number
+        assert abs(delay - minutes(tier)) < minutes(0.1)
+        assert lab.climb(minutes(tier)).records == 1
+        lab.check()
+    assert tiers == list(DELAYS)
+    ((state, due_at, story, hop),) = lab.failed("state, due_at, story, hop_topic")
+    assert (state, due_at, hop) == ("FAILED", None, f"{lab.group}.failed")
+    assert [tried["number"] for tried in story] == [0, 1, 2, 3, 4, 5]
+    assert {tried["text"] for tried in story} == {"the service is down for a"}
+    assert lab.loaded() == ["x"]
+    assert [row[1:3] for row in lab.drains() if row[0] == "retry.30m"] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_record_whose_service_is_back_is_loaded_as_what_it_was(lab: Lab) -> None:
+    """Its rows have the lineage of the origin, the attempt at which it succeeded stays known, and it is nowhere else any more."""
+    lab.say({"a": "retry"})
+    lab.produce("x", "a", "y")
+    lab.run()
+    lab.climb(minutes(5))
+    lab.say({"a": "three"})
+    lab.climb(minutes(5))
+    assert lab.rows() == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]
+    assert lab.failed("state, retry_number, sink_rows, due_at, hop_topic, hop_offset") == [("LOADED", 2, 3, None, None, None)]
+    lab.check()
+
+
+def test_nothing_is_tried_before_its_time_and_kafka_is_not_asked(lab: Lab) -> None:
+    """What waits is known in Postgres: a drain that finds nothing due starts no engine and commits nothing."""
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+    lab.publish()
+    lab.age(minutes(4.9))
+    done = lab.drain()
+    assert (done.records, lab.consumer.engine, lab.drains()) == (0, None, [])
+    assert lab.failed() == [(0, "WAITING", 1)]
+
+
+def test_drain_stops_in_front_of_the_first_record_that_is_not_due(lab: Lab) -> None:
+    """Scenarios 18, 19: what came to the topic later waits for the next run; a second drain at once finds nothing."""
+    lab.say({"*": "retry"})
+    lab.produce("a", "b")
+    lab.run()
+    lab.publish()
+    lab.age(minutes(3))
+    lab.produce("c")
+    lab.run()
+    lab.publish()
+    lab.age(minutes(2))
+    lab.say({})
+    lab.drain()
+    assert lab.loaded() == ["a", "b"]
+    assert lab.drain().records == 0
+    lab.age(minutes(3))
+    lab.drain()
+    assert lab.loaded() == ["a", "b", "c"]
+    assert lab.drains() == [("retry.5m", 0, 2, 2, 0, 0, 0, 0), ("retry.5m", 2, 3, 1, 0, 0, 0, 0)]
+    lab.check()
+
+
+def test_permanent_error_ends_the_way_at_once_also_in_the_middle_of_the_ladder(lab: Lab) -> None:
+    """Scenario 3: `Fail`, an exception that the spec calls permanent, and one whose cause is one."""
+    lab.consumer.set(retry={"delays": list(DELAYS), "permanent": ["ValueError"]})
+    lab.say({"a": "fail", "b": "raise", "c": "retry", "d": "retry"})
+    lab.produce("a", "b", "c", "d")
+    lab.run()
+    assert lab.hops() == {0: "failed", 1: "failed", 2: "retry.5m", 3: "retry.5m"}
+    lab.climb(minutes(5))
+    lab.say({"c": "fail", "d": "raise"})
+    lab.climb(minutes(5))
+    assert lab.hops() == {0: "failed", 1: "failed", 2: "failed", 3: "failed"}
+    assert lab.failed("record_offset, retry_number, error_type") == [
+        (0, 0, "Fail"),
+        (1, 0, "ValueError"),
+        (2, 2, "Fail"),
+        (3, 2, "ValueError"),
+    ]
+    assert [row[0] for row in lab.failed("disposition")] == ["fail", "fail", "retry", "retry"]
+    lab.check()
+
+
+def test_record_that_is_not_wanted_any_more_is_skipped(lab: Lab) -> None:
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+    lab.say({"a": "skip"})
+    lab.climb(minutes(5))
+    assert lab.states() == {"SKIPPED": 1}
+    assert lab.drains() == [("retry.5m", 0, 1, 0, 1, 0, 0, 0)]
+    lab.check()
+
+
+def test_no_try_is_begun_behind_the_budget(lab: Lab) -> None:
+    """Scenario 5: the failure whose next try would come too late is the last one."""
+    lab.consumer.set(retry={"delays": list(DELAYS), "budget": "30m"})
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+    lab.climb(minutes(5))
+    assert lab.states() == {"WAITING": 1}
+    lab.climb(minutes(5))
+    assert lab.failed("state, retry_number, hop_topic") == [("FAILED", 2, f"{lab.group}.failed")]
+    lab.check()
+
+
+@pytest.mark.parametrize(
+    ("delays", "hop"), [(["1m", "30m"], "retry.30m"), (["5m"], "failed"), ([], None)], ids=["other", "shorter", "removed"]
+)
+def test_ladder_may_change_while_records_are_on_it(lab: Lab, delays: list[str], hop: str | None) -> None:
+    """Scenario 7: a topic that the ladder has no more is drained all the same; what fails there goes on by the ladder of now."""
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+    lab.publish()
+    lab.consumer.set(retry={"delays": delays})
+    lab.age(minutes(5))
+    lab.drain()
+    assert lab.hops() == {0: hop}
+    lab.check()
+
+
+def test_ladder_of_seconds_is_climbed_for_real(lab: Lab) -> None:
+    """No row is aged: each try begins when its delay is over, and not before. By the real relay."""
+    lab.consumer.set(retry={"delays": ["1s", "2s", "1s"]})
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+
+    def ended() -> bool:
+        lab.relay()
+        lab.drain()
+        return lab.states() == {"FAILED": 1}
+
+    eventually(ended, within_s=60)
+    ((story, changed_at),) = lab.failed("story, changed_at")
+    times = [datetime.fromisoformat(tried["at"]) for tried in story] + [changed_at]
+    assert [tried["number"] for tried in story] == [0, 1, 2]
+    waited = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert all(length >= timedelta(seconds=delay) for length, delay in zip(waited, (1, 2, 1), strict=True))
+    lab.check()
+
+
+def test_row_that_postgres_refuses_in_a_drain_fails_for_good_and_the_others_are_loaded(scenario: Scenario, topics: Topics) -> None:
+    """A poison row among retries of two partitions, whose records have the same offsets: found one by one."""
+    with lab_on(scenario, topics, partitions=2) as lab:
+        lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (payload <> 'bad')")
+        lab.say({"*": "retry"})
+        for partition in (0, 1):
+            lab.produce("a", "bad", "b", partition=partition)
+        lab.run()
+        lab.say({"b": "three"})
+        lab.climb(minutes(5))
+        told = [(0, "LOADED", 1), (1, "FAILED", 0), (2, "LOADED", 3)]
+        assert lab.failed("record_offset, state, sink_rows") == told * 2
+        assert lab.hops() == {0: None, 1: "failed", 2: None}
+        assert lab.drains() == [("retry.5m", 0, 6, 4, 0, 0, 2, 0)]
+        lab.check()
+
+
+# ---- which messages are tried
+
+
+def test_message_that_nobody_is_registered_at_is_read_past(lab: Lab) -> None:
+    """Scenarios 9, 10, 21: a relay that died before it could say so has published it twice, and somebody else has written into the topic,
+    with headers that look like ours: only the registered one is tried, once."""
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+    tier = f"{lab.group}.retry.5m"
+    lab.make_topic(tier)
+    lab.topics.produce(tier, [b"a"])
+    lab.topics.produce(tier, [b"forged"], headers=[("tidemark.retry_number", b"1"), ("tidemark.retry_timestamp", b"0")])
+    assert lab.publish() == 1
+    lab.topics.produce(tier, [b"a"])
+    lab.say({})
+    lab.age(minutes(5))
+    lab.drain()
+    assert lab.loaded() == ["a"]
+    assert lab.drains() == [("retry.5m", 2, 3, 1, 0, 0, 0, 0)]
+    lab.say({"b": "retry"})
+    lab.produce("b")
+    lab.run()
+    lab.say({})
+    lab.climb(minutes(5))
+    assert lab.drains()[1:] == [("retry.5m", 3, 5, 1, 0, 0, 0, 1)]
+    assert lab.loaded() == ["a", "b"]
+    lab.check()
+
+
+def test_record_that_was_discarded_or_sent_round_again_meanwhile_is_not_tried(lab: Lab) -> None:
+    """What the row says when the slice is committed is what holds, not what was so when the drain began."""
+    lab.say({"*": "retry"})
+    lab.produce("a", "b", "c")
+    lab.run()
+    lab.publish()
+    lab.age(minutes(5))
+    lab.say({})
+
+    def meanwhile(_part: Any) -> None:
+        lab.sql("UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL WHERE record_offset = 0")
+        lab.sql("UPDATE tidemark.failed_record SET due_at = clock_timestamp() + interval '1 hour' WHERE record_offset = 1")
+
+    lab.drain(before=meanwhile)
+    assert lab.loaded() == ["c"]
+    assert lab.failed("state") == [("DISCARDED",), ("WAITING",), ("LOADED",)]
+    assert lab.drains() == [("retry.5m", 0, 3, 1, 0, 0, 0, 2)]
+    lab.check()
+
+
+def test_record_that_is_registered_behind_a_drain_is_published_anew(lab: Lab) -> None:
+    """Scenario 25: a slow relay says where its record is when a drain has passed the place. Nothing waits for ever."""
+    lab.say({"*": "retry"})
+    lab.produce("a", "b")
+    lab.run()
+    tier = f"{lab.group}.retry.5m"
+    (first, second) = (row[0] for row in lab.failed("failed_record_id"))
+    lab.make_topic(tier)
+    lab.topics.produce(tier, [b"older", b"a", b"b"])
+    lab.register(second, tier, 0, 2)
+    lab.age(minutes(5))
+    lab.say({})
+    lab.sql("INSERT INTO tidemark.flow (group_id, paused) VALUES (%(group_id)s, true)", group_id=lab.group_id)
+    assert lab.drain().records == 0  # paused as a whole, it has its place and reads nothing
+    lab.sql("DELETE FROM tidemark.flow")
+    lab.drain()
+    lab.register(first, tier, 0, 1)
+    assert lab.drain().records == 0
+    assert lab.failed("state, hop_offset") == [("WAITING", None), ("LOADED", None)]
+    assert lab.publish() == 1
+    lab.drain()
+    assert lab.loaded() == ["a", "b"]
+    lab.check()
+
+
+@pytest.mark.parametrize("loss", ["trimmed", "recreated", "deleted"])
+def test_record_whose_message_is_gone_from_kafka_is_published_anew(lab: Lab, loss: str) -> None:
+    """Scenario 15: retention has passed it, or its topic was deleted. The record itself is in Postgres, and nothing is lost (I7)."""
+    lab.say({"*": "retry"})
+    lab.produce("a", "b")
+    lab.run()
+    lab.climb(minutes(5))
+    lab.publish()
+    tier = f"{lab.group}.retry.5m"
+    if loss == "trimmed":
+        lab.topics.trim(tier, {0: 3})
+    elif loss == "recreated":
+        lab.topics.recreate(tier)
+    else:
+        lab.topics.delete(tier)
+    lab.age(minutes(5))
+    lab.say({})
+    lab.drain()
+    lab.publish()
+    lab.drain()
+    assert lab.loaded() == ["a", "b"]
+    lab.check()
+
+
+# ---- what a transform is told
+
+
+@pytest.mark.parametrize("form", ["function", "arrow"])
+def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Scenario, topics: Topics, form: str) -> None:
+    """Scenarios 11, 13: null and empty keys and values, double, empty and null headers, the timestamp; topic, partition and offset are the
+    origin's. What the retry's row has is what a first reading would have made."""
+    with lab_on(scenario, topics, partitions=2, transform=ECHOES[form], ddl=ECHO_COLUMNS) as lab:
+        at = 1_704_067_200_123
+        headers: list[tuple[str, bytes | None]] = [("h", b"1"), ("h", b"\xff\x00"), ("", b""), ("none", None)]
+        for key, value in ((None, None), (b"", b""), (b"\x00k", b"\xffv"), ("k", "v")):
+            lab.topics.produce(lab.topic, [value], key=key, partition=1, headers=headers, timestamp=at)
+        lab.topics.produce(lab.topic, [b"plain"], partition=0, timestamp=at)
+        lab.run()
+        columns = "kafka_partition, kafka_offset, at, key, payload, names, contents::text[]"
+        first = lab.consumer.rows(columns)
+        lab.fail_all()
+        assert lab.relay() == 5
+        lab.drain()
+        assert lab.consumer.rows(columns) == first
+        assert {row[2] for row in first} == {datetime.fromtimestamp(at / 1000, UTC)}
+        assert lab.states() == {"LOADED": 5}
+        lab.check()

@@ -1,0 +1,90 @@
+"""The tasks of the DAG ``drain_retries`` over several consumers and databases: what is wrong with one holds up no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.retry.lab import Lab, lab_on, minutes
+from tests.scenario import Scenario
+
+from tidemark.local.airflow_settings import connections_env
+from tidemark.retry.topics import ensure_topics
+
+NOWHERE = "postgresql://nobody@127.0.0.1:9/nowhere"
+
+TASKS = """
+import json
+
+from airflow.sdk.exceptions import AirflowFailException
+from tidemark.airflow.retries import DueOperator, RelayOperator
+
+try:
+    relayed = RelayOperator(task_id="relay").execute({})
+except AirflowFailException as error:
+    relayed = str(error).splitlines()
+print("FACTS" + json.dumps([relayed, DueOperator(task_id="due").execute({})]))
+"""
+
+
+@pytest.fixture
+def other(lab: Lab) -> Iterator[Lab]:
+    """A second consumer beside that of ``lab``, in the same database."""
+    with lab_on(Scenario(lab.consumer.folder, lab.url, lab.topics), lab.topics) as other:
+        yield other
+
+
+def relay_and_due(lab: Lab, home: Path) -> Any:
+    """What the two tasks push; of a relay that fails, what it says."""
+    connections = connections_env(lab.url, lab.consumer.connections.kafka, "local[1]")
+    away = connections_env(NOWHERE, {}, "local[1]")["AIRFLOW_CONN_TIDEMARK_POSTGRES"]
+    done = subprocess.run(
+        [sys.executable, "-c", TASKS],
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TIDEMARK"))},
+            **connections,
+            "AIRFLOW_CONN_AWAY": away,
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            "TIDEMARK_CONSUMERS": str(lab.consumer.folder / "consumers"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("FACTS")).removeprefix("FACTS"))
+
+
+def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nobody(lab: Lab, other: Lab, tmp_path: Path) -> None:
+    """Scenario 28: one consumer's topics are missing, and another one's database does not answer. The third one's records are published,
+    and tried when they are due. The relay fails in the end and says all of it; where no consumer has a ladder, a database is not its
+    matter."""
+    lab.topics.adopt(one.topic.name for one in ensure_topics(lab.cluster, lab.spec, create=True))
+    lab.say({"a": "retry"})
+    for each in (lab, other):
+        each.produce("a")
+        each.run()
+    folder = lab.consumer.folder / "consumers"
+    common = "topics: [t]\ntransform: m:f\nsink: {table: lake.t}\n"
+    (folder / "faraway.yaml").write_text(f"{common}retry: {{delays: [5m]}}\nconnections: {{postgres: away}}\n")
+    (folder / "unladdered.yaml").write_text(f"{common}connections: {{postgres: missing}}\n")
+    relayed, due = relay_and_due(lab, tmp_path)
+    assert f"{other.group}.retry.5m takes nothing: it does not exist. See: tidemark retries topics {other.spec.name}" in relayed
+    assert [line.split(":")[:2] for line in relayed if line.startswith("away")] == [["away", " Postgres is not available"]]
+    assert not [line for line in relayed if "missing" in line]
+    assert lab.failed("hop_offset") == [(0,)]
+    assert other.failed("hop_offset") == [(None,)]
+    assert due == []
+    for each in (lab, other):
+        each.age(minutes(5))
+    (folder / "faraway.yaml").unlink()
+    other.relay()
+    assert relay_and_due(lab, tmp_path) == [{}, sorted([lab.spec.name, other.spec.name])]

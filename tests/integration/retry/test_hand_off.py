@@ -1,0 +1,150 @@
+"""What happens to records that are not loaded, in the transaction of their batch (I1), and when a batch is given up instead."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from datetime import timedelta
+
+import psycopg2
+import pytest
+from tests import ledger
+from tests.integration.group.test_statement_counts import COMMIT, counted
+from tests.integration.retry.lab import DELAYS, Lab, dying_at, minutes
+
+from tidemark.db import connect
+from tidemark.retry import Ladder
+from tidemark.retry.breaker import Breaker, BreakerTripped
+from tidemark.sink import commit as commit_module
+from tidemark.sink.commit import commit_slice
+from tidemark.sink.steps import Step
+
+
+def test_record_that_is_to_be_retried_waits_for_the_first_delay_by_the_databases_clock(lab: Lab) -> None:
+    """I6: due is when the database's clock says so; a record that fails for good waits for nothing. The ledger counts what was said."""
+    lab.say({"a": "retry", "b": "fail"})
+    lab.produce("x", "a", "b")
+    ((before,),) = lab.sql("SELECT clock_timestamp()")
+    lab.run()
+    ((after,),) = lab.sql("SELECT clock_timestamp()")
+    ((due_at,), (none,)) = lab.failed("due_at")
+    assert before + minutes(5) <= due_at <= after + minutes(5)
+    assert none is None
+    assert lab.failed("state, retry_number, hop_topic, hop_offset, disposition") == [
+        ("WAITING", 1, f"{lab.group}.retry.5m", None, "retry"),
+        ("FAILED", 0, f"{lab.group}.failed", None, "fail"),
+    ]
+    assert lab.consumer.counts() == {"loaded": 1, "retried": 1, "failed": 1, "sink_rows": 1}
+    lab.check()
+
+
+def test_without_a_ladder_a_record_that_was_not_loaded_has_failed_and_stays_in_its_table(lab: Lab) -> None:
+    """Scenarios 8, 41: no terminal topic is named; nothing is dropped, and nothing is published."""
+    lab.consumer.set(retry=None)
+    lab.say({"a": "retry", "b": "fail"})
+    lab.produce("a", "b")
+    lab.run()
+    assert lab.failed("state, retry_number, due_at, hop_topic") == [("FAILED", 0, None, None)] * 2
+    assert lab.publish() == 0
+    lab.check()
+
+
+@pytest.mark.parametrize("which", ["all", "first", "last", "both ends", "but one"])
+def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab: Lab, which: str) -> None:
+    """Scenarios 29, 30: a batch of failures only still advances; two in one partition are both kept."""
+    failing = {"all": range(50), "first": [0], "last": [49], "both ends": [0, 49], "but one": range(49)}[which]
+    lab.say({str(number): "retry" for number in failing})
+    lab.produce(*map(str, range(50)))
+    lab.run()
+    assert [row[0] for row in lab.failed("record_offset")] == list(failing)
+    assert lab.consumer.positions()[lab.topic, 0] == 50
+    lab.say({})
+    lab.climb(minutes(5))
+    assert lab.loaded() == [str(number) for number in range(50)]
+    lab.check()
+
+
+def test_row_that_postgres_refuses_has_failed_for_good(lab: Lab) -> None:
+    """A poison row is no outage: its record goes to the failed topic at once, with Postgres' own message; the others are loaded."""
+    lab.sql(f"ALTER TABLE {lab.table} ADD CHECK (payload <> 'b')")
+    lab.produce("a", "b", "c")
+    lab.run()
+    assert lab.failed("record_offset, state, error_type, hop_topic") == [(1, "FAILED", "CheckViolation", f"{lab.group}.failed")]
+    assert lab.loaded() == ["a", "c"]
+    lab.check()
+
+
+def test_batch_that_does_not_commit_hands_nothing_off(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios 21, 22, 23: before the commit there is no record that waits, after it exactly one; a batch that is read again makes no
+    second one."""
+    lab.say({"*": "retry"})
+    lab.produce("a", "b")
+    for step in (Step.COPY_FAILED, Step.LEDGER, Step.COMMIT):
+        with dying_at(step, monkeypatch), pytest.raises(KeyboardInterrupt):
+            lab.run()
+        assert lab.failed() == []
+    with dying_at(Step.RECEIPT, monkeypatch), pytest.raises(KeyboardInterrupt):
+        lab.run()
+    assert lab.failed() == [(0, "WAITING", 1), (1, "WAITING", 1)]
+    lab.run()
+    assert len(lab.failed()) == 2
+    lab.check()
+
+
+@pytest.mark.parametrize("count", [10, 1000])
+def test_hand_off_to_a_ladder_costs_one_statement_more_however_many_records_there_are(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The database's clock, asked once, beside the COPY; none at all where nothing fails."""
+    sent: list[str] = []
+    ladder = Ladder("g", (timedelta(minutes=5),))
+    with contextlib.closing(psycopg2.connect(database_url)) as watch:
+        group = ledger.Group(database_url, watch)
+        group.sql(ledger.DDL)
+        monkeypatch.setattr(commit_module, "connect", lambda *args, **named: counted(connect(*args, **named), sent))
+        for kinds, more in ((ledger.of_all_kinds, 2), (ledger.all_loaded, 0)):
+            sent.clear()
+            part = group.slice(end=group.position()[0] + count)
+            target = dataclasses.replace(group.target(), ladder=ladder, breaker=Breaker(0.9, None, 1))
+            commit_slice(target, part, kinds(part), ledger.payloads)
+            assert len(sent) == COMMIT + more, "\n\n".join(sent)
+        group.check_conserved()
+        states = dict(group.sql("SELECT disposition, min(state) || max(state) FROM tidemark.failed_record GROUP BY 1"))
+        assert states == {"retry": "WAITINGWAITING", "fail": "FAILEDFAILED"}
+
+
+# ---- the breaker
+
+
+def test_breaker_stops_the_run_and_no_offset_moves(lab: Lab) -> None:
+    """When everything fails it is no matter of single records. Nothing of the slice is stored, and the next run reads it again; what was
+    committed before stays. What to do is said."""
+    lab.consumer.set(retry={"delays": list(DELAYS), "breaker": {"ratio": 0.5, "minimum": 10}}, batch={"max_records": 20})
+    lab.produce(*(["ok"] * 20 + ["down"] * 11 + ["ok"] * 9))
+    lab.say({"down": "retry"})
+    with pytest.raises(
+        BreakerTripped, match=r"11 of 20 records failed \(55\.0%\), retry\.breaker\.ratio is 0\.5\. Mostly: Retry: the service"
+    ):
+        lab.run()
+    assert lab.consumer.positions()[lab.topic, 0] == 20
+    assert lab.failed() == []
+    assert lab.consumer.attempt()["error"]["kind"] == "refused"
+    with pytest.raises(BreakerTripped):  # it counts the same after a restart: nothing of it is in memory
+        lab.run()
+    lab.consumer.set(retry={"delays": list(DELAYS), "breaker": {"ratio": 0.6, "minimum": 10}})
+    lab.run()
+    assert (len(lab.loaded()), lab.states()) == (29, {"WAITING": 11})
+    lab.check()
+
+
+def test_breaker_does_not_keep_a_drain_from_sending_records_up(lab: Lab) -> None:
+    """What is in a retry topic has failed before: there all of it may fail again, and must come to the end of its ladder."""
+    lab.produce(*(["down"] * 20))
+    lab.say({"down": "retry"})
+    lab.run()
+    lab.consumer.set(
+        retry={"delays": list(DELAYS), "breaker": {"ratio": 0, "consecutive": 1, "minimum": 1}}, batch={"max_failed_records": 0}
+    )
+    lab.climb(minutes(5))
+    assert {row[0] for row in lab.failed("retry_number")} == {2}
+    lab.check()

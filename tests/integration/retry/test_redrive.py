@@ -1,0 +1,468 @@
+"""Redrives: a set that is fixed when it is planned, sent round in portions that survive whatever happens between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+from psycopg2.extensions import cursor as PostgresCursor
+from tests.integration.retry.outbox import Outbox
+from tests.scenario import eventually
+
+from tidemark.db import Connection, connect, transaction
+from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.retry import admin, redrive
+from tidemark.retry.admin import Payload
+from tidemark.retry.filter import Filter, State
+from tidemark.retry.redrive import Destination, NoLadder, Phase, Preview, RedriveInProgress
+from tidemark.retry.store import REWINDS
+from tidemark.retry.topics import TopicsUnfit
+
+WHY = {"reason": "the service is back again", "by": "ann@host"}
+REASON = ("--reason", "the service is back again")
+
+
+def plan(outbox: Outbox, wanted: Filter = Filter(), **options: Any) -> Preview:  # noqa: B008 - frozen
+    with outbox.session() as connection:
+        return redrive.plan(connection, outbox.spec, wanted, **{**WHY, **options})
+
+
+def apply(outbox: Outbox, redrive_id: int, connection: Connection | None = None, **options: Any) -> Preview:
+    with contextlib.ExitStack() as stack:
+        used = connection or stack.enter_context(outbox.session())
+        return redrive.apply(used, outbox.cluster, lambda _: outbox.spec, redrive_id, **{"by": "bob@host", **options})
+
+
+def states(outbox: Outbox) -> list[str]:
+    return [state for (state,) in outbox.sql("SELECT state FROM tidemark.failed_record ORDER BY failed_record_id")]
+
+
+def image(outbox: Outbox) -> list[Any]:
+    """Every failed record, but for the times at which something was changed."""
+    return outbox.sql(
+        "SELECT failed_record_id, state, retry_number, hop_topic, hop_offset, error_type, redrives, jsonb_array_length(story)"
+        " FROM tidemark.failed_record ORDER BY 1"
+    )
+
+
+def test_a_plan_is_a_dry_run_with_counts_and_examples(outbox: Outbox) -> None:
+    """Scenario 39: it changes no record. What waits for a retry already is told, and no part of it."""
+    for number in range(3):
+        outbox.add(error=("TimeoutError", f"down {number}"), failed=True)
+    outbox.add(error=("KeyError", "no such city"), failed=True, partition=1)
+    outbox.add(error=("KeyError", "waits"))
+    before = image(outbox)
+    made = plan(outbox)
+    assert image(outbox) == before
+    assert outbox.waiting() == 5
+    assert (made.redrive.state, made.redrive.planned, made.waiting, made.worn_out) == (Phase.PLANNED, 4, 1, 0)
+    assert [(one["error_type"], one["records"]) for one in made.errors] == [("TimeoutError", 3), ("KeyError", 1)]
+    assert [(one["number"], one["error_text"]) for one in made.examples][:2] == [(1, "down 0"), (2, "down 1")]
+    assert [(one["topic"], one["records"]) for one in made.topics] == [(outbox.topic, 4)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Filter(error_type="KeyError"), [2, 4]),
+        (Filter(error_text="CITY"), [2]),
+        (Filter(key=b"k1"), [1, 3]),
+        (Filter(partition=1), [2]),
+        (Filter(from_offset=2), [3, 4]),
+        (Filter(until=datetime(2026, 3, 25, tzinfo=UTC)), [1]),
+        (Filter(numbers=(4, 1)), [1, 4]),
+        (Filter(error_type="KeyError", error_text="other"), [4]),
+    ],
+    ids=str,
+)
+def test_a_redrive_takes_what_its_filter_says(outbox: Outbox, wanted: Filter, expected: list[int]) -> None:
+    """Scenario 39: error, time, key, origin."""
+    outbox.add(key=b"k1", error=("TimeoutError", "down"), failed=True)
+    outbox.add(key=b"k2", error=("KeyError", "no such city"), failed=True, partition=1)
+    outbox.add(key=b"k1", error=("TimeoutError", "down"), failed=True, partition=2)
+    outbox.add(key=None, error=("KeyError", "other"), failed=True)
+    outbox.sql("UPDATE tidemark.failed_record SET created_at = '2026-03-24Z' WHERE failed_record_id = 1")
+    done = apply(outbox, plan(outbox, wanted).redrive.redrive_id)
+    assert done.redrive.redriven == len(expected)
+    assert [number for number, state in enumerate(states(outbox), 1) if state == "WAITING"] == expected
+
+
+def test_redriven_records_begin_their_ladder_anew(outbox: Outbox) -> None:
+    """Number, due time, topic and budget as at the hand-off; what happened before is in the story; they are published again."""
+    outbox.make_topics()
+    number = outbox.add(b"x", error=("TimeoutError", "down"), failed=True, number=4)
+    outbox.relay()
+    outbox.sql("UPDATE tidemark.failed_record SET ladder_at = ladder_at - interval '2 days', changed_at = changed_at - interval '1 day'")
+    old = outbox.record(number)
+    planned = plan(outbox)
+    apply(outbox, planned.redrive.redrive_id)
+    row = outbox.record(number)
+    assert (row["state"], row["retry_number"], row["hop_topic"], row["hop_offset"]) == ("WAITING", 1, outbox.tiers[0], None)
+    assert row["due_at"] - row["ladder_at"] == pytest.approx(timedelta(minutes=5), abs=timedelta(seconds=1))
+    assert row["ladder_at"] > old["ladder_at"] + timedelta(days=1)
+    assert (row["redrives"], row["action_id"]) == (1, 1)
+    assert (row["error_type"], row["error_text"]) == ("Redriven", "by bob@host: the service is back again")
+    (tried,) = row["story"]
+    assert (tried["number"], tried["type"], tried["text"]) == (3, "TimeoutError", "down")
+    assert datetime.fromisoformat(tried["at"]) == old["changed_at"]
+    assert outbox.relay().published == {outbox.tiers[0]: 1}
+    outbox.check_published()
+
+
+def test_a_try_at_once_goes_by_a_topic_in_which_nothing_waits(outbox: Outbox) -> None:
+    """Due at once, and the last retry: what fails there has failed. Refused where the topic is missing."""
+    outbox.make_topics(without=[outbox.tiers[2]])
+    waiting, number = outbox.add(), outbox.add(failed=True)
+    redrive_id = plan(outbox, destination=Destination.NOW).redrive.redrive_id
+    with pytest.raises(TopicsUnfit, match="it does not exist"):
+        apply(outbox, redrive_id)
+    assert outbox.record(number)["state"] == "FAILED"
+    done = outbox.consumer.command("retries", "topics", outbox.name, "--create")
+    outbox.topics.adopt([outbox.tiers[2]])
+    assert (done.returncode, "retry.5m: " in done.stderr) == (1, True)  # the others were made by the test, and not as they should be
+    apply(outbox, redrive_id)
+    row = outbox.record(number)
+    assert (row["retry_number"], row["hop_topic"], row["due_at"] <= datetime.now(UTC)) == (3, outbox.tiers[2], True)
+    outbox.relay()
+    assert outbox.hops()[number][0] == outbox.tiers[2]
+    assert outbox.hops()[waiting][0] == outbox.tiers[0]
+
+
+def test_a_consumer_without_a_ladder_is_redriven_at_once_or_not_at_all(outbox: Outbox) -> None:
+    number = outbox.add(failed=True)
+    outbox.consumer.set(retry=None)
+    with pytest.raises(NoLadder, match="--to now"):
+        plan(outbox)
+    planned = plan(outbox, destination=Destination.NOW).redrive.redrive_id
+    outbox.topics.create(name=outbox.tiers[0], message_timestamp_type="LogAppendTime", max_message_bytes="2000000")
+    assert outbox.tiers[0] == f"{outbox.group}.retry.now"
+    apply(outbox, planned)
+    assert (outbox.record(number)["retry_number"], outbox.record(number)["hop_topic"]) == (0, outbox.tiers[0])
+
+
+def test_the_set_is_fixed_when_it_is_planned(outbox: Outbox) -> None:
+    """Scenario 39: what fails later is not part of it, however well the filter fits; a limit takes the first ones."""
+    for _ in range(5):
+        outbox.add(failed=True)
+    planned = plan(outbox, limit=3).redrive
+    outbox.add(failed=True)
+    done = apply(outbox, planned.redrive_id)
+    assert (done.redrive.records, done.redrive.redriven) == (3, 3)
+    assert states(outbox) == ["WAITING"] * 3 + ["FAILED"] * 3
+
+
+def test_what_changed_since_the_plan_is_passed_over_with_the_reason(outbox: Outbox) -> None:
+    """Scenarios 39 and 40: loaded, skipped, discarded, on its ladder again, withdrawn by a rewind; nothing of it is touched. A second
+    application of the same redrive does nothing."""
+    numbers = [outbox.add(failed=True) for _ in range(6)]
+    planned = plan(outbox).redrive
+    change = "UPDATE tidemark.failed_record SET state = %(state)s WHERE failed_record_id = %(id)s"
+    for number, state in zip(numbers, ("LOADED", "SKIPPED", "DISCARDED"), strict=False):
+        outbox.sql(change, state=state, id=number)
+    outbox.sql("DELETE FROM tidemark.failed_record WHERE failed_record_id = %(id)s", id=numbers[3])
+    apply(outbox, plan(outbox, Filter(numbers=(numbers[4],))).redrive.redrive_id)
+    before = image(outbox)[:-1]
+    done = apply(outbox, planned.redrive_id)
+    assert (done.redrive.state, done.redrive.redriven, done.redrive.passed_over) == (Phase.DONE, 1, 5)
+    assert done.passed_over == {
+        "was loaded meanwhile": 1,
+        "was skipped meanwhile": 1,
+        "was discarded meanwhile": 1,
+        "withdrawn by a rewind": 1,
+        "waits for a retry": 1,
+    }
+    assert image(outbox)[:-1] == before
+    after = image(outbox)
+    assert apply(outbox, planned.redrive_id).redrive == done.redrive
+    assert image(outbox) == after
+
+
+def test_a_record_that_is_discarded_in_this_moment_is_waited_for_and_stays_discarded(outbox: Outbox) -> None:
+    """Between the plan's look and the change, another transaction settles it: what it says counts."""
+    number = outbox.add(failed=True)
+    planned = plan(outbox).redrive.redrive_id
+    with outbox.session() as operator, ThreadPoolExecutor(1) as pool:
+        with operator.cursor() as cur:
+            cur.execute("UPDATE tidemark.failed_record SET state = 'DISCARDED' WHERE failed_record_id = %s", (number,))
+        redriving = pool.submit(apply, outbox, planned)
+        eventually(lambda: outbox.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        operator.commit()
+        assert redriving.result(20).passed_over == {"was changed meanwhile": 1}
+    assert (outbox.record(number)["state"], outbox.record(number)["redrives"]) == ("DISCARDED", 0)
+
+
+def test_a_record_is_not_sent_round_for_ever(outbox: Outbox) -> None:
+    """Scenario 39: its redrives are counted; at the limit it is no part of a plan, and of one that was made before it is passed over."""
+    number = outbox.add(failed=True)
+    fail = "UPDATE tidemark.failed_record SET state = 'FAILED', due_at = NULL"
+    for _ in range(2):
+        apply(outbox, plan(outbox, max_redrives=2).redrive.redrive_id)
+        outbox.sql(fail)
+    with pytest.raises(BadInput, match="1 were sent round 2 times"):
+        plan(outbox, max_redrives=2)
+    early, late = plan(outbox, max_redrives=3).redrive, plan(outbox, max_redrives=3).redrive
+    apply(outbox, early.redrive_id)
+    outbox.sql(fail)
+    assert apply(outbox, late.redrive_id).passed_over == {"was sent round 3 times": 1}
+    assert outbox.record(number)["redrives"] == 3
+
+
+def test_discarded_records_are_redriven_only_if_that_is_said(outbox: Outbox) -> None:
+    number = outbox.add(failed=True)
+    with outbox.session() as connection:
+        admin.discard(connection, outbox.group, Filter(numbers=(number,)), **WHY)
+    with pytest.raises(BadInput, match="nothing to send round"):
+        plan(outbox)
+    with pytest.raises(BadInput, match="LOADED cannot be redriven"):
+        plan(outbox, Filter(states=(State.LOADED,)))
+    apply(outbox, plan(outbox, Filter(states=(State.DISCARDED,))).redrive.redrive_id)
+    assert states(outbox) == ["WAITING"]
+
+
+def test_what_the_broker_did_not_take_is_edited_and_sent_round(outbox: Outbox) -> None:
+    """Scenarios 26 and 39: a waiting record that is too large waits for ever, until somebody mends it. The edited payload is published."""
+    outbox.make_topics(max_message_bytes="10000")
+    number = outbox.add(bytes_of(20_000))
+    assert outbox.relay().refused == 1
+    with outbox.session() as connection:
+        admin.edit(connection, outbox.group, number, lambda was: Payload(was.key, b"small", was.headers), **WHY)
+    outbox.sql("UPDATE tidemark.failed_record SET publish_error = 'still'")
+    apply(outbox, plan(outbox).redrive.redrive_id)
+    assert outbox.relay().records == 1
+    outbox.check_published()
+    assert [message.value for message in outbox.messages(outbox.tiers[0]).values()] == [b"small"]
+
+
+def test_a_rate_is_kept_on_the_whole(outbox: Outbox) -> None:
+    """Scenario 39: no portion is larger than a second's records, and after each the redrive waits until it is due; measured by the
+    waits that it asks for."""
+    outbox.add_many(100, failed=True)
+    planned = plan(outbox, per_second=40).redrive
+    waits: list[float] = []
+    sizes: list[int] = []
+    apply(outbox, planned.redrive_id, wait=waits.append, on_progress=lambda now: sizes.append(now.redriven))
+    assert sizes == [40, 80, 100]
+    assert [round(each) for each in waits] == [1, 2]
+    assert all(wait <= due for wait, due in zip(waits, (1, 2), strict=True))
+
+
+def test_a_redrive_is_stopped_and_goes_on(outbox: Outbox) -> None:
+    """Scenario 39: it ends behind its portion, and the next application does the rest; each is an action of its own."""
+    outbox.add_many(50, failed=True)
+    planned = plan(outbox).redrive.redrive_id
+
+    def stop(now: redrive.Progress) -> None:
+        if now.redriven == 20:
+            with outbox.session() as connection:
+                redrive.stop(connection, planned, reason="the service is down again", by="eve@host")
+
+    stopped = apply(outbox, planned, portion=10, on_progress=stop).redrive
+    assert (stopped.state, stopped.redriven, stopped.planned) == (Phase.STOPPED, 20, 30)
+    done = apply(outbox, planned, portion=10).redrive
+    assert (done.state, done.redriven, done.planned) == (Phase.DONE, 50, 0)
+    kept = outbox.sql("SELECT kind, reason, done_by, records FROM tidemark.retry_action ORDER BY action_id")
+    assert kept == [
+        ("REDRIVE", WHY["reason"], "bob@host", 20),
+        ("STOP", "the service is down again", "eve@host", 30),
+        ("REDRIVE", WHY["reason"], "bob@host", 30),
+    ]
+    assert outbox.sql("SELECT DISTINCT redrives FROM tidemark.failed_record") == [(1,)]
+
+
+def test_one_redrive_of_a_consumer_at_a_time(outbox: Outbox) -> None:
+    """Scenario 39: a second one is refused while the first is at work, and can be applied when it is done."""
+    outbox.add_many(20, failed=True)
+    first = plan(outbox, Filter(to_offset=10)).redrive.redrive_id
+    second = plan(outbox, Filter(from_offset=10)).redrive.redrive_id
+    refused = []
+
+    def meanwhile(_: redrive.Progress) -> None:
+        with pytest.raises(RedriveInProgress):
+            apply(outbox, second)
+        refused.append(second)
+
+    apply(outbox, first, on_progress=meanwhile)
+    assert refused
+    assert apply(outbox, second).redrive.redriven == 10
+
+
+@contextlib.contextmanager
+def dying(outbox: Outbox, last: int) -> Iterator[Connection]:
+    """A session that the server ends after its n-th statement."""
+    numbers = count(1)
+
+    class Dying(PostgresCursor):
+        def execute(self, *args: Any, **kwargs: Any) -> None:
+            super().execute(*args, **kwargs)
+            if next(numbers) == last:
+                outbox.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=self.connection.info.backend_pid)
+
+    with contextlib.closing(connect(outbox.url, application="tidemark redrive")) as connection:
+        connection.cursor_factory = Dying
+        yield connection
+
+
+def test_a_plan_that_dies_anywhere_is_stored_whole_or_not_at_all(outbox: Outbox) -> None:
+    """Scenario 21."""
+    outbox.add_many(5, failed=True)
+    for last in count(1):
+        with dying(outbox, last) as connection:
+            try:
+                redrive.plan(connection, outbox.spec, Filter(), **WHY)
+            except DatabaseUnavailable:
+                assert outbox.sql("SELECT 1 FROM tidemark.redrive UNION ALL SELECT 1 FROM tidemark.redrive_record") == []
+            else:
+                break
+    assert last > 5
+
+
+def test_an_application_that_dies_anywhere_leaves_whole_portions_and_goes_on(outbox: Outbox) -> None:
+    """Scenarios 21 and 39: after the n-th statement, for each n. Each record is either as it was or sent round, never twice; the next
+    application does the rest, and nobody has to unlock anything."""
+    died = 0
+    for last in count(1):
+        outbox.sql("DELETE FROM tidemark.failed_record")
+        outbox.add_many(7, failed=True)
+        planned = plan(outbox).redrive.redrive_id
+        with dying(outbox, last) as connection:
+            try:
+                apply(outbox, planned, connection, portion=3)
+            except DatabaseUnavailable:
+                died += 1
+            else:
+                break
+        counts = outbox.sql("SELECT state, redrives, count(*) FROM tidemark.failed_record GROUP BY 1, 2")
+        assert all((state, redrives) in (("FAILED", 0), ("WAITING", 1)) for state, redrives, _ in counts)
+        assert sum(number for state, _, number in counts if state == "WAITING") in (0, 3, 6, 7)
+        done = apply(outbox, planned, portion=3).redrive
+        assert (done.state, done.redriven) == (Phase.DONE, 7)
+        assert outbox.sql("SELECT DISTINCT state, redrives FROM tidemark.failed_record") == [("WAITING", 1)]
+    assert died >= 20
+    ((noted, sent),) = outbox.sql(
+        "SELECT (SELECT sum(records) FROM tidemark.retry_action), (SELECT count(*) FROM tidemark.redrive_record WHERE state = 'REDRIVEN')"
+    )
+    assert noted == sent == 7 * (died + 1)
+
+
+def test_a_process_that_is_killed_holds_no_lock_and_another_goes_on(outbox: Outbox) -> None:
+    """Scenarios 21 and 39: between two portions, while it keeps to its rate."""
+    outbox.add_many(60, failed=True)
+    planned = plan(outbox, per_second=20).redrive.redrive_id
+    command = [sys.executable, "-m", "tidemark.cli.main", "redrive", "apply", str(planned)]
+    running = subprocess.Popen(command, env=outbox.consumer.env(), cwd=outbox.consumer.folder, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: "WAITING" in states(outbox))
+        running.kill()
+        assert running.wait(30) == -signal.SIGKILL
+    finally:
+        running.kill()
+        running.wait()
+    eventually(lambda: not outbox.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark retries'"))
+    with outbox.session() as connection:
+        left = redrive.read(connection, planned)
+    assert (left.state, left.redriven + left.planned) == (Phase.RUNNING, 60)
+    assert left.planned > 0
+    assert apply(outbox, planned, wait=lambda _: None).redrive.redriven == 60
+    assert outbox.sql("SELECT DISTINCT redrives FROM tidemark.failed_record") == [(1,)]
+
+
+def test_the_role_of_runs_is_enough_for_all_of_it(outbox: Outbox) -> None:
+    """SELECT, INSERT and UPDATE on the schema's tables: nothing that an operator or a relay does deletes a row."""
+    outbox.make_topics()
+    role = f"run_{uuid.uuid4().hex[:10]}"
+    outbox.sql(
+        f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA tidemark TO {role};"
+        f" GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA tidemark TO {role};"
+        f" GRANT USAGE ON ALL SEQUENCES IN SCHEMA tidemark TO {role}"
+    )
+    try:
+        mended, dropped = outbox.add(b"bad", failed=True), outbox.add()
+        with outbox.session() as connection:
+            with transaction(connection) as cur:
+                cur.execute(f"SET ROLE {role}")
+            outbox.relay(connection)
+            admin.edit(connection, outbox.group, mended, lambda was: Payload(was.key, b"good", was.headers), **WHY)
+            admin.discard(connection, outbox.group, Filter(numbers=(dropped,)), **WHY)
+            planned = redrive.plan(connection, outbox.spec, Filter(), **WHY).redrive.redrive_id
+            assert apply(outbox, planned, connection).redrive.redriven == 1
+            assert outbox.relay(connection).records == 1
+        assert states(outbox) == ["WAITING", "DISCARDED"]
+    finally:
+        outbox.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_rewind_is_waited_for_and_waits(outbox: Outbox) -> None:
+    """What a rewind takes out is not changed while it does, and the other way round: one lock, which an application takes shared."""
+    outbox.add(failed=True)
+    planned = plan(outbox).redrive.redrive_id
+    locked = threading.Event()
+
+    def watch(_: redrive.Progress) -> None:
+        locked.set()
+
+    with outbox.session() as rewind, ThreadPoolExecutor(1) as pool:
+        with rewind.cursor() as cur:
+            cur.execute("SELECT pg_advisory_xact_lock(%s, %s)", (REWINDS, outbox.group_id))
+        redriving = pool.submit(lambda: apply(outbox, planned, on_progress=watch))
+        waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        eventually(lambda: outbox.sql(waits))
+        assert not locked.is_set()
+        assert states(outbox) == ["FAILED"]
+        rewind.rollback()
+        assert redriving.result(20).redrive.redriven == 1
+
+
+def test_a_redrive_works_when_the_origin_topic_is_gone(outbox: Outbox) -> None:
+    """Scenario 39: Postgres has the record."""
+    outbox.make_topics()
+    number = outbox.add(b"x", failed=True)
+    planned = plan(outbox).redrive.redrive_id
+    outbox.topics.delete(outbox.topic)
+    apply(outbox, planned)
+    assert outbox.relay().records == 1
+    assert outbox.hops()[number][0] == outbox.tiers[0]
+    outbox.check_published()
+
+
+def test_plan_apply_and_list_in_words(outbox: Outbox) -> None:
+    """What an operator types, in 80 columns; what is refused ends with status 1, wrong usage with 2."""
+    for number in range(3):
+        outbox.add(error=("TimeoutError", f"the service did not answer {number} " + "x" * 100), failed=True)
+
+    def command(*words: str) -> Any:
+        return outbox.consumer.command("redrive", *words)
+
+    done = command("plan", outbox.name, "--error", "TimeoutError", "--per-second", "100", *REASON)
+    assert (done.returncode, done.stderr) == (0, "nothing has changed yet; to do it: tidemark redrive apply 1\n")
+    assert f"Redrive 1 (PLANNED): 3 records of {outbox.name} to the first delay, 100 a second at most" in done.stdout
+    assert "Which: error type TimeoutError" in done.stdout
+    applied = command("apply", "1")
+    assert applied.returncode == 0, applied.stderr
+    assert "3 sent round, 0 passed over, 0 left." in applied.stdout
+    again = outbox.consumer.command("redrive", "apply", "1", "--output", "json")
+    told = json.loads(again.stdout)
+    assert (told["state"], told["redriven"], told["filter"]) == ("DONE", 3, {"error_type": "TimeoutError"})
+    listed = outbox.in_terminal("redrive", "list", outbox.name)
+    assert max(map(len, listed)) <= 80
+    assert listed[-1].split()[:2] == ["1", "DONE"]
+    assert "there is no redrive 7" in command("show", "7").stderr
+    assert command("apply", "7").returncode == 1
+    assert command("plan", outbox.name, *REASON).returncode == 1
+    assert command("plan", outbox.name, "--to", "moon", *REASON).returncode == 2
+    assert command("plan", outbox.name).returncode == 2
+
+
+def bytes_of(size: int) -> bytes:
+    return random.Random(size).randbytes(size)

@@ -1,0 +1,434 @@
+"""The relay: every record that was handed off is registered at one message of its own, whatever dies, hangs or is refused on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2.extensions import cursor as PostgresCursor
+from tests.integration.retry.outbox import TIME, Headers, Outbox
+from tests.scenario import eventually
+
+from tidemark.db import Connection, connect
+from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
+from tidemark.kafka.producer import ANSWER_S
+from tidemark.local import LocalStack
+from tidemark.retry import relay as relay_module
+from tidemark.retry.hop import COUNT, NAMES
+from tidemark.retry.relay import Relayed
+from tidemark.rewind.apply import GRACE_MS
+
+FORGED: Headers = [(name, b"\xff\x80") for name in NAMES] + [("tidemark.retry_number", b"2147483648")]
+PAYLOADS: dict[str, tuple[bytes | None, bytes | None, Headers]] = {
+    "plain": (b"key", b"value", [("trace", b"abc")]),
+    "no key": (None, b"value", []),
+    "empty key": (b"", b"value", []),
+    "tombstone": (b"key", None, []),
+    "empty value": (b"key", b"", []),
+    "nothing at all": (None, None, []),
+    "no text": (b"\x00\xff\xfe", b"\x80\x00", [("bytes", b"\xff\x00")]),
+    "headers twice, empty and null": (
+        b"key",
+        b"value",
+        [("a", b"1"), ("a", b"2"), ("b", b""), ("c", None), ("", b"no name"), ("ü 🛫", b"x")],
+    ),
+    "forged": (b"key", b"value", FORGED),
+    "from another's failed topic": (b"key", b"value", [*FORGED, *FORGED, ("own", b"1")]),
+}
+
+
+@contextlib.contextmanager
+def hooked(outbox: Outbox, before: Callable[[PostgresCursor, int, str], None]) -> Iterator[Connection]:
+    """A session that calls ``before`` with each statement, numbered from 1, before it is sent."""
+    numbers = count(1)
+
+    class Hooked(PostgresCursor):
+        def execute(self, query: Any, *args: Any) -> None:
+            before(self, next(numbers), str(query))
+            super().execute(query, *args)
+
+    with contextlib.closing(connect(outbox.url, application="tidemark relay")) as connection:
+        connection.cursor_factory = Hooked
+        yield connection
+
+
+def test_key_value_and_headers_arrive_byte_for_byte_with_ours_behind_them(outbox: Outbox) -> None:
+    """Scenarios 10, 11, 13, 17: whatever the record looks like, and whoever has forged our headers, on the way to a retry topic and
+    to the failed topic."""
+    outbox.make_topics()
+    numbers = {
+        outbox.add(value, key=key, headers=headers, failed=failed): failed
+        for key, value, headers in PAYLOADS.values()
+        for failed in (False, True)
+    }
+    done = outbox.relay()
+    assert done == Relayed({outbox.tiers[0]: len(PAYLOADS), outbox.tiers[-1]: len(PAYLOADS)})
+    outbox.check_published()
+    assert {number: topic == outbox.tiers[-1] for number, (topic, _, _) in outbox.hops().items()} == numbers
+    assert outbox.relay() == Relayed()
+
+
+def test_our_headers_tell_people_the_truth(outbox: Outbox) -> None:
+    """Scenarios 9 and 17: number and due time as Postgres has them; origin, error and the record's own number."""
+    outbox.make_topics()
+    number = outbox.add(b"x", partition=2, error=("KeyError", "né Zürich"), number=3)
+    outbox.relay()
+    record, ((_, message),) = outbox.record(number), outbox.messages(outbox.tiers[1]).items()
+    said = {name: (value or b"").decode() for name, value in message.headers}
+    assert list(said) == list(NAMES)
+    assert said["tidemark.retry_timestamp"] == record["due_at"].isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    del said["tidemark.retry_timestamp"]
+    assert said == {
+        "tidemark.group": outbox.group,
+        "tidemark.record": str(number),
+        "tidemark.retry_number": "3",
+        "tidemark.topic": outbox.topic,
+        "tidemark.partition": "2",
+        "tidemark.offset": "0",
+        "tidemark.timestamp": TIME.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "tidemark.error_type": "KeyError",
+        "tidemark.error_text": "né Zürich",
+    }
+
+
+def test_headers_do_not_grow_from_hop_to_hop(outbox: Outbox) -> None:
+    """Scenario 12: six times into the same topic, and as many of our headers each time."""
+    outbox.make_topics()
+    number = outbox.add(b"x", headers=[("own", b"1")])
+    for _ in range(6):
+        outbox.relay()
+        outbox.check_published()
+        outbox.sql(
+            "UPDATE tidemark.failed_record"
+            " SET retry_number = retry_number + 1, hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL"
+        )
+    messages = outbox.messages(outbox.tiers[0]).values()
+    assert [len(message.headers) for message in messages] == [1 + COUNT] * 6
+    assert [dict(message.headers)["tidemark.retry_number"] for message in messages] == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert outbox.record(number)["retry_number"] == 7
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 5])
+def test_records_keep_their_partition_modulo_what_the_topic_has(outbox: Outbox, partitions: int) -> None:
+    """Scenarios 20 and 41: as many, fewer, more, one. In each, records stand in the order in which they were handed off (25)."""
+    outbox.make_topics(partitions)
+    numbers = [outbox.add(f"{number}".encode(), partition=number % 3) for number in range(12)]
+    outbox.relay()
+    hops = outbox.hops()
+    assert [hops[number][1] for number in numbers] == [number % 3 % partitions for number in range(12)]
+    for partition in range(partitions):
+        offsets = [hops[number][2] for number in numbers if hops[number][1] == partition]
+        assert offsets == sorted(offsets)
+    outbox.check_published()
+
+
+def test_a_record_that_the_broker_does_not_take_stops_no_other(outbox: Outbox) -> None:
+    """Scenarios 11 and 26: too large, in the middle of a batch that the broker refuses whole. It stays what it is, says why, and is not
+    tried again until somebody changes it."""
+    outbox.make_topics(max_message_bytes="10000")
+    numbers = [outbox.add(f"{number}".encode() * 10) for number in range(50)]
+    large = [outbox.add(random_bytes(11_000)), outbox.add(random_bytes(20_000), failed=True)]
+    numbers += [outbox.add(f"{number}".encode() * 10) for number in range(50)]
+    done = outbox.relay()
+    assert (done.records, done.refused, done.blocked) == (100, 2, {})
+    assert sorted(outbox.hops()) == numbers
+    outbox.check_published()
+    assert [(outbox.record(each)["state"], outbox.record(each)["publish_error"].split(":")[0]) for each in large] == [
+        ("WAITING", "MSG_SIZE_TOO_LARGE"),
+        ("FAILED", "MSG_SIZE_TOO_LARGE"),
+    ]
+    assert outbox.relay() == Relayed()
+    outbox.sql("UPDATE tidemark.failed_record SET value = 'small', publish_error = NULL WHERE publish_error IS NOT NULL")
+    assert outbox.relay().records == 2
+
+
+def test_what_its_origin_took_compressed_gets_through(outbox: Outbox) -> None:
+    """A topic's limit is on the compressed batch: a record of a megabyte that compresses to little is no large one."""
+    outbox.make_topics(max_message_bytes="10000")
+    outbox.add(b"x" * 2_000_000)
+    assert outbox.relay().records == 1
+    outbox.check_published()
+
+
+def test_a_topic_that_is_not_there_holds_up_its_own_records_and_no_others(outbox: Outbox) -> None:
+    """Scenarios 26 and 41: nothing is dropped. Once the topic is there, they go their way."""
+    missing = outbox.tiers[1]
+    outbox.make_topics(without=[missing])
+    held = [outbox.add(b"held", number=3) for _ in range(3)]
+    gone = [outbox.add(b"goes") for _ in range(3)]
+    done = outbox.relay(portion=2)
+    assert (done.records, done.refused, done.blocked) == (3, 0, {missing: "it does not exist"})
+    assert sorted(outbox.hops()) == gone
+    outbox.topics.create(name=missing)
+    assert outbox.relay() == Relayed({missing: 3})
+    assert sorted(outbox.hops()) == held + gone
+    outbox.check_published()
+
+
+def test_an_empty_outbox_asks_nobody(outbox: Outbox) -> None:
+    """A relay of a group that has nothing to publish, or that has never run, needs no broker."""
+    with outbox.session() as connection:
+        nowhere = {"bootstrap.servers": "127.0.0.1:1"}
+        assert relay_module.relay(connection, nowhere, outbox.group) == Relayed()
+        assert relay_module.relay(connection, nowhere, "never seen") == Relayed()
+
+
+def test_another_groups_records_are_not_touched(outbox: Outbox) -> None:
+    outbox.make_topics()
+    outbox.add()
+    with outbox.session() as connection:
+        assert relay_module.relay(connection, outbox.kafka, "other") == Relayed()
+    assert outbox.waiting() == 1
+
+
+def test_a_limit_bounds_a_call_and_what_is_settled_is_left_alone(outbox: Outbox) -> None:
+    """Records that were loaded or discarded before they were published stay where they are."""
+    outbox.make_topics()
+    numbers = [outbox.add() for _ in range(10)]
+    outbox.sql("UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL WHERE failed_record_id = %(id)s", id=numbers[0])
+    outbox.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL WHERE failed_record_id = %(id)s", id=numbers[1])
+    assert outbox.relay(limit=5, portion=2).records == 5
+    assert sorted(outbox.hops()) == numbers[2:7]
+    assert outbox.relay().records == 3
+    assert sorted(outbox.hops()) == numbers[2:]
+
+
+def test_a_portion_is_bounded_by_bytes_too(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a portion of the largest records fits into memory; one record is always taken."""
+    monkeypatch.setattr(relay_module, "PORTION_BYTES", 2_500)
+    outbox.make_topics()
+    for size in (1_000, 1_000, 1_000, 1_000, 9_000, 9_000, 1_000):
+        outbox.add(random_bytes(size))
+    published: list[int] = []
+
+    def note(_cursor: PostgresCursor, _number: int, query: str) -> None:
+        if "WITH taken" in query:
+            published.append(len(outbox.hops()))
+
+    with hooked(outbox, note) as connection:
+        assert outbox.relay(connection).records == 7
+    assert published == [0, 3, 5, 6, 7]
+
+
+def test_several_relays_share_the_work(outbox: Outbox) -> None:
+    """Scenario 25: each record is published once, by one of them; none waits for another."""
+    outbox.make_topics(3)
+    outbox.add_many(3_000)
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: outbox.relay(portion=50, publishers=None), range(3)))
+    assert sum(one.records for one in done) == 3_000
+    assert sum(one.records > 0 for one in done) >= 2
+    assert outbox.waiting() == 0
+    assert len(outbox.messages(outbox.tiers[0])) == 3_000
+    outbox.check_published()
+
+
+def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios 21 and 25: it stands still after it has published. Others pass over its records while it holds them, and publish them
+    once its session has been ended; what it wants to note then is noted nowhere."""
+    monkeypatch.setattr(relay_module, "IDLE_MS", 1_500)
+    outbox.make_topics()
+    numbers = [outbox.add(f"{number}".encode()) for number in range(6)]
+    stands, go_on = threading.Event(), threading.Event()
+
+    def stand_still(_cursor: PostgresCursor, _number: int, query: str) -> None:
+        if "SET hop_topic_id = stored" in query:
+            stands.set()
+            go_on.wait(30)
+
+    def hang() -> None:
+        with hooked(outbox, stand_still) as connection, pytest.raises(DatabaseUnavailable):
+            outbox.relay(connection, portion=4, publishers=None)
+
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(hang)
+        assert stands.wait(20)
+        assert outbox.relay().records == 2
+        assert sorted(outbox.hops()) == numbers[4:]
+        eventually(lambda: outbox.relay().records == 4)
+        before = outbox.hops()
+        go_on.set()
+        hanging.result()
+    assert outbox.hops() == before
+    assert sorted(before) == numbers
+    assert len(outbox.messages(outbox.tiers[0])) == 10
+    outbox.check_published()
+
+
+def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(outbox: Outbox) -> None:
+    """Scenario 21: its session ends after the n-th statement, for each n; the rest of it, a broker's answers included, goes nowhere.
+    What was noted before stays, and what was published and not noted is published again."""
+    outbox.make_topics(2, max_message_bytes="10000")
+    numbers, large, died = list[int](), list[int](), 0
+    for last in count(1):
+        numbers += [outbox.add(f"{last}/{number}".encode(), partition=number % 3) for number in range(5)]
+        large.append(outbox.add(random_bytes(11_000)))
+
+        def kill(cursor: PostgresCursor, number: int, _query: str, last: int = last) -> None:
+            if number == last + 1:
+                outbox.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=cursor.connection.info.backend_pid)
+
+        with hooked(outbox, kill) as connection:
+            try:
+                outbox.relay(connection, portion=2)
+            except DatabaseUnavailable:
+                died += 1
+            else:
+                break
+        kept = outbox.hops()
+        outbox.relay(portion=2)
+        assert sorted(outbox.hops()) == numbers
+        assert kept.items() <= outbox.hops().items()
+    assert all(outbox.record(number)["publish_error"] for number in large)
+    outbox.check_published()
+    assert died >= 15
+
+
+def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothing(outbox: Outbox, stack: LocalStack) -> None:
+    """Scenario 27: what it has not answered stays in the outbox; no lock is held for longer than a rewind waits for one. When the
+    broker is back, everything is registered once."""
+    assert GRACE_MS / 1000 > ANSWER_S
+    outbox.make_topics()
+    numbers = [outbox.add(f"{number}".encode()) for number in range(8)]
+    broker = stack.kafka.process()
+    assert broker is not None
+    seconds: list[float] = []
+    outbox.relay(limit=2)
+
+    def suspend(_cursor: PostgresCursor, _number: int, query: str) -> None:
+        if "WITH taken" in query:
+            broker.suspend()
+            seconds.append(time.monotonic())
+
+    try:
+        with hooked(outbox, suspend) as connection, pytest.raises(BrokerUnavailable):
+            outbox.relay(connection)
+        assert time.monotonic() - seconds[0] < GRACE_MS / 1000
+        assert len(seconds) == 1
+        assert outbox.waiting() == 6
+    finally:
+        broker.resume()
+    eventually(lambda: outbox.cluster.topics([outbox.tiers[0]]))
+    assert outbox.relay().records == 6
+    assert sorted(outbox.hops()) == numbers
+    outbox.check_published()
+
+
+def test_no_broker_at_all_is_told_before_anything_is_locked(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario 27: and nothing has changed."""
+    monkeypatch.setattr("tidemark.kafka.cluster.REQUEST_TIMEOUT_S", 1)
+    outbox.add()
+    taken: list[str] = []
+    with (
+        hooked(outbox, lambda _cursor, _number, query: taken.append(query)) as connection,
+        pytest.raises(BrokerUnavailable),
+    ):
+        relay_module.relay(connection, {"bootstrap.servers": "127.0.0.1:1"}, outbox.group)
+    assert not any("FOR UPDATE" in query for query in taken)
+    assert outbox.waiting() == 1
+
+
+def test_messages_that_the_log_has_no_more_are_published_again(outbox: Outbox) -> None:
+    """Scenarios 15 and 41: retention has passed some, another topic was deleted and made again. Records that have failed for good stay
+    registered where they were: nobody waits for them."""
+    first, second, last = outbox.tiers[0], outbox.tiers[1], outbox.tiers[-1]
+    outbox.make_topics()
+    trimmed = [outbox.add(f"{number}".encode()) for number in range(4)]
+    recreated = [outbox.add(f"{number}".encode(), number=3) for number in range(3)]
+    failed = outbox.add(failed=True)
+    outbox.relay()
+    before = outbox.hops()
+    outbox.topics.trim(first, {0: 2})
+    outbox.topics.recreate(second)
+    outbox.topics.trim(last, {0: 1})
+    done = outbox.relay()
+    assert done == Relayed({first: 2, second: 3}, again=5)
+    after = outbox.hops()
+    assert [after[number][2] for number in trimmed] == [4, 5, 2, 3]
+    assert [after[number][2] for number in recreated] == [0, 1, 2]
+    assert after[failed] == before[failed]
+    outbox.sql("DELETE FROM tidemark.failed_record WHERE state = 'FAILED'")
+    outbox.check_published()
+    assert outbox.relay() == Relayed()
+
+
+def test_due_times_are_not_the_relays_business(outbox: Outbox) -> None:
+    """A record is published as soon as it is handed off, due or not; what is due says Postgres (I6)."""
+    outbox.make_topics()
+    number = outbox.add()
+    outbox.sql("UPDATE tidemark.failed_record SET due_at = due_at + %(by)s", by=timedelta(days=36_500))
+    due = outbox.record(number)["due_at"]
+    assert outbox.relay().records == 1
+    assert outbox.record(number)["due_at"] == due
+
+
+def test_a_session_lost_in_commit_registers_everything_or_nothing(outbox: Outbox) -> None:
+    """Scenario 21: ⑤ happened, and its answer is lost. The next relay finds nothing to do, and nothing was doubled."""
+
+    class Losing:
+        """A connection whose commit of the portion succeeds, and then fails."""
+
+        def __init__(self, connection: Connection) -> None:
+            self._connection = connection
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._connection, name)
+
+        def __enter__(self) -> Any:
+            return self._connection.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self._connection.__exit__(*error)
+            if outbox.hops() and error[0] is None:
+                raise psycopg2.OperationalError("server closed the connection unexpectedly")
+
+    outbox.make_topics()
+    numbers = [outbox.add() for _ in range(3)]
+    with outbox.session() as connection:
+        losing: Any = Losing(connection)
+        with pytest.raises(DatabaseUnavailable):
+            outbox.relay(losing)
+    assert sorted(outbox.hops()) == numbers
+    assert outbox.relay() == Relayed()
+    assert len(outbox.messages(outbox.tiers[0])) == 3
+    outbox.check_published()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_ended_leaves_nothing_half_noted(outbox: Outbox, how: signal.Signals) -> None:
+    """Scenarios 21 and 28: between portions or within one. What it had noted stays, the next relay does the rest."""
+    outbox.make_topics(3)
+    outbox.add_many(30_000)
+    command = [sys.executable, "-m", "tidemark.cli.main", "retries", "relay", outbox.name]
+    running = subprocess.Popen(command, env=outbox.consumer.env(), cwd=outbox.consumer.folder, stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: outbox.waiting() < 30_000)
+        running.send_signal(how)
+        assert running.wait(30) == -how
+    finally:
+        running.kill()
+        running.wait()
+    kept = outbox.hops()
+    assert 0 < len(kept) < 30_000
+    eventually(lambda: not outbox.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'tidemark retries'"))
+    assert outbox.relay().records == 30_000 - len(kept)
+    after = outbox.hops()
+    assert kept.items() <= after.items()
+    assert len(set(after.values())) == 30_000
+
+
+def random_bytes(size: int) -> bytes:
+    """What does not compress."""
+    return random.Random(size).randbytes(size)

@@ -1,0 +1,230 @@
+"""A rewind of the origin takes the retries of its records along, whatever has become of them; its undo puts them back (I4)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
+from tests.kafka_topics import Topics
+from tests.ledger import in_thread
+from tests.scenario import PLAIN, Scenario, eventually
+
+from tidemark.errors import Refused
+from tidemark.rewind.model import ToEarliest, ToOffset
+from tidemark.sink import drained as drained_module
+from tidemark.sink.steps import Step
+
+
+@pytest.fixture
+def mixed(lab: Lab) -> Lab:
+    """Of eight records three were loaded at once, one later with three rows, one is skipped, one waits in a topic and one is not published
+    yet, one has failed."""
+    lab.say({"later": "retry", "no": "retry", "waits": "retry", "bad": "fail"})
+    lab.produce("a", "later", "no", "waits", "bad", "b")
+    lab.run()
+    lab.publish()
+    lab.age(minutes(5))
+    lab.say({"later": "three", "no": "skip", "waits": "retry", "new": "retry"})
+    lab.drain()
+    lab.publish()
+    lab.produce("c", "new")
+    lab.run()
+    assert [row[1] for row in lab.failed()] == ["LOADED", "SKIPPED", "WAITING", "FAILED", "WAITING"]
+    assert len(lab.rows()) == 6
+    lab.check()
+    return lab
+
+
+def test_rewind_takes_along_what_drains_have_loaded_and_withdraws_what_waits(mixed: Lab) -> None:
+    """Rows have the lineage of their origin, so they go with it; messages that are in a retry topic are of nobody from then on."""
+    mixed.rewind(ToEarliest())
+    assert (mixed.rows(), mixed.failed()) == ([], [])
+    mixed.check()
+    mixed.age(minutes(60))
+    assert mixed.drain().records == 0
+    mixed.say({"waits": "retry"})
+    mixed.run()
+    assert mixed.loaded() == ["a", "later", "no", "bad", "b", "c", "new"]
+    mixed.check()
+    mixed.say({})
+    mixed.climb(minutes(5))
+    assert mixed.loaded() == ["a", "later", "no", "waits", "bad", "b", "c", "new"]
+    assert sum(row[7] for row in mixed.drains()) == 1  # the message of before the rewind
+    mixed.check()
+
+
+def test_undo_puts_retries_back_and_has_them_published_anew(mixed: Lab) -> None:
+    """Wherever their messages were, drains have passed them by now; nothing is loaded twice and nothing waits for ever."""
+    columns = "record_offset, state, retry_number, due_at, hop_topic, story, sink_rows, error_text, changed_at"
+    before, rows = mixed.failed(columns), mixed.rows()
+    done = mixed.rewind(ToEarliest())
+    mixed.say({})
+    mixed.run()
+    mixed.check()
+    mixed.undo(done.rewind_id)
+    assert (mixed.failed(columns), mixed.rows()) == (before, rows)
+    assert {row[0] for row in mixed.failed("hop_offset")} == {None}
+    mixed.check()
+    mixed.publish()
+    mixed.age(minutes(5))
+    mixed.drain()
+    assert mixed.states() == {"LOADED": 3, "SKIPPED": 1, "FAILED": 1}
+    assert len(mixed.rows()) == 8
+    mixed.check()
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 5])
+def test_rewind_into_the_middle_of_a_batch_keeps_the_retries_of_its_head(mixed: Lab, offset: int) -> None:
+    """What stays of the batch is counted without the rows that drains have made."""
+    done = mixed.rewind(ToOffset(offset))
+    assert [row[0] for row in mixed.failed("record_offset")] == [number for number in range(1, 5) if number < offset]
+    mixed.check()
+    mixed.undo(done.rewind_id)
+    mixed.check()
+
+
+def test_retry_topics_are_no_part_of_a_rewind_or_of_a_run(scenario: Scenario, topics: Topics) -> None:
+    """Also not where the consumer's pattern matches their names: their positions are only moved by drains."""
+    with lab_on(scenario, topics) as lab:
+        lab.consumer.set(topics=None, topic_pattern=f"{lab.topic}|{lab.consumer.name}.*")
+        lab.say({"a": "retry"})
+        lab.produce("a", "b")
+        lab.run()
+        lab.climb(minutes(5))
+        lab.publish()
+        lab.run()
+        positions = "SELECT drained, next_offset, owner_epoch FROM tidemark.partition_offset ORDER BY drained"
+        ((_, at, _), (drained, end, epoch)) = lab.sql(positions)
+        assert (at, drained, end) == (2, True, 1)
+        done = lab.rewind(ToEarliest())
+        assert [str(part.partition) for _, part in done] == [f"{lab.topic}/0"]
+        assert lab.sql(positions)[1] == (True, 1, epoch)
+        with pytest.raises(Refused):
+            lab.rewind(ToEarliest(), f"{lab.group}.retry.5m")
+        lab.check()
+
+
+# ---- at the same moment
+
+
+@contextlib.contextmanager
+def held_at(step: Step, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """A drain that commits in this process stands still before this step, until the second event is set."""
+    there, go = threading.Event(), threading.Event()
+
+    def hold(reached: Step, _part: Any) -> None:
+        if reached is step:
+            there.set()
+            assert go.wait(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(drained_module, "reached", hold)
+        try:
+            yield there, go
+        finally:
+            go.set()
+
+
+def waiting(lab: Lab, application: str) -> int:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %(name)s"
+    return int(lab.sql(f"{query} AND wait_event_type = 'Lock'", name=application)[0][0])
+
+
+def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mixed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain that has begun to commit ends first; the rewind then finds its rows. Nothing stays behind that nobody accounts for."""
+    mixed.publish()
+    mixed.age(minutes(60))
+    mixed.say({})
+    with held_at(Step.LEDGER, monkeypatch) as (there, go), in_thread(mixed.drain) as drain:
+        assert there.wait(60)
+        planned = mixed.plan(ToEarliest())
+        with in_thread(lambda: mixed.apply(planned.rewind_id)) as applied:
+            eventually(lambda: waiting(mixed, "tidemark rewind"))
+            assert not applied.done()
+            go.set()
+            applied.result(60)
+        drain.result(60)
+    assert (mixed.rows(), mixed.failed()) == ([], [])
+    mixed.check()
+
+
+def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_its_records(
+    mixed: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drain had found records that were due; when it may commit they are withdrawn, and it only passes their messages."""
+    from tidemark.rewind import apply as applying
+
+    mixed.publish()
+    mixed.age(minutes(60))
+    mixed.say({})
+    planned = mixed.plan(ToEarliest())
+    supersede = applying._supersede
+
+    def slowly(*args: Any) -> None:
+        supersede(*args)
+        drains.append(threading.Thread(target=mixed.drain))
+        drains[0].start()
+        eventually(lambda: waiting(mixed, f"tidemark/{mixed.group_id}/%"))
+
+    drains: list[threading.Thread] = []
+    monkeypatch.setattr(applying, "_supersede", slowly)
+    mixed.apply(planned.rewind_id)
+    drains[0].join(60)
+    assert (mixed.rows(), mixed.failed()) == ([], [])
+    tried = [row for row in mixed.drains() if row[3:7] != (0, 0, 0, 0)]
+    assert len(tried) == 1  # the one of before
+    mixed.check()
+
+
+# ---- upsert
+
+
+def test_late_record_does_not_replace_what_a_later_one_of_its_key_has_written(scenario: Scenario, topics: Topics) -> None:
+    """In an upsert sink the last record of a key wins, also when an earlier one is loaded after it. Another partition's key is refused."""
+    transform = """
+        import json
+        import pathlib
+
+        from tidemark.transform import Record, Retry
+
+        DOWN = pathlib.Path(__file__).with_name("answers.json")
+
+
+        def transform(record: Record) -> dict:
+            if record.value.decode() in json.loads(DOWN.read_text()):
+                raise Retry("later")
+            return {"name": record.key.decode(), "payload": record.value}
+    """
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["name"]}
+    with lab_on(scenario, topics, partitions=2, transform=transform, ddl="name text NOT NULL UNIQUE, payload bytea", sink=sink) as lab:
+        lab.say({"a1": "", "b1": "", "c1": "", "d0": ""})
+        for key, value in (("a", "a1"), ("a", "a2"), ("b", "b1"), ("c", "c1"), ("d", "d1")):
+            lab.produce(value, key=key)
+        lab.produce("d0", key="d", partition=1)
+        lab.run()
+        lab.say({})
+        lab.climb(minutes(5))
+        stored = dict(lab.sql(f"SELECT name, convert_from(payload, 'utf8') FROM {lab.table}"))
+        assert stored == {"a": "a2", "b": "b1", "c": "c1", "d": "d1"}
+        assert lab.failed("partition, record_offset, state, error_type") == [
+            (0, 0, "LOADED", "Retry"), (0, 2, "LOADED", "Retry"), (0, 3, "LOADED", "Retry"), (1, 0, "FAILED", "KeyOfOtherPartition")
+        ]  # fmt: skip
+        lab.check()
+        lab.produce("b2", key="b")
+        lab.run()
+        assert dict(lab.sql(f"SELECT name, convert_from(payload, 'utf8') FROM {lab.table}"))["b"] == "b2"
+        lab.check()
+
+
+def test_plain_transforms_need_nothing_of_retries(scenario: Scenario, topics: Topics) -> None:
+    """A group whose records all load has no retry topic, no position of one, and nothing to drain."""
+    with lab_on(scenario, topics, transform=PLAIN, retry={"delays": list(DELAYS)}) as lab:
+        lab.produce("a", "b")
+        lab.run()
+        assert lab.drain().partitions == ()
+        assert lab.sql("SELECT count(*) FROM tidemark.partition_offset WHERE drained") == [(0,)]
+        lab.check()

@@ -1,0 +1,66 @@
+"""When a slice is given up because too many of its records fail: at the edge, just beyond it, and with nothing to judge."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemark.offsets import Epoch, Slice, TopicPartition
+from tidemark.offsets.store import Counts
+from tidemark.retry.breaker import Breaker, BreakerTripped
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.tally import Disposition, Judged, Tally, reject
+
+PART = Slice(TopicPartition("flights", 3), 1, 0, 1000, Epoch(1))
+REJECTS = [
+    reject(1, Disposition.RETRY, "Timeout: no answer"),
+    reject(2, Disposition.RETRY, "Timeout: no answer"),
+    reject(3, Disposition.FAIL, "x"),
+]
+
+
+def counts(loaded: int, retried: int, *, skipped: int = 0, failed: int = 0) -> Counts:
+    return Counts(loaded, skipped, retried, failed, 1000 - loaded - skipped - retried - failed, loaded)
+
+
+@pytest.mark.parametrize(
+    ("breaker", "found", "in_a_row", "trips"),
+    [
+        (Breaker(0.5, None, 100), counts(50, 50), 50, False),
+        (Breaker(0.5, None, 100), counts(49, 51), 51, True),
+        (Breaker(0.5, None, 100), counts(20, 40, skipped=29, failed=11), 51, True),
+        (Breaker(0.5, None, 100), counts(0, 99), 99, False),
+        (Breaker(0.5, None, 100), counts(0, 100), 100, True),
+        (Breaker(0, None, 1), counts(999, 1), 1, True),
+        (Breaker(0, None, 1), counts(0, 0), 0, False),
+        (Breaker(None, 10, 100), counts(10, 10), 10, False),
+        (Breaker(None, 10, 100), counts(0, 11), 11, True),
+        (Breaker(0.9, 3, 100), counts(996, 4), 4, True),
+    ],
+)
+def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found: Counts, in_a_row: int, trips: bool) -> None:
+    """Scenario 37: ratio just under and over, consecutive count, minimum sample, no record that was judged at all."""
+    if not trips:
+        breaker.check(PART, found, in_a_row, REJECTS)
+        return
+    with pytest.raises(BreakerTripped) as raised:
+        breaker.check(PART, found, in_a_row, REJECTS)
+    assert not raised.value.retriable
+    assert "Mostly: Timeout: no answer." in str(raised.value)
+
+
+def test_breaker_says_which_of_its_limits_it_was() -> None:
+    with pytest.raises(BreakerTripped, match=r"flights/3 \[0, 1000\): 4 records in a row failed, retry\.breaker\.consecutive is 3\."):
+        Breaker(0.9, 3, 100).check(PART, counts(996, 4), 4, REJECTS)
+
+
+@pytest.mark.parametrize(
+    ("said", "longest"),
+    [({}, 0), ({0: "f"}, 1), ({0: "r", 1: "f", 2: "r"}, 3), ({0: "r", 1: "s", 2: "r", 3: "r"}, 2), ({0: "r", 5: "f", 900: "r"}, 3)],
+)
+def test_records_in_a_row_are_counted_over_gaps_of_the_log(said: dict[int, str], longest: int) -> None:
+    """A record that was loaded or skipped ends a row of failures; an offset at which there is no record does not."""
+    tally = Tally(PART, Layout("t", (Column("a", "text"),)))
+    words = {"r": Disposition.RETRY, "f": Disposition.FAIL}
+    rejects = [reject(offset, words[word], "x") for offset, word in said.items() if word in words]
+    tally.take(Judged(None, [offset for offset, word in said.items() if word == "s"], rejects))
+    assert tally.longest_failure() == longest

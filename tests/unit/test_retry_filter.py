@@ -1,0 +1,71 @@
+"""What an operator means with a filter is kept with each action, and reads back as the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.errors import BadInput
+from tidemark.retry.filter import CONDITION, Filter, State
+
+MOMENTS = st.integers(0, 4 * 10**12).map(lambda millis: datetime(1971, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis))
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Filter:
+    low, since = draw(st.none() | st.integers(0, 10**12)), draw(st.none() | MOMENTS)
+    return Filter(
+        numbers=tuple(draw(st.lists(st.integers(1, 2**62), max_size=3))),
+        states=tuple(draw(st.lists(st.sampled_from(State), max_size=3))),
+        error_type=draw(st.none() | st.text(min_size=1)),
+        error_text=draw(st.none() | st.text()),
+        topic=draw(st.none() | st.just("flights")),
+        partition=draw(st.none() | st.integers(0, 10)),
+        from_offset=low,
+        to_offset=None if low is None else low + draw(st.integers(1, 5)),
+        key=draw(st.none() | st.binary()),
+        since=since,
+        until=None if since is None else since + timedelta(minutes=1),
+        tier=draw(st.none() | st.just("5m")),
+        refused=draw(st.booleans()),
+    )
+
+
+@given(filters())
+def test_a_filter_reads_back_as_the_same(wanted: Filter) -> None:
+    """Also a zero, an empty key and an empty text, which say something."""
+    assert Filter.from_json(json.loads(json.dumps(wanted.as_json()))) == wanted
+    assert bool(wanted) == (wanted != Filter())
+    assert str(wanted)
+
+
+def test_every_field_is_a_part_of_the_condition() -> None:
+    """What is asked of a record is what the statement asks."""
+    parameters = Filter(tier="failed").parameters("departures")
+    assert set(re.findall(r"%\((\w+)\)s", CONDITION)) == set(parameters)
+    assert len(parameters) == len(fields(Filter))
+    assert parameters["hop_topic"] == "departures.failed"
+    assert Filter(tier="5m").parameters("departures")["hop_topic"] == "departures.retry.5m"
+
+
+LATE, EARLY = datetime(2026, 2, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("wrong", [{"from_offset": 5, "to_offset": 5}, {"since": LATE, "until": EARLY}])
+def test_a_range_in_which_nothing_lies_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match="nothing lies between"):
+        Filter(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_filter_tells_itself() -> None:
+    assert str(Filter()) == "all records"
+    assert str(Filter(states=(State.FAILED,), error_type="KeyError", partition=0)) == "states FAILED, error type KeyError, partition 0"
+    assert str(Filter(key=b"k1", refused=True)) == 'key "k1", refused'
+    assert str(Filter(key=b"\x00\xff")) == "key 0x00ff"
+    assert str(Filter(numbers=tuple(range(1, 9)))) == "numbers 1 or 2 or 3 or 4 or 5 or 3 more"

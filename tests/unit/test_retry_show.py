@@ -1,0 +1,72 @@
+"""A redrive as people see it: in a log, and on Airflow's approval page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from tidemark.retry.filter import Filter
+from tidemark.retry.redrive import Destination, Phase, Preview, Redrive
+from tidemark.retry.show import lines, markdown
+
+AT = datetime(2026, 3, 24, 13, 0, tzinfo=UTC)
+EXAMPLE = {"number": 4711, "topic": "flights", "partition": 3, "offset": 12, "error_type": "KeyError", "error_text": "'*dest*'\n<b>"}
+
+
+def redrive(**facts: object) -> Redrive:
+    planned = Redrive(
+        redrive_id=7,
+        state=Phase.PLANNED,
+        consumer="departures",
+        group="departures",
+        destination=Destination.LADDER,
+        filter=Filter(error_type="KeyError"),
+        per_second=None,
+        max_redrives=3,
+        reason="the codes are mended",
+        planned_by="ann",
+        planned_at=AT,
+        started_at=None,
+        ended_at=None,
+        planned=1200,
+        redriven=0,
+        passed_over=0,
+    )
+    return replace(planned, **facts)
+
+
+def preview(**facts: object) -> Preview:
+    errors = [{"records": 1200, "error_type": "KeyError", "example": "x" * 500}]
+    return Preview(redrive(**facts), errors, [{"topic": "flights", "records": 1200}], [EXAMPLE], {})
+
+
+def test_plan_is_shown_with_counts_examples_and_what_is_no_part_of_it() -> None:
+    """One line each, long texts cut, what stands in a record's error on one line."""
+    said = lines(replace(preview(per_second=50), waiting=3, worn_out=2))
+    assert said == [
+        "Redrive 7 (PLANNED): 1,200 records of departures to the first delay, 50 a second at most",
+        "Which: error type KeyError",
+        "Reason: the codes are mended",
+        "Not part of it: 3 that wait for a retry already",
+        "Not part of it: 2 that were sent round 3 times",
+        f"    1,200  KeyError: {'x' * 199}…",
+        "    1,200  of topic flights",
+        "4711: flights/3@12 KeyError: '*dest*' <b>",
+    ]
+
+
+def test_redrive_that_has_begun_is_shown_with_what_became_of_its_records() -> None:
+    """Examples of a plan are none of what is done."""
+    done = preview(state=Phase.DONE, destination=Destination.NOW, started_at=AT, planned=0, redriven=1150, passed_over=50)
+    said = lines(replace(done, passed_over={"was loaded meanwhile": 50}))
+    assert said[0] == "Redrive 7 (DONE): 1,200 records of departures for one try at once"
+    assert said[3:5] == ["1,150 sent round, 50 passed over, 0 left", "Passed over, was loaded meanwhile: 50"]
+    assert not any(line.startswith("4711") for line in said)
+
+
+def test_no_mark_of_a_records_error_counts_on_the_approval_page() -> None:
+    """Users' texts are shown letter by letter, whatever Markdown or HTML is in them."""
+    page = markdown(preview(reason="a *bug* | of <i>Tuesday</i>"))
+    assert r"Reason: a \*bug\* \| of \<i\>Tuesday\</i\>" in page
+    assert r"- 4711: flights/3@12 KeyError: '\*dest\*' \<b\>" in page
+    assert "| 1,200 | flights |" in page
