@@ -7,6 +7,7 @@ import contextlib
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks import assignors, cold, group, growth, latency, memory, packages, report, rewind, where
+from benchmarks import assignors, cold, group, growth, latency, memory, packages, report, retries, rewind, where
 from benchmarks.contestants import ALL, BY_NAME, Contestant, Needs, Reads
 from benchmarks.harness import ROOT, Figure, Harness
 from benchmarks.packages import Unobtainable
@@ -23,7 +24,7 @@ from benchmarks.stage import Stage, set_up
 
 BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
-WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind")
+WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries")
 PARTITIONS = 4
 SHARE = 4
 """Contestants of `Reads.PART` read one in so many records."""
@@ -92,12 +93,21 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
     if "group" in options.what:
         sections["group"] = group.measure(stage, harness, group.QUICK if options.quick else group.FULL, options.width, say)
     harness.close()
+    _measure_alone(options, stage, site, sections, say)
+
+
+def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[str, Any], say: Callable[[str], None]) -> None:
+    """What needs no contestants."""
     if "cold" in options.what:
         sections["cold"] = cold.measure(stage, site, options.width, 1 if options.quick else 3, say)
     if "latency" in options.what:
         sections["latency"] = latency.measure(stage, site, options.width, 5 if options.quick else 60, say)
     if "rewind" in options.what:
         sections["rewind"] = rewind.measure(stage, rewind.QUICK if options.quick else rewind.FULL, say)
+    if "retries" in options.what:
+        records = min(options.records, 1_000_000)
+        topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))
+        sections["retries"] = retries.measure(stage, site, topic, 1 if options.quick else 3, say)
     if "where" in options.what:
         records = min(options.records, 1_000_000)
         topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))

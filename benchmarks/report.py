@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, rewind
+from benchmarks import memory, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -107,7 +107,8 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    for title, columns, rows in tables(found, {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind"}):
+    everything = {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries"}
+    for title, columns, rows in tables(found, everything):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("\n".join(lines))
@@ -136,6 +137,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made.append(_latency(found["latency"]))
     if "rewind" in only and "rewind" in found:
         made += rewind.table(found["rewind"])
+    if "retries" in only and "retries" in found:
+        made.append(retries.table(found["retries"]))
     if "where" in only and "where" in found:
         rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
         made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))

@@ -1,5 +1,7 @@
-"""Flights as JSON -> departures with the airline's name. Cancelled flights are skipped, records that are not JSON fail."""
+"""Flights as JSON -> departures with the airline's name. Cancelled flights are skipped, records that are not JSON fail, and flights of
+airlines whose names are not to be had at the moment are tried again."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,11 +14,17 @@ FLIGHT = """
 """
 
 
+OUTAGE = "DEPARTURES_OUTAGE"
+"""Environment variable with the path of a file. While it is there, the names' service does not answer for the carriers in it."""
+
+
 def transform(records: DataFrame) -> DataFrame:
     parsed = F.from_json(F.col("value").cast("string"), FLIGHT, {"columnNameOfCorruptRecord": "broken"})
     flights = records.withColumn("record", parsed).select("kafka_topic", "kafka_partition", "kafka_offset", "record.*")
     named = flights.join(F.broadcast(airlines(records)), "carrier", "left")
     broken = F.col("broken").isNotNull() | F.col("carrier").isNull()
+    cancelled = F.col("dep_delay").isNull()
+    unnamed = F.col("carrier").isin(unanswered())
     return named.select(
         "kafka_topic",
         "kafka_partition",
@@ -31,9 +39,17 @@ def transform(records: DataFrame) -> DataFrame:
         F.col("time_hour").alias("scheduled_hour"),
         F.col("dep_delay").cast("int").alias("departure_delay_min"),
         F.col("arr_delay").cast("int").alias("arrival_delay_min"),
-        F.when(broken, "fail").when(F.col("dep_delay").isNull(), "skip").otherwise("load").alias("disposition"),
-        F.when(broken, F.concat(F.lit("BadRecord: not a flight in JSON, "), F.length("broken"), F.lit(" characters"))).alias("error"),
+        F.when(broken, "fail").when(cancelled, "skip").when(unnamed, "retry").otherwise("load").alias("disposition"),
+        F.when(broken, F.concat(F.lit("BadRecord: not a flight in JSON, "), F.length("broken"), F.lit(" characters")))
+        .when(unnamed, F.concat(F.lit("NameUnavailable: no answer for "), F.col("carrier")))
+        .alias("error"),
     )
+
+
+def unanswered() -> list[str]:
+    """Carriers for which the service does not answer; asked anew for each batch."""
+    file = Path(os.environ.get(OUTAGE, "/nowhere"))
+    return file.read_text(encoding="utf-8").split() if file.exists() else []
 
 
 def airlines(records: DataFrame) -> DataFrame:

@@ -30,6 +30,8 @@ class ConsumeOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("consumer",)
+    drains = False
+    """Does it read what is due in the consumer's retry topics, and not its topics?"""
 
     def __init__(self, *, consumer: str, member: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -46,6 +48,7 @@ class ConsumeOperator(BaseOperator):
         from tidemark.consume.launch import run_attempt
         from tidemark.consume.process import die_with_parent
         from tidemark.consume.run import open_attempt
+        from tidemark.retry.agenda import relay_at_end
 
         die_with_parent()
         connections = resolve(spec)
@@ -59,10 +62,13 @@ class ConsumeOperator(BaseOperator):
             on_log=self._pass_on,
             on_progress=_Progress(self.log),
             on_start=self._started,
+            drain=self.drains,
         )
         counts = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
         summary = {"attempt_id": attempt_id, "records": done.records, **counts}
         self.log.info("attempt is committed group=%s %s", spec.group, " ".join(f"{name}={value}" for name, value in summary.items()))
+        for obstacle in relay_at_end(connections, spec.name, spec.group):
+            self.log.warning("%s", obstacle)
         return summary
 
     def on_kill(self) -> None:

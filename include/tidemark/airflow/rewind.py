@@ -208,9 +208,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     Raises everything that is wrong at once (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
-    for key in sorted(set(conf) - set(FIELDS)):
-        near = nearest(key, FIELDS)
-        problems.add("conf", f"unknown key {quoted(key)}", f"Write {near}." if near else f"It may have {', '.join(FIELDS)}.")
+    refuse_unknown(problems, conf, FIELDS)
     specs = [problems.attempt(lambda name=name: _spec(name)) for name in dict.fromkeys(params["consumers"])]  # type: ignore[misc]
     good = tuple(spec for spec in specs if spec)
     scope = problems.attempt(lambda: Scope.parse([params["scope"]]))
@@ -223,6 +221,13 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     assert reason is not None
     assert expires_in is not None
     return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
+
+
+def refuse_unknown(problems: Problems, conf: Mapping[str, Any], fields: Sequence[str]) -> None:
+    """Notes each key of ``conf`` that a form does not have, with the nearest that it has: Airflow takes any key without a word."""
+    for key in sorted(set(conf) - set(fields)):
+        near = nearest(key, fields)
+        problems.add("conf", f"unknown key {quoted(key)}", f"Write {near}." if near else f"It may have {', '.join(fields)}.")
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:

@@ -1,0 +1,117 @@
+"""Retries: what a hand-off costs the run, how fast the relay publishes, and how fast a drain tries again.
+
+The product end to end, as in `benchmarks.product`, with one transform for all of it. Time does not pass: what waits is made due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from benchmarks.product import _Product
+from benchmarks.site import Job, Site, Topic
+from benchmarks.stage import Stage
+from tidemark.consume import run
+from tidemark.db import session
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets.store import TaskIdentity
+from tidemark.retry.relay import relay
+from tidemark.retry.topics import ensure_topics
+from tidemark.spec import Retry
+
+SHARES = (0, 10, 100)
+"""Of 1000 records these fail at first."""
+FILE = "BENCH_FLAKY"
+
+
+class _Flaky(_Product):
+    transform = "bench_flaky"
+
+    def __init__(self, site: Site) -> None:
+        self._share = Path(site.folder) / "share"
+        self.fails(0)
+        os.environ[FILE] = str(self._share)  # Spark's Python workers inherit it
+        super().__init__(site)
+
+    def fails(self, share: int) -> None:
+        """From the next batch on so many of 1000 records fail."""
+        self._share.write_text(str(share))
+
+    def prepare(self, job: Job) -> None:
+        super().prepare(job)
+        self._this = self._this.model_copy(update={"retry": Retry(delays=("5m",))})
+        self._engine._engine._spec = self._this  # noqa: SLF001
+        ensure_topics(Cluster(self._connections.kafka), self._this, create=True)
+
+    def relay(self) -> int:
+        with session(self._site.database_url) as connection:
+            return relay(connection, self._connections.kafka, self._this.group).records
+
+    def age(self) -> None:
+        """All that waits is due."""
+        with contextlib.closing(psycopg2.connect(self._site.database_url)) as connection, connection, connection.cursor() as cur:
+            cur.execute("UPDATE tidemark.failed_record SET due_at = clock_timestamp() WHERE state = 'WAITING'")
+
+    def drain(self) -> None:
+        attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())
+        run.consume(self._this, self._connections, attempt, lambda _records: self._engine, drain=True)
+
+
+def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row a share: records/s of the run, of the relay and of the drain, medians; and what each failed record has added to the run."""
+    product, job, found = _Flaky(site), Job(topic), []
+    try:
+        _round(stage, product, job, SHARES[-1])
+        for share in SHARES:
+            taken = [_round(stage, product, job, share) for _ in range(rounds)]
+            run_s, relay_s, drain_s = (statistics.median(times) for times in zip(*taken, strict=True))
+            failed = job.rows * share // 1000
+            row = {"share": share / 1000, "records": job.rows, "failed": failed, "run_s": run_s, "run_per_s": job.rows / run_s}
+            if failed:
+                added = (run_s - found[0]["run_s"]) / failed * 1e6
+                row |= {"added_us": added, "relay_per_s": failed / relay_s, "drain_per_s": failed / drain_s, "drain_s": drain_s}
+            report(", ".join(f"{name} {value:,.3g}" if isinstance(value, float) else f"{name} {value:,}" for name, value in row.items()))
+            found.append(row)
+    finally:
+        product.close()
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
+    columns = ["fail at first", "records/s of the run", "µs each failed one adds", "relay records/s", "drain records/s", "share of the run"]
+    rows = []
+    for one in found:
+        cells = [f"{one['share']:.0%}", f"{one['run_per_s']:,.0f}"]
+        if one["failed"]:
+            cells += [f"{one['added_us']:.0f}", f"{one['relay_per_s']:,.0f}", f"{one['drain_per_s']:,.0f}"]
+            cells.append(f"{one['drain_per_s'] / one['run_per_s']:.0%}")
+        rows.append(cells + [""] * (len(columns) - len(cells)))
+    return "Retries, Arrow form", columns, rows
+
+
+def _round(stage: Stage, product: _Flaky, job: Job, share: int) -> tuple[float, float, float]:
+    """Seconds of a run in which a share fails, of the relay, and of the drain that loads it; all of it is in the table at the end."""
+    stage.empty()
+    product.fails(share)
+    product.prepare(job)
+    run_s = _timed(lambda: product.run(job))
+    product.fails(0)
+    relay_s = _timed(product.relay)
+    product.age()
+    drain_s = _timed(product.drain)
+    if wrong := stage.wrong(job, "bench.events"):
+        raise RuntimeError(f"after a drain: {wrong}")
+    return run_s, relay_s, drain_s
+
+
+def _timed(act: Callable[[], Any]) -> float:
+    begun = time.monotonic()
+    act()
+    return time.monotonic() - begun

@@ -1,0 +1,349 @@
+"""The DAG ``redrive``: failed records of a consumer are chosen by a form, and sent round again.
+
+    plan     checks the form, chooses the records once and for all, shows counts and examples in its log, hands on the plan's number
+    approve  asks a person, who sees the plan, if the form says so
+    apply    sends them round, no faster than was said, and publishes them
+    drain    has them tried at once, where the form says ``now``
+
+No consumer's file asks for an approval: a redrive loads what was meant to be loaded, and takes nothing away. Every task can be tried again,
+and `apply`, cleared, goes on with what is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk import DAG, BaseOperator, Context, Param
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DagRunTriggerException
+
+from tidemark import project
+from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.airflow.operators import PROGRESS_EVERY_S
+from tidemark.airflow.retries import DRAIN_DAG
+from tidemark.airflow.rewind import ApproveRewindOperator, refuse_unknown, requester
+from tidemark.errors import BadInput
+from tidemark.retry.filter import Filter, State
+from tidemark.rewind.moment import EXAMPLE as MOMENT
+from tidemark.rewind.moment import parse_moment
+from tidemark.rewind.scenario import REASON_CHARACTERS, Problems, check_reason
+from tidemark.spec import ConsumerSpec, find_consumer, read_folder
+
+APPLY, ASK, NOTHING = "apply", "ask", "nothing"
+THEN = {APPLY: "send them round", ASK: "ask a person, who sees the plan", NOTHING: "nothing (a dry run)"}
+PLACES = {"ladder": "the first delay, and then the whole ladder", "now": "one try, at once"}
+STATES = (State.FAILED, State.WAITING, State.DISCARDED)
+ANSWER_WITHIN = timedelta(hours=4)
+
+_WHICH, _HOW, _WHY = "Which records (all that is said must be true)", "Where to, and how fast", "Why"
+_TEXT, _NUMBER = ["null", "string"], ["null", "integer"]
+
+
+def redrive_dag() -> DAG:
+    """Manual runs only."""
+    common: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=30), "retry_policy": RETRY_POLICY, "owner": "tidemark"}
+    with DAG(
+        dag_id="redrive",
+        description="Send failed records round again: chosen by a form, planned, applied.",
+        doc_md=_DOC,
+        schedule=None,
+        start_date=START,
+        catchup=False,
+        allowed_run_types=["manual"],  # type: ignore[list-item]  # texts are converted, and the type is not a public one
+        is_paused_upon_creation=False,
+        max_active_runs=16,
+        tags=["tidemark", "retries"],
+        default_args={"owner": "tidemark"},
+        params=_form(),
+    ) as dag:
+        plan = PlanRedriveOperator(task_id="plan", doc_md="Chooses the records, once and for all. Changes none.", **common)
+        approve = ApproveRedriveOperator(task_id="approve", doc_md="Shows the plan to a person, if that was wished.", **common)
+        apply = ApplyRedriveOperator(task_id="apply", doc_md="Sends them round. Cleared, it goes on with what is left.", **common)
+        drain = StartDrainOperator(task_id="drain", doc_md=f"Starts a run of {DRAIN_DAG}, where they go through at once.", **common)
+        plan >> approve >> apply >> drain
+    return dag
+
+
+def _form() -> dict[str, Param]:
+    """The form's fields; the same keys are those of a REST client's conf."""
+    good, _ = read_folder(project.consumers())
+    names = {name: f"{name}: {spec.sink.table}" for name, spec in sorted(good.items())}
+
+    def some(title: str, description: str, kind: Any = _TEXT, default: Any = None, section: str = _WHICH, **more: Any) -> Param:
+        return Param(default, type=kind, title=title, description_md=description, section=section, **more)
+
+    return {
+        "consumer": Param(
+            type="string",
+            minLength=1,
+            examples=list(names),
+            values_display=names,
+            title="Consumer",
+            description_md="Whose records.",
+            section=_WHICH,
+        ),
+        "states": some(
+            "States",
+            "None named: those that have failed, and those that the broker did not take. *DISCARDED* ones only if they are named.",
+            "array",
+            [],
+            items={"type": "string", "enum": list(map(str, STATES))},
+            examples=list(map(str, STATES)),
+        ),
+        "error": some("Type of the error", "*TimeoutError*"),
+        "text": some("Text of the error", "A part of it."),
+        "topic": some("Topic", "That they were read from."),
+        "partition": some("Partition", "Of that topic.", _NUMBER, minimum=0),
+        "from_offset": some("From offset", "This one included.", _NUMBER, minimum=0),
+        "to_offset": some("To offset", "This one not included.", _NUMBER, minimum=0),
+        "key": some("Key", "As text."),
+        "key_hex": some("Key in hex", "Where it is no text: *00ff*."),
+        "since": some("Since", f"First failed at this time or later: *{MOMENT}*."),
+        "until": some("Until", "First failed before this time."),
+        "tier": some("Tier", "The topic that they are in or go to: *5m*, *now*, *failed*."),
+        "refused": some("Refused", "Only those that the broker did not take.", "boolean", default=False),
+        "numbers": some("Numbers", "Only these, as *tidemark retries list* shows them: *4711, 4712*."),
+        "to": some("Where to", "", "string", "ladder", _HOW, enum=list(PLACES), values_display={k: f"{k}: {v}" for k, v in PLACES.items()}),
+        "limit": some("Limit", "The first ones only.", _NUMBER, section=_HOW, minimum=1),
+        "per_second": some("Records a second", "At most.", _NUMBER, section=_HOW, minimum=1),
+        "max_redrives": some("Times", "Records that were sent round so often already stay where they are.", "integer", 3, _HOW, minimum=1),
+        "then": some(
+            "After the plan",
+            "A plan that is not applied here can be applied later: *tidemark redrive apply NUMBER*.",
+            "string",
+            APPLY,
+            _WHY,
+            enum=list(THEN),
+            values_display=THEN,
+        ),
+        "reason": Param(
+            type="string",
+            minLength=REASON_CHARACTERS,
+            title="Reason",
+            description_md=f"At least {REASON_CHARACTERS} characters; kept for ever: *the service is back*.",
+            section=_WHY,
+        ),
+    }
+
+
+FIELDS = (
+    *("consumer", "states", "error", "text", "topic", "partition", "from_offset", "to_offset", "key", "key_hex", "since", "until", "tier"),
+    *("refused", "numbers", "to", "limit", "per_second", "max_redrives", "then", "reason"),
+)
+"""The form's keys, and those of a REST client's conf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the form says."""
+
+    spec: ConsumerSpec
+    wanted: Filter
+    reason: str
+
+
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
+    """What was asked for. ``conf`` is what the client sent: keys that the form does not have are refused, lest a slip be lost.
+
+    Raises everything that is wrong at once (`BadInput`, `SeveralProblems`).
+    """
+    problems = Problems()
+    refuse_unknown(problems, conf, FIELDS)
+    spec = problems.attempt(lambda: _spec(params["consumer"]))
+    reason = problems.attempt(lambda: check_reason(params["reason"]))
+    since = problems.attempt(lambda: _optional(params["since"], parse_moment))
+    until = problems.attempt(lambda: _optional(params["until"], parse_moment))
+    numbers = problems.attempt(lambda: _numbers(params["numbers"]))
+    key = problems.attempt(lambda: _key(params["key"], params["key_hex"]))
+    wanted = problems.attempt(
+        lambda: Filter(
+            numbers=numbers or (),
+            states=tuple(State(state) for state in params["states"]),
+            error_type=params["error"],
+            error_text=params["text"],
+            topic=params["topic"],
+            partition=params["partition"],
+            from_offset=params["from_offset"],
+            to_offset=params["to_offset"],
+            key=key,
+            since=since,
+            until=until,
+            tier=params["tier"],
+            refused=params["refused"],
+        )
+    )
+    problems.end()
+    assert spec is not None
+    assert reason is not None
+    assert wanted is not None
+    return Asked(spec, wanted, reason)
+
+
+def _optional(text: str | None, parse: Any) -> Any:
+    return parse(text) if text else None
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    words = (text or "").replace(",", " ").split()
+    for word in words:
+        if not (word.isascii() and word.isdigit() and 0 < int(word) < 2**63):
+            raise BadInput(what="numbers", found=f'"{word[:80]}" is no record\'s number', fix="Write them with commas between: 4711, 4712.")
+    return tuple(map(int, words))
+
+
+def _key(text: str | None, in_hex: str | None) -> bytes | None:
+    if text and in_hex:
+        raise BadInput(what="key", found="key and key_hex are given", fix="Leave out one of them.")
+    if not in_hex:
+        return text.encode() if text else None
+    try:
+        return bytes.fromhex(in_hex)
+    except ValueError:
+        raise BadInput(what="key_hex", found=f'"{in_hex[:80]}" is no hex', fix="Write two digits a byte: 00ff.") from None
+
+
+class PlanRedriveOperator(BaseOperator):
+    """Checks the form and stores the plan; pushes its number, and nothing else."""
+
+    def execute(self, context: Context) -> int:
+        from tidemark.retry.redrive import Destination, plan
+
+        params = context["params"]
+        asked = read_form(params, context["dag_run"].conf or {})
+        with _session(asked.spec) as connection:
+            made = plan(
+                connection,
+                asked.spec,
+                asked.wanted,
+                reason=asked.reason,
+                by=requester(context),
+                destination=Destination(params["to"]),
+                limit=params["limit"],
+                per_second=params["per_second"],
+                max_redrives=params["max_redrives"],
+            )
+        _log(self.log, made)
+        return made.redrive.redrive_id
+
+
+class ApproveRedriveOperator(ApproveRewindOperator):
+    """Asks a person where the form says ``ask``; pushes who said what, as the approval of a rewind does."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from tidemark.retry.redrive import preview
+        from tidemark.retry.show import markdown
+        from tidemark.rewind.show import escaped
+
+        then = context["params"]["then"]
+        if then == NOTHING:
+            raise AirflowSkipException("a dry run: the plan is stored, and nothing is sent round")
+        if then == APPLY:
+            return {"approved": True, "by": None}
+        with _session(_spec(context["params"]["consumer"])) as connection:
+            made = preview(connection, context["ti"].xcom_pull(task_ids="plan"))
+        self.subject = f"Redrive {made.redrive.redrive_id} of {escaped(made.redrive.consumer)}?"
+        self.body = markdown(made)
+        self.response_timeout = ANSWER_WITHIN
+        HITLOperator.execute(self, context)
+        raise AssertionError("a task that waits for an answer does not go on here")
+
+
+class ApplyRedriveOperator(BaseOperator):
+    """Sends round what was planned and is left of it; pushes how many were sent round, and how many were passed over.
+
+    Its log shows what became of it. One that was stopped meanwhile fails.
+    """
+
+    def execute(self, context: Context) -> dict[str, int]:
+        from tidemark.airflow.connections import resolve
+        from tidemark.kafka.cluster import Cluster
+        from tidemark.retry.agenda import relay_at_end
+        from tidemark.retry.redrive import apply
+
+        number = context["ti"].xcom_pull(task_ids="plan")
+        answer: Mapping[str, Any] = context["ti"].xcom_pull(task_ids="approve")
+        if not answer["approved"]:
+            raise AirflowSkipException(f"redrive {number} was not approved; nothing was sent round")
+        spec = _spec(context["params"]["consumer"])
+        connections = resolve(spec)
+        with _session(spec) as connection:
+            done = apply(connection, Cluster(connections.kafka), _spec, number, by=requester(context), on_progress=_Progress(self.log))
+        _log(self.log, done)
+        for obstacle in relay_at_end(connections, spec.name, spec.group):
+            self.log.warning("%s", obstacle)
+        if done.redrive.planned:
+            raise AirflowFailException(
+                f"redrive {number} was stopped: {done.redrive.planned} records are left. Clear this task to go on with them."
+            )
+        return {"redriven": done.redrive.redriven, "passed_over": done.redrive.passed_over}
+
+
+class StartDrainOperator(BaseOperator):
+    """Starts a run ``redrive__<number>`` of the drains and does not wait for it; skipped where the records go to the first delay."""
+
+    def execute(self, context: Context) -> None:
+        if context["params"]["to"] != "now":
+            raise AirflowSkipException("the records wait for their first delay")
+        raise DagRunTriggerException(
+            trigger_dag_id=DRAIN_DAG,
+            dag_run_id=f"redrive__{context['ti'].xcom_pull(task_ids='plan')}",
+            conf=None,
+            logical_date=None,
+            reset_dag_run=False,
+            skip_when_already_exists=True,
+            wait_for_completion=False,
+            allowed_states=[],
+            failed_states=[],
+            poke_interval=0,
+            deferrable=False,
+        )
+
+
+class _Progress:
+    """A line in the log now and then."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._said = time.monotonic()
+
+    def __call__(self, seen: Any) -> None:
+        if time.monotonic() - self._said >= PROGRESS_EVERY_S:
+            self._said = time.monotonic()
+            self._log.info("progress redriven=%s passed_over=%s of=%s", seen.redriven, seen.passed_over, seen.records)
+
+
+def _session(spec: ConsumerSpec) -> Any:
+    from tidemark.airflow.connections import database_url
+    from tidemark.db import session
+
+    return session(database_url(spec), application="tidemark redrive")
+
+
+def _spec(name: str) -> ConsumerSpec:
+    return find_consumer(name, project.consumers())
+
+
+def _log(log: Any, made: Any) -> None:
+    from tidemark.retry.show import lines
+
+    for line in lines(made):
+        log.info("%s", line)
+
+
+_DOC = """
+Sends records round again that have failed for good: the service is back, or they were edited (`tidemark retries edit`).
+
+| task | |
+|---|---|
+| plan | chooses the records, once and for all; its log shows how many of each error, and examples. Changes nothing |
+| approve | a person approves or rejects the plan (*Required Actions*), if the form says so; with *nothing* it ends here |
+| apply | sends them round, no faster than was said; who, when, why and how many is kept for ever |
+| drain | starts a run of `drain_retries`, where they are tried at once |
+
+`tidemark redrive list` shows all redrives, `tidemark redrive stop NUMBER` ends one behind the portion that it is at; cleared, `apply` goes
+on with it. A record that was loaded, discarded or withdrawn meanwhile is passed over.
+"""

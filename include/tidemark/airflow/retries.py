@@ -1,0 +1,187 @@
+"""The DAG ``drain_retries``: for all consumers, what was handed off goes to its topic, and what is due is tried again.
+
+    relay  publishes the outbox of every consumer; one that cannot be published does not hold up the others
+    due    finds the consumers of which something is due; where there is none, nothing else is started
+    drain  tries it: a bounded run of its own for each of them, at most `DRAINS_AT_ONCE` at a time
+    done   fails if any of the others has failed
+
+A run of a consumer publishes what it has handed off itself, and so does a drain. What they could not publish, and what came to lie in the
+outbox in another way, is this DAG's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from tidemark import project
+from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.airflow.operators import ConsumeOperator
+from tidemark.errors import TidemarkError
+from tidemark.spec import ConsumerSpec, read_folder
+
+DRAIN_DAG = "drain_retries"
+EVERY = "*/5 * * * *"
+DRAINS_AT_ONCE = 4
+"""Each is a Spark application."""
+DRAIN_LIMIT = timedelta(hours=1)
+"""A drain that takes longer is ended, lest one consumer keep the others waiting. What it has committed stays."""
+
+
+def drain_dag() -> DAG:
+    common: dict[str, Any] = {"owner": "tidemark"}
+    with DAG(
+        dag_id=DRAIN_DAG,
+        description="Publishes records that failed to their retry topics, and tries again what is due.",
+        doc_md=_DOC,
+        schedule=EVERY,
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        is_paused_upon_creation=False,  # a consumer with a ladder is not done with before its records are
+        tags=["tidemark", "retries"],
+        default_args={"owner": "tidemark"},
+    ) as dag:
+        relay = RelayOperator(task_id="relay", retries=0, doc_md="Publishes what was handed off.", **common)
+        due = DueOperator(
+            task_id="due",
+            trigger_rule="all_done",  # what was published before is tried, also when the broker takes nothing more from the relay
+            retries=1,
+            retry_policy=RETRY_POLICY,
+            retry_delay=timedelta(seconds=10),
+            doc_md="Finds the consumers of which something is due.",
+            **common,
+        )
+        drain: Any = DrainOperator.partial(
+            task_id="drain",
+            map_index_template="{{ task.consumer }}",
+            max_active_tis_per_dagrun=DRAINS_AT_ONCE,
+            execution_timeout=DRAIN_LIMIT,
+            retries=1,
+            retry_policy=RETRY_POLICY,
+            retry_delay=timedelta(seconds=10),
+            doc_md="Tries again what is due, and loads it in the same way as the consumer's own runs.",
+            **common,
+        ).expand(consumer=due.output)
+        done = EmptyOperator(task_id="done", trigger_rule="none_failed", **common)
+        relay >> due >> drain >> done
+        relay >> done
+    return dag
+
+
+class RelayOperator(BaseOperator):
+    """Publishes what every consumer has in its outbox; pushes how many records, by consumer.
+
+    Goes through all of them, and fails in the end if records could not be published, with all the reasons. Consumers whose records neither
+    wait nor are to be published cost one statement a database.
+    """
+
+    def execute(self, context: Context) -> dict[str, int]:
+        import psycopg2
+
+        from tidemark.airflow.connections import database_url, resolve
+        from tidemark.db import session
+        from tidemark.retry.agenda import obstacles
+        from tidemark.retry.relay import relay
+
+        problems: list[str] = []
+        published: dict[str, int] = {}
+        for spec in self._busy(problems):
+            try:
+                with session(database_url(spec), application="tidemark relay") as connection:
+                    done = relay(connection, resolve(spec).kafka, spec.group)
+            except (TidemarkError, psycopg2.Error) as error:
+                problems.append(f"{spec.name}: {str(error).strip()}")
+                continue
+            problems += obstacles(done, spec.name)
+            if done.records:
+                published[spec.name] = done.records
+        self.log.info("relayed consumers=%s records=%s", len(published), sum(published.values()))
+        if problems:
+            raise AirflowFailException("\n".join(problems))
+        return published
+
+    def _busy(self, problems: list[str]) -> Iterator[ConsumerSpec]:
+        for specs, busy in _busy_groups(problems):
+            yield from (spec for spec in specs if spec.group in busy)
+
+
+class DueOperator(BaseOperator):
+    """Pushes the names of the consumers of which something is due; none of them is no failure, and skips the drains.
+
+    Its log says of each how many records are due, and for how long they have been.
+    """
+
+    def execute(self, context: Context) -> list[str]:
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session
+        from tidemark.retry.agenda import due
+
+        problems: list[str] = []
+        found = []
+        for specs, busy in _busy_groups(problems):
+            with session(database_url(specs[0]), application="tidemark due") as connection:
+                for spec in specs:
+                    late = due(connection, spec.group) if spec.group in busy else None
+                    if late is not None:
+                        found.append(spec.name)
+                        self.log.info(
+                            "due consumer=%s records=%s late_median_s=%.1f late_p99_s=%.1f late_oldest_s=%.1f",
+                            spec.name, late.records, *(one.total_seconds() for one in (late.median, late.p99, late.oldest)),
+                        )  # fmt: skip
+        for problem in problems:  # the relay has failed with it, and the run fails with the relay
+            self.log.warning("%s", problem)
+        self.log.info("due consumers=%s", ",".join(found) or "none")
+        return found
+
+
+class DrainOperator(ConsumeOperator):
+    """One drain of a consumer's retry topics, bounded by what was due when it began. All else is as in a run of the consumer."""
+
+    drains = True
+
+
+def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:
+    """The consumers of each database, and the groups that there is something to do for. A database that does not answer becomes a problem;
+    one that no consumer with a ladder has anything in is none."""
+    import psycopg2
+
+    from tidemark import schema
+    from tidemark.airflow.connections import database_url
+    from tidemark.db import session
+    from tidemark.retry.agenda import busy
+
+    good, _ = read_folder(project.consumers())
+    databases: dict[str, list[ConsumerSpec]] = {}
+    for spec in good.values():
+        databases.setdefault(spec.connections.postgres, []).append(spec)
+    for name, specs in databases.items():
+        try:
+            with session(database_url(specs[0]), application="tidemark relay") as connection:
+                schema.require_current(connection)
+                groups = frozenset(busy(connection))
+        except (TidemarkError, psycopg2.Error) as error:
+            if any(spec.retry.delays for spec in specs):
+                problems.append(f"{name}: {str(error).strip()}")
+            continue
+        yield specs, groups
+
+
+_DOC = """
+Records that could not be loaded wait in the retry topics of their consumer, as long as its file says (`retry: {delays: [5m, 30m, 1h]}`).
+
+| task | |
+|---|---|
+| relay | publishes what was handed off, for every consumer |
+| due | finds the consumers of which something is due; if there is none, the rest is skipped, and no Spark is started |
+| drain | tries it: one bounded run a consumer, into the same table, with the lineage of the record as it was read first |
+| done | fails with the others |
+
+`tidemark retries count NAME` shows what waits and what has failed, `tidemark audit NAME` where every record is. The DAG `redrive` sends
+round again what has failed for good.
+"""
