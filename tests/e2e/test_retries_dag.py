@@ -56,7 +56,8 @@ class Ladder:
         self.lab, self.folder, self.answers = lab, lab.folder, lab.folder / "answers.json"
         (self.folder / "transforms" / "e2e_service.py").write_text(TRANSFORM.format(answers=self.answers))
         self.say({})
-        text = COMMON.format(name=NAME, table=NAME, batch=BATCH, special=f"retry: {{delays: [1s, 2s]}}\n{AIRFLOW}")
+        special = f"retry: {{delays: [1s, 2s]}}\n{AIRFLOW}"
+        text = COMMON.format(name=NAME, table=NAME, batch=BATCH, special=special, transform="transform")
         (self.folder / "consumers" / f"{NAME}.yaml").write_text(text.replace("e2e_numbers", "e2e_service"))
         lab.sql(sink_ddl(self.spec, load_transform(self.spec, [self.folder / "transforms"]), lambda _: None))
         self.consumer: Consumer = lab.consumer(NAME)
@@ -196,11 +197,13 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
     """Every field has a title and a section, every choice its words, and the check knows exactly these fields."""
     from tidemark.airflow.redrive import FIELDS
 
-    form = lab.client.get(f"dags/{REDRIVE}/details")["params"]
-    assert tuple(form) == FIELDS
-    schemas = {name: field["schema"] for name, field in form.items()}
+    def schemas_now() -> dict[str, Any]:
+        return {name: field["schema"] for name, field in lab.client.get(f"dags/{REDRIVE}/details")["params"].items()}
+
+    eventually(lambda: NAME in schemas_now()["consumer"]["examples"], what="the form knows the consumer, whose file is new")
+    schemas = schemas_now()
+    assert tuple(schemas) == FIELDS
     assert all({"title", "section"} <= set(schema) for schema in schemas.values())
-    assert NAME in schemas["consumer"]["examples"]
     for name in ("to", "then"):
         assert set(schemas[name]["enum"]) == set(schemas[name]["values_display"])
 
