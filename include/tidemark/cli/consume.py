@@ -12,13 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tidemark import project
 from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
-from tidemark.connections import from_env
+from tidemark.connections import Connections, from_env
 from tidemark.consume import launch
 from tidemark.consume.run import open_attempt
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.agenda import relay_at_end
-from tidemark.spec import find_consumer
+from tidemark.spec import ConsumerSpec, find_consumer
 
 LOG_TAIL = 30
 COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
@@ -27,11 +27,26 @@ HEADINGS = ("loaded", "skipped", "retry", "failed", "other", "rows")
 
 
 def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat, *, drain: bool = False) -> None:
-    """Runs a consumer once, or drains its retry topics once; prints the result, and publishes what it has handed off. Raises what
-    made the run fail, after the driver's last lines on stderr."""
+    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises what `run_shown` does."""
     spec = find_consumer(name, consumers or project.consumers())
-    connections = from_env()
-    attempt_id = open_attempt(connections.database_url, spec.group, TaskIdentity())
+    _print(spec.group, run_shown(spec, from_env(), consumers, transforms, drain=drain), output)
+
+
+def run_shown(
+    spec: ConsumerSpec,
+    connections: Connections,
+    consumers: Path | None,
+    transforms: Sequence[Path],
+    *,
+    drain: bool = False,
+    backfill_of: int | None = None,
+) -> launch.Progress:
+    """One run with a bar of its progress, which then publishes what it has handed off; what is lost and what is not published is told.
+
+    Raises what made the run fail, after the driver's last lines on stderr.
+    """
+    attempt_id = open_attempt(connections.database_url, spec.group, TaskIdentity(), backfill_of=backfill_of)
+    title = spec.name if backfill_of is None else f"{spec.name}, rewind {backfill_of}"
     lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
     columns = (
         TextColumn("{task.description}"),
@@ -42,7 +57,7 @@ def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], 
     )
     since: list[float] = []
     with Progress(*columns, console=stderr) as bar:
-        task = bar.add_task(f"{spec.name}: starting", total=None, rate="-", lag="-")
+        task = bar.add_task(f"{title}: starting", total=None, rate="-", lag="-")
 
         def show(seen: launch.Progress) -> None:
             if seen.planned:
@@ -51,7 +66,7 @@ def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], 
                 speed = seen.records / max(time.monotonic() - since[0], launch.POLL_S)  # all of the run, Spark's start included
                 bar.update(
                     task,
-                    description=spec.name,
+                    description=title,
                     total=seen.total,
                     completed=seen.records,
                     rate=f"{speed:,.0f}",
@@ -77,9 +92,12 @@ def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], 
                 stderr.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
             raise
         show(done)
-    _print(spec.group, done, output)
+    for lost in done.lost:
+        end = "?" if lost.end is None else lost.end
+        stderr.print(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow", markup=False)
     for obstacle in relay_at_end(connections, spec.name, spec.group):
         stderr.print(obstacle, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return done
 
 
 def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
@@ -97,9 +115,6 @@ def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
             }
         )
         return
-    for lost in done.lost:
-        end = "?" if lost.end is None else lost.end
-        stderr.print(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow", markup=False)
     if not done.partitions:
         stdout.print(f"{group}: nothing to read")
         return
