@@ -22,21 +22,24 @@ LOOK_EVERY_S = 30.0
 
 
 class Told:
-    """Listens on the group's channel, in a thread of its own, until it is closed."""
+    """Listens on the group's channel, in a thread of its own, from the first batch on until it is closed."""
 
     def __init__(self, url: str, group: str, group_id: int, interrupt: Callable[[], None]) -> None:
-        self._url, self._group_id, self._interrupt = url, group_id, interrupt
-        self._wakeups = Wakeups(url, group)
+        self._url, self._group, self._group_id, self._interrupt = url, group, group_id, interrupt
+        self._wakeups: Wakeups | None = None  # a run that finds nothing to read needs none
         self._in_flight: Sequence[Slice] = ()
         self._changing = threading.Lock()
         self._stopping = False
-        self._thread = threading.Thread(target=self._listen, name=f"rewinds {group}", daemon=True)
-        self._thread.start()
 
     @contextlib.contextmanager
     def in_flight(self, slices: Sequence[Slice]) -> Iterator[None]:
         """A batch that is interrupted if one of its partitions is taken away; no other one ever is."""
         self._in_flight = slices
+        if self._wakeups is None:
+            self._wakeups = Wakeups(self._url, self._group)
+            self._wakeups.wake()  # what came before it listened was not heard
+            self._thread = threading.Thread(target=self._listen, args=[self._wakeups], name=f"rewinds {self._group}", daemon=True)
+            self._thread.start()
         try:
             yield
         finally:
@@ -44,14 +47,16 @@ class Told:
                 self._in_flight = ()
 
     def close(self) -> None:
+        if self._wakeups is None:
+            return
         self._stopping = True
         self._wakeups.wake()
         self._thread.join()
         self._wakeups.close()
 
-    def _listen(self) -> None:
+    def _listen(self, wakeups: Wakeups) -> None:
         while not self._stopping:
-            self._wakeups.wait(LOOK_EVERY_S)
+            wakeups.wait(LOOK_EVERY_S)
             slices = self._in_flight
             if not slices or self._stopping:
                 continue
