@@ -93,11 +93,29 @@ def topics(kafka_servers: str) -> Iterator[Topics]:
 
 
 @pytest.fixture
-def project_dir(tmp_path: Path) -> Path:
-    """A user's folders for specs and transforms: ``consumers`` and ``transforms``."""
-    (tmp_path / "consumers").mkdir()
-    (tmp_path / "transforms").mkdir()
-    return tmp_path
+def project_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A user's folders for specs and transforms: ``consumers`` and ``transforms``. One for all tests on a `session_here`, whose workers
+    import from it."""
+    if "session_here" in request.fixturenames:
+        home: Path = request.getfixturevalue("session_here")
+        return home
+    return made_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def session_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One Spark session for all runs of a module (`tests.spark_here`); the folder of their consumers and transforms."""
+    from tests.spark_here import spark_session
+
+    home = made_project(tmp_path_factory.mktemp("home"))
+    with spark_session(home / "transforms"):
+        yield home
+
+
+def made_project(folder: Path) -> Path:
+    (folder / "consumers").mkdir()
+    (folder / "transforms").mkdir()
+    return folder
 
 
 @pytest.fixture

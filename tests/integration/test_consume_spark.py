@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from tests.raw_records import RawRecord, produce_raw
 from tests.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
 from tests.scenario import SPARK, Scenario
-from tests.spark_here import run_here, spark_session
+from tests.spark_here import run_here
 from tests.transforms import ECHO_COLUMNS, ECHOES, JUDGES, MANY_ROWS, arrow, echoed, spark, told, with_column
 
 from tidemark.consume.work import TransformFailed
@@ -20,28 +18,6 @@ from tidemark.quality import check_conservation
 from tidemark.sink.table import SinkMismatch
 from tidemark.sink.tally import BadOutput
 from tidemark.spark.engine import DataLoss, SparkFailed
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of all consumers of this module."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "consumers").mkdir()
-    (home / "transforms").mkdir()
-    return home
-
-
-@pytest.fixture
-def project_dir(home: Path) -> Path:
-    return home
-
-
-@pytest.fixture(scope="module")
-def session_here(home: Path) -> Iterator[None]:
-    """The session on which `run_here` runs."""
-    with spark_session(home / "transforms"):
-        yield
-
 
 pytestmark = pytest.mark.usefixtures("session_here")
 

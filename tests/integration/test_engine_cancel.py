@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 from tests.points import until
 from tests.scenario import Scenario
-from tests.spark_here import Lasting, spark_session
+from tests.spark_here import Lasting
 
 from tidemark.consume import launch, run
 from tidemark.local.processes import gone
@@ -130,27 +129,6 @@ class Held:
 
     def first_is_committed(self) -> bool:
         return self.scenario.positions().get((self.topic, 0)) == 3
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of all consumers of this module."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "consumers").mkdir()
-    (home / "transforms").mkdir()
-    return home
-
-
-@pytest.fixture
-def project_dir(home: Path) -> Path:
-    return home
-
-
-@pytest.fixture(scope="module")
-def session_here(home: Path) -> Iterator[None]:
-    """The session of all engines."""
-    with spark_session(home / "transforms"):
-        yield
 
 
 pytestmark = pytest.mark.usefixtures("session_here")

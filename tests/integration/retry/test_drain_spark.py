@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.retry.lab import Lab, lab_on, minutes
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario
-from tests.spark_here import run_here, spark_session
+from tests.spark_here import run_here
 from tests.transforms import ECHO_COLUMNS, ECHOES
 
 from tidemark.spark import engine
@@ -40,23 +39,7 @@ SERVICE = """
 SHUFFLED = SERVICE.replace("rows = judged.", 'rows = judged.repartition(2, "word").')
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("home")
-    (home / "consumers").mkdir()
-    (home / "transforms").mkdir()
-    return home
-
-
-@pytest.fixture
-def project_dir(home: Path) -> Path:
-    return home
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session_here(home: Path) -> Iterator[None]:
-    with spark_session(home / "transforms"):
-        yield
+pytestmark = pytest.mark.usefixtures("session_here")
 
 
 @pytest.fixture(params=[SERVICE, SHUFFLED], ids=["narrow", "shuffled"])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from tests.integration.test_engine_cancel import FUNCTION, HELD, Held
 from tests.points import until
 from tests.scenario import Scenario
-from tests.spark_here import spark_session
 
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
@@ -34,25 +31,6 @@ STAGED = (
         return moved.select("kafka_topic", "kafka_partition", "kafka_offset", F.udf(held, "binary")("value").alias("payload"))
 """
 )
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("home")
-    (home / "consumers").mkdir()
-    (home / "transforms").mkdir()
-    return home
-
-
-@pytest.fixture
-def project_dir(home: Path) -> Path:
-    return home
-
-
-@pytest.fixture(scope="module")
-def session_here(home: Path) -> Iterator[None]:
-    with spark_session(home / "transforms"):
-        yield
 
 
 pytestmark = pytest.mark.usefixtures("session_here")
