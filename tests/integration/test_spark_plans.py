@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.kafka_topics import Topics
+from tests.scenario import eventually
 from tests.spark_here import spark_session
 
 from tidemark.connections import Connections
 from tidemark.consume.work import TransformFailed
+from tidemark.local.java import find_java
 from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
 from tidemark.spark.plan import passed_on, reads_headers, why_staged
 
@@ -220,3 +223,22 @@ PASSED_ON = {
 def test_lineage_that_is_the_sources_own_need_not_travel(records: DataFrame, transform, names: list[str]) -> None:
     """What a transform computes in its place is looked at, row by row."""
     assert passed_on(records, transform(records), ["kafka_topic", "kafka_partition"]) == names
+
+
+def test_a_batch_that_is_done_leaves_nothing_of_kafkas_in_the_heap(spark: SparkSession, records: DataFrame) -> None:
+    """Spark keeps consumers and what they have fetched for 5 minutes, for a reader of the same name, and each batch's has one of its own:
+    within some tens of batches the heap was full, and the JVM did little but collect garbage."""
+    assert records.count() == 4
+    eventually(lambda: in_heap(spark, "org.apache.kafka.clients.consumer.KafkaConsumer") == 0)
+    assert in_heap(spark, "org.apache.kafka.clients.consumer.ConsumerRecord") == 0
+
+
+def in_heap(spark: SparkSession, name: str) -> int:
+    """How many objects of a class the JVM holds."""
+    jvm = spark._jvm
+    assert jvm is not None
+    jcmd = [str(find_java().with_name("jcmd")), str(jvm.java.lang.ProcessHandle.current().pid()), "GC.class_histogram"]
+    table = subprocess.run(jcmd, capture_output=True, text=True, check=True).stdout
+    assert "java.lang.String" in table
+    found = re.search(rf"^\s*\d+:\s+(\d+)\s+\d+\s+{re.escape(name)}(\s|$)", table, re.MULTILINE)
+    return int(found.group(1)) if found else 0

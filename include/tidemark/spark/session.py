@@ -36,6 +36,12 @@ SETTINGS = {
     "spark.python.worker.reuse": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
+    # each batch's reader has a name of its own, so that nothing of it is used again: kept for Spark's 5 minutes it would fill the heap
+    "spark.kafka.consumer.cache.capacity": "1",
+    "spark.kafka.consumer.cache.timeout": "1s",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
     # Spark's own expression, and what the Kafka client's settings carry credentials in
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|private.?key|keystore[.]key",
 }
