@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks import assignors, cold, group, growth, latency, memory, packages, report, retries, rewind, where
+from benchmarks import assignors, backlog, cold, group, growth, latency, memory, packages, report, retries, rewind, where
 from benchmarks.contestants import ALL, BY_NAME, Contestant, Needs, Reads
 from benchmarks.harness import ROOT, Figure, Harness
 from benchmarks.packages import Unobtainable
@@ -24,7 +24,7 @@ from benchmarks.stage import Stage, set_up
 
 BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
-WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries")
+WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries", "backlog")
 PARTITIONS = 4
 SHARE = 4
 """Contestants of `Reads.PART` read one in so many records."""
@@ -108,6 +108,8 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
         records = min(options.records, 1_000_000)
         topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))
         sections["retries"] = retries.measure(stage, site, topic, 1 if options.quick else 3, say)
+    if "backlog" in options.what:
+        sections["backlog"] = backlog.measure(stage, site, backlog.QUICK if options.quick else backlog.FULL, options.width, say)
     if "where" in options.what:
         records = min(options.records, 1_000_000)
         topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))

@@ -22,19 +22,21 @@ from tidemark.consume import run
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
+from tidemark.retry.agenda import busy
 from tidemark.retry.relay import relay
 from tidemark.retry.topics import ensure_topics
-from tidemark.spec import Retry
+from tidemark.spec.model import Retry, RetryTopics
 
 SHARES = (0, 10, 100)
 """Of 1000 records these fail at first."""
 FILE = "BENCH_FLAKY"
 
 
-class _Flaky(_Product):
+class Flaky(_Product):
     transform = "bench_flaky"
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, delay: str = "5m", partitions: int = 1) -> None:
+        self._retry = Retry(delays=(delay,), topics=RetryTopics(partitions=partitions))
         self._share = Path(site.folder) / "share"
         self.fails(0)
         os.environ[FILE] = str(self._share)  # Spark's Python workers inherit it
@@ -46,13 +48,22 @@ class _Flaky(_Product):
 
     def prepare(self, job: Job) -> None:
         super().prepare(job)
-        self._this = self._this.model_copy(update={"retry": Retry(delays=("5m",))})
+        self._this = self._this.model_copy(update={"retry": self._retry})
         self._engine._engine._spec = self._this  # noqa: SLF001
         ensure_topics(Cluster(self._connections.kafka), self._this, create=True)
 
+    @property
+    def group(self) -> str:
+        return self._this.group
+
+    def waiting(self) -> bool:
+        """Does any record wait?"""
+        with session(self._site.database_url) as connection:
+            return self.group in busy(connection)
+
     def relay(self) -> int:
         with session(self._site.database_url) as connection:
-            return relay(connection, self._connections.kafka, self._this.group).records
+            return relay(connection, self._connections.kafka, self._this).records
 
     def age(self) -> None:
         """All that waits is due."""
@@ -66,7 +77,7 @@ class _Flaky(_Product):
 
 def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row a share: records/s of the run, of the relay and of the drain, medians; and what each failed record has added to the run."""
-    product, job, found = _Flaky(site), Job(topic), []
+    product, job, found = Flaky(site), Job(topic), []
     try:
         _round(stage, product, job, SHARES[-1])
         for share in SHARES:
@@ -96,7 +107,7 @@ def table(found: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]
     return "Retries, Arrow form", columns, rows
 
 
-def _round(stage: Stage, product: _Flaky, job: Job, share: int) -> tuple[float, float, float]:
+def _round(stage: Stage, product: Flaky, job: Job, share: int) -> tuple[float, float, float]:
     """Seconds of a run in which a share fails, of the relay, and of the drain that loads it; all of it is in the table at the end."""
     stage.empty()
     product.fails(share)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 Value = bytes | str | None
 
@@ -49,6 +49,12 @@ class Topics:
         else:
             producer.abort_transaction(30)
 
+    def alter(self, topic: str, **config: str) -> None:
+        """Sets some of a topic's settings; the others stay."""
+        entries = [ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()]
+        (done,) = self._admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values()
+        done.result()
+
     def trim(self, topic: str, before: Mapping[int, int]) -> None:
         """Deletes the records below an offset of each partition, as retention does."""
         from confluent_kafka import TopicPartition
@@ -61,10 +67,10 @@ class Topics:
         """Adds partitions, up to this number in all."""
         self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result()
 
-    def recreate(self, topic: str, partitions: int = 1) -> None:
+    def recreate(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Deletes a topic and makes it again under the same name."""
         self.delete(topic)
-        self.create(partitions, name=topic)
+        self.create(partitions, name=topic, **config)
 
     def delete(self, topic: str) -> None:
         self._admin.delete_topics([topic])[topic].result()

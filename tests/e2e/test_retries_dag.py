@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -19,9 +20,11 @@ from tidemark.retry.topics import ensure_topics
 from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.transform import load_transform
 
-NAME = "ladder"
+DELAYS = "[1h, 2h]"
+"""Nothing is due before a test says so."""
 DRAINS, REDRIVE = "drain_retries", "redrive"
 RECORDS = 10
+TASKS = ("relay", "due", "drain", "validate", "publish", "done")
 
 TRANSFORM = '''
 """Records are numbers; a service, which is a file, says what becomes of each."""
@@ -50,26 +53,24 @@ def transform(record: Record) -> Row:
 
 
 class Ladder:
-    """A consumer whose ladder is of seconds: ``[1s, 2s]``."""
+    """A consumer with a ladder, whose rows are judged. Its service answers as `say` says."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab, self.folder, self.answers = lab, lab.folder, lab.folder / "answers.json"
+    def __init__(self, lab: Lab, name: str) -> None:
+        self.lab, self.name, self.folder, self.answers = lab, name, lab.folder, lab.folder / "answers.json"
         (self.folder / "transforms" / "e2e_service.py").write_text(TRANSFORM.format(answers=self.answers))
         self.say({})
-        special = f"retry: {{delays: [1s, 2s]}}\n{AIRFLOW}"
-        text = COMMON.format(name=NAME, table=NAME, batch=BATCH, special=special, transform="transform")
-        (self.folder / "consumers" / f"{NAME}.yaml").write_text(text.replace("e2e_numbers", "e2e_service"))
+        special = f"retry: {{delays: {DELAYS}}}\nvalidation: {{suite: numbers}}\n{AIRFLOW}"
+        text = COMMON.format(name=name, table=name, batch=BATCH, special=special, transform="transform")
+        (self.folder / "consumers" / f"{name}.yaml").write_text(text.replace("e2e_numbers", "e2e_service"))
         lab.sql(sink_ddl(self.spec, load_transform(self.spec, [self.folder / "transforms"]), lambda _: None))
-        self.consumer: Consumer = lab.consumer(NAME)
+        self.consumer: Consumer = lab.consumer(name)
         self.cluster = Cluster({"bootstrap.servers": lab.topics.servers})
         found = ensure_topics(self.cluster, self.spec, create=True)
         lab.topics.adopt(one.topic.name for one in found)
-        for dag in (DRAINS, REDRIVE, self.consumer.dag):
-            lab.client.wait_for_dag(dag)
 
     @property
     def spec(self) -> ConsumerSpec:
-        return find_consumer(NAME, self.folder / "consumers")
+        return find_consumer(self.name, self.folder / "consumers")
 
     def say(self, answers: dict[str, str]) -> None:
         """What the service answers from now on, by the record's number."""
@@ -81,26 +82,16 @@ class Ladder:
             "SELECT record_offset, failed_record.state, hop_topic, hop_offset IS NOT NULL FROM tidemark.failed_record"
             " JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
         )
-        return {offset: (state, topic, published) for offset, state, topic, published in self.lab.sql(query, NAME)}
-
-    def wait_until_due(self) -> None:
-        query = (
-            "SELECT count(*) FROM tidemark.failed_record JOIN tidemark.consumer_group grp USING (group_id)"
-            " WHERE name = %s AND failed_record.state = 'WAITING' AND due_at > clock_timestamp()"
-        )
-        eventually(lambda: self.lab.sql(query, NAME) == [(0,)], within_s=10, what="all that waits is due")
-
-    def drain(self) -> dict[str, str | None]:
-        """A run of the drains that begins when everything is due, and its tasks' states."""
-        self.wait_until_due()
-        run_id = self.lab.client.trigger(DRAINS)
-        assert self.lab.client.wait(DRAINS, run_id, 120) == "success"
-        return states(self.lab, DRAINS, run_id)
+        return {offset: (state, topic, published) for offset, state, topic, published in self.lab.sql(query, self.name)}
 
     def attempts(self) -> set[tuple[str, str]]:
         """DAG and task of every attempt."""
         query = "SELECT DISTINCT dag_id, task_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
-        return {tuple(row) for row in self.lab.sql(query, NAME)}
+        return {tuple(row) for row in self.lab.sql(query, self.name)}
+
+    def announced(self) -> list[tuple[str, dict[str, Any]]]:
+        """DAG and ranges of every event of its sink, oldest first."""
+        return [(event.source_dag_id, event.extra["ranges"]) for event in self.lab.client.asset_events(self.consumer.table)]
 
     def check(self) -> None:
         with session(self.lab.url) as connection:
@@ -108,50 +99,86 @@ class Ladder:
         assert found.differences == ()
 
     def redrive(self, **conf: Any) -> str:
-        return self.lab.client.trigger(REDRIVE, {"consumer": NAME, "reason": "the service is back again", **conf})
+        return self.lab.client.trigger(REDRIVE, {"consumer": self.name, "reason": "the service is back again", **conf})
+
+
+def make_due(lab: Lab, *ladders: Ladder, in_s: float = 0) -> None:
+    """All that waits is due so soon, as if the time of its delay had gone by."""
+    lab.sql(
+        "UPDATE tidemark.failed_record SET due_at = clock_timestamp() + make_interval(secs => %s) FROM tidemark.consumer_group grp"
+        " WHERE failed_record.group_id = grp.group_id AND failed_record.state = 'WAITING' AND grp.name = ANY (%s)",
+        in_s,
+        [ladder.name for ladder in ladders],
+    )
 
 
 def states(lab: Lab, dag: str, run_id: str) -> dict[str, str | None]:
     return {task.task_id: task.state for task in lab.client.task_instances(dag, run_id)}
 
 
+def marks() -> int:
+    """How often the schedule's time has come until now, every five minutes."""
+    return int(time.time() // 300)
+
+
+def drained_in(lab: Lab, ladder: Ladder, *, within_s: float) -> str:
+    """The run of the drains in which the consumer's newest drain is, which must begin so soon."""
+    query = (
+        "SELECT run_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
+        " WHERE name = %s AND task_id = 'drain' ORDER BY attempt_id DESC LIMIT 1"
+    )
+    ((run_id,),) = eventually(lambda: lab.sql(query, ladder.name), within_s=within_s, what=f"a drain of {ladder.name}")
+    return str(run_id)
+
+
 @pytest.fixture(scope="module")
-def ladder_session(lab_session: Lab) -> Ladder:
+def ladders(lab_session: Lab) -> dict[str, Ladder]:
+    """By name. Airflow knows them."""
     lab_session.repair()
-    return Ladder(lab_session)
+    made = {name: Ladder(lab_session, name) for name in ("ladder", "sound", "rotten")}
+    for dag in (DRAINS, REDRIVE, *(each.consumer.dag for each in made.values())):
+        lab_session.client.wait_for_dag(dag)
+    return made
 
 
 @pytest.fixture
-def ladder(lab: Lab, ladder_session: Ladder) -> Ladder:
+def ladder(lab: Lab, ladders: dict[str, Ladder]) -> Ladder:
     """Of a whole Airflow, with nothing running when the test is over."""
-    return ladder_session
+    return ladders["ladder"]
 
 
 def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, ladder: Ladder) -> None:
-    """A run publishes what it has handed off. A drain loads it with the lineage of its first reading, or sends it to the next delay; what
-    failed for good is planned, looked at by a person, sent round, and loaded at once. Where nothing is due, no driver is started."""
+    """A run publishes what it has handed off. When something is due, a run of the drains begins by itself, long before its schedule's. It
+    loads a record with the lineage of its first reading, judges it and announces it, or sends it to the next delay; what failed for good
+    is planned, looked at by a person, sent round, and loaded at once. Where nothing is due, no driver is started."""
     consumer = ladder.consumer
     ladder.say({"3": "retry", "5": "retry", "7": "fail"})
     consumer.produce(*range(RECORDS))
     assert consumer.trigger().wait() == "success"
     assert consumer.rows() == [0, 1, 2, 4, 6, 8, 9], lab.sql("SELECT DISTINCT error_type, error_text FROM tidemark.failed_record")
-    waits, landed, given_up = ("WAITING", f"{NAME}.retry.1s", True), ("LOADED", None, False), ("FAILED", f"{NAME}.failed", True)
+    waits, landed, given_up = ("WAITING", "ladder.retry.1h", True), ("LOADED", None, False), ("FAILED", "ladder.failed", True)
     assert ladder.failed() == {3: waits, 5: waits, 7: given_up}
 
     ladder.say({"5": "retry"})
-    assert ladder.drain()["done"] == "success"
+    began = marks()
+    make_due(lab, ladder, in_s=2)
+    woken = drained_in(lab, ladder, within_s=90)  # it may have been woken for another test a moment ago, and is quiet for a minute then
+    assert woken.startswith("asset_triggered__") or marks() > began, "neither woken, nor was it the schedule's time"
+    assert lab.client.wait(DRAINS, woken, 60) == "success"
+    assert set(states(lab, DRAINS, woken).items()) == {(task, "success") for task in TASKS}
     assert lab.sql(f"SELECT kafka_offset FROM {consumer.table} WHERE number = 3") == [(3,)]
-    assert ladder.failed() == {3: landed, 5: ("WAITING", f"{NAME}.retry.2s", True), 7: given_up}
+    assert ladder.failed() == {3: landed, 5: ("WAITING", "ladder.retry.2h", True), 7: given_up}
     assert ladder.attempts() == {(consumer.dag, "consume"), (DRAINS, "drain")}
+    assert ladder.announced() == [(consumer.dag, {"ladder/0": [[0, RECORDS]]}), (DRAINS, {"ladder/0": [[3, 4]]})]
     ladder.check()
 
     ladder.say({})
+    make_due(lab, ladder)
     dry, run_id = ladder.redrive(then="nothing", error="Fail"), ladder.redrive(then="ask", to="now")
     assert lab.client.wait(REDRIVE, dry, 30) == "success"
     assert states(lab, REDRIVE, dry) == {"plan": "success", "approve": "skipped", "apply": "skipped", "drain": "skipped"}
-    assert f"1 record of {NAME} to the first delay" in lab.client.log(REDRIVE, dry, "plan")
+    assert "1 record of ladder to the first delay" in lab.client.log(REDRIVE, dry, "plan")
     assert "Fail: 7 is broken" in answer(lab, run_id, "Approve")["body"]
-    assert "Not part of it: 1 that wait for a retry already" in lab.client.log(REDRIVE, run_id, "plan")
     assert lab.client.wait(REDRIVE, run_id, 30) == "success"
     assert states(lab, REDRIVE, run_id) == {"plan": "success", "approve": "success", "apply": "success", "drain": "success"}
     assert lab.client.xcom(REDRIVE, run_id, "apply") == {"redriven": 1, "passed_over": 0}
@@ -163,8 +190,39 @@ def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, la
         ("DONE", "now", "admin"),
         ("PLANNED", "ladder", "admin"),
     ]
-    assert ladder.drain() == {"relay": "success", "due": "success", "drain": "skipped", "done": "success"}
+    nothing_due = lab.client.trigger(DRAINS)
+    assert lab.client.wait(DRAINS, nothing_due, 60) == "success"
+    assert states(lab, DRAINS, nothing_due) == dict.fromkeys(TASKS, "skipped") | dict.fromkeys(("relay", "due", "done"), "success")
     ladder.check()
+
+
+def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_else(lab: Lab, ladders: dict[str, Ladder]) -> None:
+    """Two consumers are drained in one run. What one of them loaded is critical: there is no event of its sink, its rows stay, and the run
+    fails. The other one's are announced all the same."""
+    sound, rotten = ladders["sound"], ladders["rotten"]
+    sound.say({"17": "retry", "17000000": "retry"})
+    for each, number in ((sound, 17), (rotten, 17_000_000)):
+        each.consumer.produce(number)
+        each.consumer.read_here()
+        assert each.consumer.rows() == []
+    sound.say({})
+    make_due(lab, sound, rotten)
+    lab.client.trigger(DRAINS)
+    run_id = drained_in(lab, sound, within_s=60)
+    assert lab.client.wait(DRAINS, run_id, 120) == "failed"
+    found = lab.client.task_instances(DRAINS, run_id)
+    names = {task.map_index: task.rendered_map_index for task in found if task.task_id == "drain"}
+    tasks = {(task.task_id, names.get(task.map_index)): task.state for task in found}
+    assert {key: state for key, state in tasks.items() if state != "success"} == {
+        ("validate", "rotten"): "failed",
+        ("publish", "rotten"): "upstream_failed",
+        ("done", None): "upstream_failed",
+    }
+    assert {task for task, consumer in tasks if consumer == "sound"} == {"drain", "validate", "publish"}
+    assert (sound.consumer.rows(), rotten.consumer.rows()) == ([17], [17_000_000])
+    assert (sound.announced(), rotten.announced()) == ([(DRAINS, {"sound/0": [[0, 1]]})], [])
+    for each in (sound, rotten):
+        each.check()
 
 
 def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab: Lab, ladder: Ladder) -> None:
@@ -200,7 +258,7 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
     def schemas_now() -> dict[str, Any]:
         return {name: field["schema"] for name, field in lab.client.get(f"dags/{REDRIVE}/details")["params"].items()}
 
-    eventually(lambda: NAME in schemas_now()["consumer"]["examples"], what="the form knows the consumer, whose file is new")
+    eventually(lambda: ladder.name in schemas_now()["consumer"]["examples"], what="the form knows the consumer, whose file is new")
     schemas = schemas_now()
     assert tuple(schemas) == FIELDS
     assert all({"title", "section"} <= set(schema) for schema in schemas.values())

@@ -231,21 +231,32 @@ def test_continuous_consumer_has_a_run_for_each_stretch_of_time_and_one_beside_i
     assert "one after the other, 10m each" in dag["doc"]
 
 
-def test_drains_run_every_five_minutes_and_redrives_by_hand(read, tmp_path):
-    """Whatever the consumers' files say, one run of the drains at a time. A relay that fails holds up nothing, and fails the run; reading
-    the files imports nothing heavy."""
+def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by_hand(read, tmp_path):
+    """Whatever the consumers' files say, one run of the drains at a time. A relay that fails holds up nothing, and fails the run; what was
+    loaded is judged before it is announced, each consumer's by itself. The trigger that wakes the drains is stored without any argument;
+    reading the files imports nothing heavy."""
     (tmp_path / "flights.yaml").write_text(FULL)
     (tmp_path / "weather.yaml").write_text(BAD)
     drains, redrives = read(tmp_path, "drain_retries.py"), read(tmp_path, "redrive.py")
     assert drains["heavy"] == redrives["heavy"] == []
     dag = drains["dags"]["drain_retries"]
-    assert (dag["schedule"], dag["max_active_runs"], dag["catchup"]) == ("*/5 * * * *", 1, False)
-    assert {name: (task["upstream"], task["rule"]) for name, task in dag["tasks"].items()} == {
-        "relay": ([], "all_success"),
-        "due": (["relay"], "all_done"),
-        "drain": (["due"], "all_success"),
-        "done": (["drain", "relay"], "none_failed"),
+    assert (dag["max_active_runs"], dag["catchup"]) == (1, False)
+    serialized = drains["serialized"]["drain_retries"]["dag"]
+    timetable = serialized["timetable"]["__var"]
+    assert (timetable["timetable"]["__var"]["expression"], timetable["timetable"]["__var"]["timezone"]) == ("*/5 * * * *", "UTC")
+    (asset,) = timetable["asset_condition"]["objects"]
+    assert [watcher["trigger"] for watcher in asset["watchers"]] == [{"classpath": "tidemark.airflow.due.DueTrigger", "kwargs": {}}]
+    assert {name: (task["kind"], task["upstream"], task["rule"]) for name, task in dag["tasks"].items()} == {
+        "relay": ("RelayOperator", [], "all_success"),
+        "due": ("DueOperator", ["relay"], "all_done"),
+        "drain": ("DrainOperator", ["due"], "all_success"),
+        "validate": ("ValidateDrainOperator", ["drain", "due"], "all_done"),
+        "publish": ("PublishDrainOperator", ["due", "validate"], "all_success"),
+        "done": ("EmptyOperator", ["drain", "publish", "relay"], "none_failed"),
     }
+    assert dag["tasks"]["publish"]["outlets"] == ["tidemark_drained"]
+    (group,) = (node for _, node in serialized["task_group"]["children"].values() if isinstance(node, dict))
+    assert (group["is_mapped"], sorted(group["children"])) == (True, ["drain", "publish", "validate"])
     dag = redrives["dags"]["redrive"]
     assert (dag["schedule"], dag["catchup"]) == (None, False)
     assert {name: task["upstream"] for name, task in dag["tasks"].items()} == {

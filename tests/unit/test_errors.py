@@ -28,6 +28,7 @@ SAMPLES: dict[Any, Any] = {
     int: 7,
     float: 1.5,
     bool: True,
+    bytes: b"Ulm",
     Path: Path("departures.yaml"),
     datetime: datetime(2026, 3, 29, tzinfo=UTC),
     TopicPartition: PARTITION,

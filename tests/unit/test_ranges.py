@@ -140,3 +140,15 @@ def test_an_empty_slice_cannot_be_made() -> None:
         with pytest.raises(ValueError, match=r"t/0: \[5, \d\) is empty"):
             Slice(TopicPartition("t", 0), 1, 5, end, Epoch(1))
     assert str(Slice(TopicPartition("t", 0), 1, 5, 9, Epoch(1))) == "t/0 [5, 9)"
+
+
+@quick
+@given(LAGS, BUDGETS)
+def test_retry_topics_share_evenly_whatever_waits_in_one_of_them(lags: list[int], budget: int) -> None:
+    """Scenario 38: fair over the delays. Each partition gets all that it has, or an even share at the least."""
+    claims, ends = claims_of(lags)
+    slices = {part.partition: part for part in plan_batch([replace(claim, drained=True) for claim in claims], ends, budget)}
+    behind = [claim for claim, lag in zip(claims, lags, strict=True) if lag]
+    for claim in behind:
+        got = slices[claim.partition].span if claim.partition in slices else 0
+        assert got >= min(ends[claim.partition] - claim.position, budget // len(behind))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tidemark.spec import SpecInvalid, explain, load_consumer, model, rules
+from tidemark.spec import SpecInvalid, explain, load_consumer, model
 
 SMALL = "topics: [flights]\ntransform: departures:transform\nsink: {table: departures}\n"  # three lines: the key under test is the fourth
 
@@ -73,38 +73,6 @@ include/consumers/departures.yaml:10:1: unknown key "owner"; did you mean "airfl
     )
 
 
-def test_what_is_not_available_yet_is_told_beside_what_is_wrong(tmp_path):
-    """A key that nothing acts on is refused in words, never ignored; its value is checked all the same."""
-    text = f"{SMALL}retry: {{delays: [5m, 5m, 30 m, 1h], order: key}}\n"
-    assert (
-        str(refused(tmp_path, text)).replace(f"{tmp_path}/", "")
-        == """\
-departures.yaml:4:26: retry.delays[2] is not a duration: "30 m"
-    4 | retry: {delays: [5m, 5m, 30 m, 1h], order: key}
-      |                          ^^^^ write a number and a unit without a space: 30s, 5m, 1h
-departures.yaml:4:44: retry.order: key is not available yet: later records of a key that waits are not held back
-    4 | retry: {delays: [5m, 5m, 30 m, 1h], order: key}
-      |                                            ^^^ remove the key; a transform that needs an order can raise Retry for them, too
-2 problems; departures was not loaded"""
-    )
-
-
-NOT_YET = {
-    ("retry", "order"): "retry: {delays: [5m], order: key}",
-}
-
-
-@pytest.mark.parametrize("row", rules.NOT_YET, ids=lambda row: ".".join(row.path))
-def test_every_key_that_is_not_available_yet_is_refused(tmp_path, row):
-    """Each entry of the table refuses a value that is otherwise right, and nothing else is wrong with it."""
-    line = NOT_YET[row.path]
-    text = "".join(f"{each}\n" for each in SMALL.splitlines() if each.split(":")[0] != line.split(":")[0]) + line
-    problems = refused(tmp_path, text).problems
-    assert len(problems) == 1
-    assert row.why in problems[0].message
-    assert problems[0].fix == row.fix
-
-
 WRONG = [
     # the fourth line of the file, column and length of the place, message, fix
     ("group: a b", 8, 3, 'group is not a group id: "a b"', "use letters"),
@@ -126,7 +94,10 @@ WRONG = [
     ("retry: {topics: {partitions: 2}}", 9, 6, "retry.topics has no use without retry.delays", "write delays"),
     ("retry: {delays: [5m, 1h], budget: 1m}", 35, 2, "retry.budget is over before the first delay is", "write 65m for the whole ladder"),
     ("retry: {delays: [5m], topics: {partitions: 0}}", 44, 1, "retry.topics.partitions is not a number of partitions: 0", "1 or more"),
-    ("retry: {delays: [5m], order: time}", 30, 4, 'retry.order is not an order: "time"', "write none"),
+    ("retry: {delays: [5m], order: time}", 30, 4, 'retry.order is not an order: "time"', "write key or none"),
+    ("retry: {order: key}", 9, 5, "retry.order has no use without retry.delays", "write delays"),
+    ("retry: {delays: [5m], order: key, max_held: 0}", 45, 1, "retry.max_held is not a number of records: 0", "1 or more"),
+    ("retry: {delays: [5m], max_held: 9}", 23, 8, "retry.max_held has no use without an order by key", "write order: key"),
     ("retry: {breaker: 0.5}", 18, 3, "retry.breaker is not a mapping: 0.5", "write {ratio: 0.5}"),
     ("retry: {breaker: {}}", 18, 2, "retry.breaker says neither ratio nor consecutive", "write {ratio: 0.5}"),
     ("retry: {breaker: {ratio: 1}}", 26, 1, "retry.breaker.ratio is not a share: 1", "from 0 to below 1"),

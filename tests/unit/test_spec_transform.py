@@ -241,6 +241,20 @@ def test_a_verdict_carries_its_reason_across_processes(kind):
     assert issubclass(kind, Verdict)
 
 
+@pytest.mark.parametrize(("signature", "refused"), [("(records)", True), ("(batch)", False), ("(record)", False)])
+def test_order_by_key_is_refused_where_rows_do_not_say_which_key_they_were_made_of(project, signature, refused):
+    """The problem stands at the key of the file that asks for it."""
+    spec, folder, name = project(f"def transform{signature}: ...", permanent="[], delays: [5m], order: key")
+    if not refused:
+        assert load_transform(spec, [folder]).form is not Form.SPARK
+        return
+    with pytest.raises(SpecInvalid) as caught:
+        load_transform(spec, [folder])
+    (problem,) = caught.value.problems
+    assert problem.key == "retry.order"
+    assert problem.message == f"retry.order: {name}:transform is of the Spark form, whose rows do not say which key they were made of"
+
+
 def test_the_examples_of_the_users_page_run():
     """The plain-function example as a doctest, the others as modules of the form that they show."""
     assert doctest.testmod(tidemark.transform).failed == 0

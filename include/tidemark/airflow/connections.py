@@ -55,7 +55,11 @@ def resolve(spec: ConsumerSpec) -> Connections:
 
 def database_url(spec: ConsumerSpec) -> str:
     """The URL of the consumer's Postgres connection, with the settings of its extra that libpq knows."""
-    connection = _get(spec, "postgres")
+    return postgres_url(_get(spec, "postgres"))
+
+
+def postgres_url(connection: Connection) -> str:
+    """A Postgres connection as a URL."""
     who = quote(connection.login or "", safe="")
     if connection.password:
         who += ":" + quote(connection.password, safe="")

@@ -14,28 +14,30 @@ from tidemark.spec import parse_duration, read_folder
 def maintain_dag() -> DAG:
     with DAG(
         dag_id="maintain",
-        description="Removes what rewinds have taken out and nobody has undone, after its time; ends attempts whose drivers are gone.",
+        description="Removes what rewinds took out, and payloads of settled records, after their time; ends attempts without a driver.",
         doc_md="Drops the archives of rewinds that are older than `keep`: these can be neither undone nor verified any more. "
-        "Who rewound what, when and why is kept for ever. Attempts that began a day ago and have no driver any more are ended.",
+        "Who rewound what, when and why is kept for ever. Empties failed records that were loaded, skipped or discarded longer ago: "
+        "key, value and headers go, all else stays. Attempts that began a day ago and have no driver any more are ended.",
         schedule="@daily",
         start_date=START,
         catchup=False,
         max_active_runs=1,
         tags=["tidemark", "maintain"],
         default_args={"owner": "tidemark"},
-        params={"keep": Param("30d", type="string", title="Keep", description_md="How long archives are kept: `12h`, `30d`.")},
+        params={"keep": Param("30d", type="string", title="Keep", description_md="How long archives and payloads are kept: `12h`, `30d`.")},
     ) as dag:
         MaintainOperator(task_id="maintain", retries=2, retry_policy=RETRY_POLICY)
     return dag
 
 
 class MaintainOperator(BaseOperator):
-    """Pushes how many archives it has removed, and of how many rows, and how many attempts it has ended."""
+    """Pushes how many archives it has removed, and of how many rows, how many records it has emptied, and how many attempts ended."""
 
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session, transaction
         from tidemark.offsets import store
+        from tidemark.retry.retention import empty_settled
         from tidemark.rewind.retention import remove_archives
 
         keep = parse_duration(context["params"]["keep"])
@@ -43,10 +45,12 @@ class MaintainOperator(BaseOperator):
         databases = {spec.connections.postgres: spec for spec in good.values()}
         removed: list[Any] = []
         ended: list[int] = []
+        emptied = 0
         for spec in databases.values():
             with session(database_url(spec)) as connection:
                 removed += remove_archives(connection, keep)
+                emptied += empty_settled(connection, keep)
                 with transaction(connection) as cur:
                     ended += store.end_abandoned(cur)
-        self.log.info("archives removed: %s, attempts ended: %s", len(removed), len(ended))
-        return {"archives": len(removed), "rows": sum(one.rows for one in removed), "attempts": len(ended)}
+        self.log.info("archives removed: %s, records emptied: %s, attempts ended: %s", len(removed), emptied, len(ended))
+        return {"archives": len(removed), "rows": sum(one.rows for one in removed), "emptied": emptied, "attempts": len(ended)}

@@ -41,7 +41,7 @@ class ConsumeOperator(BaseOperator):
         self._killed = False
 
     def execute(self, context: Context) -> dict[str, Any]:
-        return self._consume(context, _spec(self.consumer))
+        return self._consume(context, spec_of(self.consumer))
 
     def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
         from tidemark.airflow.connections import resolve
@@ -67,7 +67,7 @@ class ConsumeOperator(BaseOperator):
         counts = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
         summary = {"attempt_id": attempt_id, "records": done.records, **counts}
         self.log.info("attempt is committed group=%s %s", spec.group, " ".join(f"{name}={value}" for name, value in summary.items()))
-        for obstacle in relay_at_end(connections, spec.name, spec.group):
+        for obstacle in relay_at_end(connections, spec):
             self.log.warning("%s", obstacle)
         return summary
 
@@ -97,9 +97,12 @@ class ValidateOperator(BaseOperator):
 
     A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``. Where it says
     ``rewind``, what the run wrote is taken back first (`tidemark.quality.reaction`); a try after that says so, and fails likewise.
+    What a drain has loaded is never taken back: it lies among rows of other runs, and a rewind would have to take all of them.
     """
 
-    template_fields = ("consumer",)
+    template_fields: Sequence[str] = ("consumer",)
+    drains = False
+    """Is it a drain that is judged?"""
 
     def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -110,7 +113,7 @@ class ValidateOperator(BaseOperator):
         from tidemark.quality import Outcome, Run, validate
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # hundreds of lines about its own start
-        spec = _spec(self.consumer)
+        spec = spec_of(self.consumer)
         suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
         ti = context["ti"]
         run, sink = Run(ti.dag_id, ti.run_id), spec.sink
@@ -120,6 +123,8 @@ class ValidateOperator(BaseOperator):
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
         failing = [result.text for result in verdict.results if not result.success]
         reaction = spec.validation.on_failure if spec.validation else OnFailure.BLOCK
+        if self.drains and reaction is OnFailure.REWIND:
+            reaction = OnFailure.BLOCK
         if verdict.validation_id is None and reaction is OnFailure.REWIND:
             self._require_not_taken_back(spec, run)
         if verdict.verdict is Outcome.CRITICAL and reaction is not OnFailure.REPORT:
@@ -166,12 +171,16 @@ class PublishOperator(BaseOperator):
         self.asset = asset
 
     def execute(self, context: Context) -> None:
-        verdict = context["ti"].xcom_pull(task_ids="validate")
-        if not verdict["ranges"]:
-            raise AirflowSkipException("the run committed nothing, so there is nothing to tell")
-        context["outlet_events"][self.asset].extra = {
-            name: verdict[name] for name in ("group", "verdict", "validation_id", "ranges", "counts")
-        }
+        context["outlet_events"][self.asset].extra = announcement(context)
+
+
+def announcement(context: Context) -> dict[str, Any]:
+    """What the event says of the run, or of the mapped task's part of it. Skips the task if nothing is new in the sink."""
+    ti = context["ti"]
+    verdict = ti.xcom_pull(task_ids="validate", map_indexes=ti.map_index)
+    if not verdict["ranges"]:
+        raise AirflowSkipException("the run committed nothing to the sink, so there is nothing to tell")
+    return {name: verdict[name] for name in ("group", "verdict", "validation_id", "ranges", "counts")}
 
 
 class _Progress:
@@ -190,7 +199,8 @@ class _Progress:
             self._log.info("progress attempt=%s committed=%s of=%s", seen.attempt_id, seen.records, seen.total)
 
 
-def _spec(name: str) -> ConsumerSpec:
+def spec_of(name: str) -> ConsumerSpec:
+    """The consumer's file, read when the task runs."""
     return find_consumer(name, project.consumers())
 
 

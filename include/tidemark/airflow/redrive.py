@@ -17,21 +17,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import DAG, BaseOperator, Context, Param
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DagRunTriggerException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY, START
-from tidemark.airflow.operators import PROGRESS_EVERY_S
+from tidemark.airflow.dags import RETRY_POLICY
+from tidemark.airflow.form import LET_THROUGH, ApproveOperator, by_hand, refuse_unknown, requester, start_run
+from tidemark.airflow.operators import PROGRESS_EVERY_S, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
-from tidemark.airflow.rewind import ApproveRewindOperator, refuse_unknown, requester
 from tidemark.errors import BadInput
 from tidemark.retry.filter import Filter, State
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.moment import parse_moment
 from tidemark.rewind.scenario import REASON_CHARACTERS, Problems, check_reason
-from tidemark.spec import ConsumerSpec, find_consumer, read_folder
+from tidemark.spec import ConsumerSpec, read_folder
 
 APPLY, ASK, NOTHING = "apply", "ask", "nothing"
 THEN = {APPLY: "send them round", ASK: "ask a person, who sees the plan", NOTHING: "nothing (a dry run)"}
@@ -39,27 +38,14 @@ PLACES = {"ladder": "the first delay, and then the whole ladder", "now": "one tr
 STATES = (State.FAILED, State.WAITING, State.DISCARDED)
 ANSWER_WITHIN = timedelta(hours=4)
 
-_WHICH, _HOW, _WHY = "Which records (all that is said must be true)", "Where to, and how fast", "Why"
+_WHICH, _AMONG, _HOW, _WHY = "Which records", "Only some of these (all that is said must be true)", "Where to, and how fast", "Why"
 _TEXT, _NUMBER = ["null", "string"], ["null", "integer"]
 
 
 def redrive_dag() -> DAG:
-    """Manual runs only."""
     common: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=30), "retry_policy": RETRY_POLICY, "owner": "tidemark"}
-    with DAG(
-        dag_id="redrive",
-        description="Send failed records round again: chosen by a form, planned, applied.",
-        doc_md=_DOC,
-        schedule=None,
-        start_date=START,
-        catchup=False,
-        allowed_run_types=["manual"],  # type: ignore[list-item]  # texts are converted, and the type is not a public one
-        is_paused_upon_creation=False,
-        max_active_runs=16,
-        tags=["tidemark", "retries"],
-        default_args={"owner": "tidemark"},
-        params=_form(),
-    ) as dag:
+    said = "Send failed records round again: chosen by a form, planned, applied."
+    with DAG(schedule=None, **by_hand("redrive", _form(), "retries", description=said, doc_md=_DOC)) as dag:
         plan = PlanRedriveOperator(task_id="plan", doc_md="Chooses the records, once and for all. Changes none.", **common)
         approve = ApproveRedriveOperator(task_id="approve", doc_md="Shows the plan to a person, if that was wished.", **common)
         apply = ApplyRedriveOperator(task_id="apply", doc_md="Sends them round. Cleared, it goes on with what is left.", **common)
@@ -89,28 +75,29 @@ def _form() -> dict[str, Param]:
         "states": some(
             "States",
             "None named: those that have failed, and those that the broker did not take. *DISCARDED* ones only if they are named.",
-            "array",
-            [],
+            ["null", "array"],
             items={"type": "string", "enum": list(map(str, STATES))},
             examples=list(map(str, STATES)),
         ),
-        "error": some("Type of the error", "*TimeoutError*"),
+        "error": some("Type of the error", "Its whole name: *TimeoutError*."),
         "text": some("Text of the error", "A part of it."),
-        "topic": some("Topic", "That they were read from."),
-        "partition": some("Partition", "Of that topic.", _NUMBER, minimum=0),
-        "from_offset": some("From offset", "This one included.", _NUMBER, minimum=0),
-        "to_offset": some("To offset", "This one not included.", _NUMBER, minimum=0),
-        "key": some("Key", "As text."),
-        "key_hex": some("Key in hex", "Where it is no text: *00ff*."),
-        "since": some("Since", f"First failed at this time or later: *{MOMENT}*."),
-        "until": some("Until", "First failed before this time."),
-        "tier": some("Tier", "The topic that they are in or go to: *5m*, *now*, *failed*."),
-        "refused": some("Refused", "Only those that the broker did not take.", "boolean", default=False),
         "numbers": some("Numbers", "Only these, as *tidemark retries list* shows them: *4711, 4712*."),
+        "topic": some("Topic", "That they were read from.", section=_AMONG),
+        "partition": some("Partition", "Of that topic.", _NUMBER, section=_AMONG, minimum=0),
+        "from_offset": some("From offset", "This one included.", _NUMBER, section=_AMONG, minimum=0),
+        "to_offset": some("To offset", "This one not included.", _NUMBER, section=_AMONG, minimum=0),
+        "key": some("Key", "As text.", section=_AMONG),
+        "key_hex": some("Key in hex", "Where it is no text: *00ff*.", section=_AMONG),
+        "since": some("Since", f"First failed at this time or later: *{MOMENT}*.", section=_AMONG),
+        "until": some("Until", "First failed before this time.", section=_AMONG),
+        "tier": some("Tier", "The topic that they are in or go to: *5m*, *now*, *failed*.", section=_AMONG),
+        "refused": some("Refused", "Only those that the broker did not take.", "boolean", False, _AMONG),
         "to": some("Where to", "", "string", "ladder", _HOW, enum=list(PLACES), values_display={k: f"{k}: {v}" for k, v in PLACES.items()}),
-        "limit": some("Limit", "The first ones only.", _NUMBER, section=_HOW, minimum=1),
+        "limit": some("Records at most", "The first ones only.", _NUMBER, section=_HOW, minimum=1),
         "per_second": some("Records a second", "At most.", _NUMBER, section=_HOW, minimum=1),
-        "max_redrives": some("Times", "Records that were sent round so often already stay where they are.", "integer", 3, _HOW, minimum=1),
+        "max_redrives": some(
+            "Redrives of a record", "One that was sent round so often already stays where it is.", "integer", 3, _HOW, minimum=1
+        ),
         "then": some(
             "After the plan",
             "A plan that is not applied here can be applied later: *tidemark redrive apply NUMBER*.",
@@ -131,8 +118,9 @@ def _form() -> dict[str, Param]:
 
 
 FIELDS = (
-    *("consumer", "states", "error", "text", "topic", "partition", "from_offset", "to_offset", "key", "key_hex", "since", "until", "tier"),
-    *("refused", "numbers", "to", "limit", "per_second", "max_redrives", "then", "reason"),
+    *("consumer", "states", "error", "text", "numbers"),
+    *("topic", "partition", "from_offset", "to_offset", "key", "key_hex", "since", "until", "tier", "refused"),
+    *("to", "limit", "per_second", "max_redrives", "then", "reason"),
 )
 """The form's keys, and those of a REST client's conf."""
 
@@ -153,7 +141,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     """
     problems = Problems()
     refuse_unknown(problems, conf, FIELDS)
-    spec = problems.attempt(lambda: _spec(params["consumer"]))
+    spec = problems.attempt(lambda: spec_of(params["consumer"]))
     reason = problems.attempt(lambda: check_reason(params["reason"]))
     since = problems.attempt(lambda: _optional(params["since"], parse_moment))
     until = problems.attempt(lambda: _optional(params["until"], parse_moment))
@@ -162,7 +150,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     wanted = problems.attempt(
         lambda: Filter(
             numbers=numbers or (),
-            states=tuple(State(state) for state in params["states"]),
+            states=tuple(State(state) for state in params["states"] or ()),
             error_type=params["error"],
             error_text=params["text"],
             topic=params["topic"],
@@ -230,8 +218,8 @@ class PlanRedriveOperator(BaseOperator):
         return made.redrive.redrive_id
 
 
-class ApproveRedriveOperator(ApproveRewindOperator):
-    """Asks a person where the form says ``ask``; pushes who said what, as the approval of a rewind does."""
+class ApproveRedriveOperator(ApproveOperator):
+    """Asks where the form says ``ask``."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.retry.redrive import preview
@@ -242,14 +230,10 @@ class ApproveRedriveOperator(ApproveRewindOperator):
         if then == NOTHING:
             raise AirflowSkipException("a dry run: the plan is stored, and nothing is sent round")
         if then == APPLY:
-            return {"approved": True, "by": None}
-        with _session(_spec(context["params"]["consumer"])) as connection:
+            return dict(LET_THROUGH)
+        with _session(spec_of(context["params"]["consumer"])) as connection:
             made = preview(connection, context["ti"].xcom_pull(task_ids="plan"))
-        self.subject = f"Redrive {made.redrive.redrive_id} of {escaped(made.redrive.consumer)}?"
-        self.body = markdown(made)
-        self.response_timeout = ANSWER_WITHIN
-        HITLOperator.execute(self, context)
-        raise AssertionError("a task that waits for an answer does not go on here")
+        return self.ask(context, f"Redrive {made.redrive.redrive_id} of {escaped(made.redrive.consumer)}?", markdown(made), ANSWER_WITHIN)
 
 
 class ApplyRedriveOperator(BaseOperator):
@@ -268,12 +252,12 @@ class ApplyRedriveOperator(BaseOperator):
         answer: Mapping[str, Any] = context["ti"].xcom_pull(task_ids="approve")
         if not answer["approved"]:
             raise AirflowSkipException(f"redrive {number} was not approved; nothing was sent round")
-        spec = _spec(context["params"]["consumer"])
+        spec = spec_of(context["params"]["consumer"])
         connections = resolve(spec)
         with _session(spec) as connection:
-            done = apply(connection, Cluster(connections.kafka), _spec, number, by=requester(context), on_progress=_Progress(self.log))
+            done = apply(connection, Cluster(connections.kafka), spec_of, number, by=requester(context), on_progress=_Progress(self.log))
         _log(self.log, done)
-        for obstacle in relay_at_end(connections, spec.name, spec.group):
+        for obstacle in relay_at_end(connections, spec):
             self.log.warning("%s", obstacle)
         if done.redrive.planned:
             raise AirflowFailException(
@@ -288,19 +272,7 @@ class StartDrainOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         if context["params"]["to"] != "now":
             raise AirflowSkipException("the records wait for their first delay")
-        raise DagRunTriggerException(
-            trigger_dag_id=DRAIN_DAG,
-            dag_run_id=f"redrive__{context['ti'].xcom_pull(task_ids='plan')}",
-            conf=None,
-            logical_date=None,
-            reset_dag_run=False,
-            skip_when_already_exists=True,
-            wait_for_completion=False,
-            allowed_states=[],
-            failed_states=[],
-            poke_interval=0,
-            deferrable=False,
-        )
+        raise start_run(DRAIN_DAG, f"redrive__{context['ti'].xcom_pull(task_ids='plan')}")
 
 
 class _Progress:
@@ -321,10 +293,6 @@ def _session(spec: ConsumerSpec) -> Any:
     from tidemark.db import session
 
     return session(database_url(spec), application="tidemark redrive")
-
-
-def _spec(name: str) -> ConsumerSpec:
-    return find_consumer(name, project.consumers())
 
 
 def _log(log: Any, made: Any) -> None:

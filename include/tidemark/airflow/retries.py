@@ -1,10 +1,14 @@
 """The DAG ``drain_retries``: for all consumers, what was handed off goes to its topic, and what is due is tried again.
 
-    relay  publishes the outbox of every consumer; one that cannot be published does not hold up the others
-    due    finds the consumers of which something is due; where there is none, nothing else is started
-    drain  tries it: a bounded run of its own for each of them, at most `DRAINS_AT_ONCE` at a time
-    done   fails if any of the others has failed
+    relay     publishes the outbox of every consumer; one that cannot be published does not hold up the others
+    due       finds the consumers of which something is due; where there is none, nothing else is started
+    drain     tries it: a bounded run of its own for each of them, at most `DRAINS_AT_ONCE` at a time
+    validate  judges what the drain has loaded, by the consumer's suite
+    publish   emits the asset event of the consumer's sink, as the consumer's own DAG does
+    done      fails if any of the others has failed
 
+It runs every few minutes, and as soon as something is due (`tidemark.airflow.due`). No consumer's drain, verdict and event wait for
+another's.
 A run of a consumer publishes what it has handed off itself, and so does a drain. What they could not publish, and what came to lie in the
 outbox in another way, is this DAG's.
 """
@@ -16,12 +20,22 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, BaseOperator, Context
+from airflow.sdk import (
+    DAG,
+    Asset,
+    AssetAlias,
+    AssetOrTimeSchedule,
+    BaseOperator,
+    Context,
+    CronTriggerTimetable,
+    task_group,
+)
 from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark import project
 from tidemark.airflow.dags import RETRY_POLICY, START
-from tidemark.airflow.operators import ConsumeOperator
+from tidemark.airflow.due import DUE
+from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
 from tidemark.errors import TidemarkError
 from tidemark.spec import ConsumerSpec, read_folder
 
@@ -29,6 +43,8 @@ DRAIN_DAG = "drain_retries"
 EVERY = "*/5 * * * *"
 DRAINS_AT_ONCE = 4
 """Each is a Spark application."""
+LOADED = AssetAlias("tidemark_drained")
+"""Stands for the sinks of the consumers that are drained: a run finds out which ones."""
 DRAIN_LIMIT = timedelta(hours=1)
 """A drain that takes longer is ended, lest one consumer keep the others waiting. What it has committed stays."""
 
@@ -39,7 +55,7 @@ def drain_dag() -> DAG:
         dag_id=DRAIN_DAG,
         description="Publishes records that failed to their retry topics, and tries again what is due.",
         doc_md=_DOC,
-        schedule=EVERY,
+        schedule=AssetOrTimeSchedule(timetable=CronTriggerTimetable(EVERY, timezone="UTC"), assets=[DUE]),
         start_date=START,
         catchup=False,
         max_active_runs=1,
@@ -48,29 +64,42 @@ def drain_dag() -> DAG:
         default_args={"owner": "tidemark"},
     ) as dag:
         relay = RelayOperator(task_id="relay", retries=0, doc_md="Publishes what was handed off.", **common)
+        tried_again: dict[str, Any] = {"retries": 1, "retry_policy": RETRY_POLICY, "retry_delay": timedelta(seconds=10), **common}
         due = DueOperator(
             task_id="due",
             trigger_rule="all_done",  # what was published before is tried, also when the broker takes nothing more from the relay
-            retries=1,
-            retry_policy=RETRY_POLICY,
-            retry_delay=timedelta(seconds=10),
             doc_md="Finds the consumers of which something is due.",
-            **common,
+            **tried_again,
         )
-        drain: Any = DrainOperator.partial(
-            task_id="drain",
-            map_index_template="{{ task.consumer }}",
-            max_active_tis_per_dagrun=DRAINS_AT_ONCE,
-            execution_timeout=DRAIN_LIMIT,
-            retries=1,
-            retry_policy=RETRY_POLICY,
-            retry_delay=timedelta(seconds=10),
-            doc_md="Tries again what is due, and loads it in the same way as the consumer's own runs.",
-            **common,
-        ).expand(consumer=due.output)
+
         done = EmptyOperator(task_id="done", trigger_rule="none_failed", **common)
-        relay >> due >> drain >> done
-        relay >> done
+
+        @task_group(group_id="each_consumer", prefix_group_id=False)  # each consumer's tasks wait for one another, and for no other's
+        def each_consumer(consumer: Any) -> None:
+            mapped: dict[str, Any] = {
+                "consumer": consumer,
+                "map_index_template": "{{ task.consumer }}",
+                "max_active_tis_per_dagrun": DRAINS_AT_ONCE,
+                **tried_again,
+            }
+            drain = DrainOperator(
+                task_id="drain",
+                execution_timeout=DRAIN_LIMIT,
+                doc_md="Tries again what is due, and loads it in the same way as the consumer's own runs.",
+                **mapped,
+            )
+            validate = ValidateDrainOperator(
+                task_id="validate",
+                trigger_rule="all_done",  # what a drain that failed had committed before is judged and announced, too: nobody clears it
+                doc_md="Judges exactly what this drain loaded.",
+                **mapped,
+            )
+            publish = PublishDrainOperator(task_id="publish", outlets=[LOADED], doc_md="Emits the asset event of the sink.", **mapped)
+            drain >> validate >> publish
+            drain >> done
+
+        relay >> due
+        [relay, each_consumer.expand(consumer=due.output)] >> done
     return dag
 
 
@@ -94,7 +123,7 @@ class RelayOperator(BaseOperator):
         for spec in self._busy(problems):
             try:
                 with session(database_url(spec), application="tidemark relay") as connection:
-                    done = relay(connection, resolve(spec).kafka, spec.group)
+                    done = relay(connection, resolve(spec).kafka, spec)
             except (TidemarkError, psycopg2.Error) as error:
                 problems.append(f"{spec.name}: {str(error).strip()}")
                 continue
@@ -146,6 +175,25 @@ class DrainOperator(ConsumeOperator):
     drains = True
 
 
+class ValidateDrainOperator(ValidateOperator):
+    """Judges what the drain of a consumer has loaded, wherever it was read first."""
+
+    drains = True
+
+
+class PublishDrainOperator(BaseOperator):
+    """Emits the event of the consumer's sink, the same as the consumer's own DAG does; skipped if the drain has loaded nothing."""
+
+    template_fields = ("consumer",)
+
+    def __init__(self, *, consumer: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.consumer = consumer
+
+    def execute(self, context: Context) -> None:
+        context["outlet_events"][LOADED].add(Asset(name=spec_of(self.consumer).sink.table), extra=announcement(context))
+
+
 def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:
     """The consumers of each database, and the groups that there is something to do for. A database that does not answer becomes a problem;
     one that no consumer with a ladder has anything in is none."""
@@ -174,12 +222,15 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
 
 _DOC = """
 Records that could not be loaded wait in the retry topics of their consumer, as long as its file says (`retry: {delays: [5m, 30m, 1h]}`).
+A run begins every 5 minutes, and when something is due (asset `tidemark_retries_due`).
 
 | task | |
 |---|---|
 | relay | publishes what was handed off, for every consumer |
 | due | finds the consumers of which something is due; if there is none, the rest is skipped, and no Spark is started |
 | drain | tries it: one bounded run a consumer, into the same table, with the lineage of the record as it was read first |
+| validate | judges what was loaded, by the consumer's suite; what is critical stays, and is not announced |
+| publish | emits the event of the sink's asset |
 | done | fails with the others |
 
 `tidemark retries count NAME` shows what waits and what has failed, `tidemark audit NAME` where every record is. The DAG `redrive` sends

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Context, Param, PokeReturnValue
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DagRunTriggerException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY, START
-from tidemark.airflow.operators import ConsumeOperator
+from tidemark.airflow.dags import RETRY_POLICY
+from tidemark.airflow.form import LET_THROUGH, ApproveOperator, by_hand, refuse_unknown, requester, start_run
+from tidemark.airflow.operators import ConsumeOperator, spec_of
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
 from tidemark.rewind.scope import Scope
-from tidemark.spec import ConsumerSpec, OnFailure, Run, find_consumer, read_folder
+from tidemark.spec import ConsumerSpec, OnFailure, Run, read_folder
 from tidemark.spec.model import Approval
-from tidemark.spec.problem import nearest, quoted
+from tidemark.spec.problem import quoted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from tidemark.kafka.cluster import Cluster
     from tidemark.rewind.model import Plan, Scenario
 
-APPROVE, REJECT = "Approve", "Reject"
 NOBODY, STALE = "nobody (no answer in time)", "nobody (the plan was stale)"
 """Who is stored to have rejected a plan that was not answered, or that was approved too late."""
 VERIFY_EVERY_S, VERIFY_LIMIT_S = 10.0, 86_400.0
@@ -67,22 +66,9 @@ _TEXT = ["null", "string"]
 
 
 def rewind_dag() -> DAG:
-    """Manual runs only. Several may wait for their approvals at the same time."""
     common: dict[str, Any] = {"retries": 2, "retry_policy": RETRY_POLICY, "owner": "tidemark"}
-    with DAG(
-        dag_id="rewind",
-        description="Move a running consumer group to any point, with its results: reviewed, and undoable.",
-        doc_md=_DOC,
-        schedule=None,
-        start_date=START,
-        catchup=False,
-        allowed_run_types=["manual"],  # type: ignore[list-item]  # texts are converted, and the type is not a public one
-        is_paused_upon_creation=False,
-        max_active_runs=16,
-        tags=["tidemark", "rewind"],
-        default_args={"owner": "tidemark"},
-        params=_form(),
-    ) as dag:
+    said = "Move a running consumer group to any point, with its results: reviewed, and undoable."
+    with DAG(schedule=None, **by_hand("rewind", _form(), "rewind", description=said, doc_md=_DOC)) as dag:
         plan = PlanRewindOperator(task_id="plan", doc_md="Resolves everything to numbers, once. Changes nothing.", **common)
         approve = ApproveRewindOperator(task_id="approve", doc_md="Shows the plan to a person, who approves or rejects it.", **common)
         apply = ApplyRewindOperator(task_id="apply", doc_md="Moves offsets and takes superseded rows out, in one transaction.", **common)
@@ -210,7 +196,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     """
     problems = Problems()
     refuse_unknown(problems, conf, FIELDS)
-    specs = [problems.attempt(lambda name=name: _spec(name)) for name in dict.fromkeys(params["consumers"])]  # type: ignore[misc]
+    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in dict.fromkeys(params["consumers"])]  # type: ignore[misc]
     good = tuple(spec for spec in specs if spec)
     scope = problems.attempt(lambda: Scope.parse([params["scope"]]))
     scenario = problems.attempt(lambda: _scenario(params, [spec.group for spec in good]))
@@ -222,13 +208,6 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     assert reason is not None
     assert expires_in is not None
     return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
-
-
-def refuse_unknown(problems: Problems, conf: Mapping[str, Any], fields: Sequence[str]) -> None:
-    """Notes each key of ``conf`` that a form does not have, with the nearest that it has: Airflow takes any key without a word."""
-    for key in sorted(set(conf) - set(fields)):
-        near = nearest(key, fields)
-        problems.add("conf", f"unknown key {quoted(key)}", f"Write {near}." if near else f"It may have {', '.join(fields)}.")
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
@@ -273,16 +252,8 @@ class PlanRewindOperator(BaseOperator):
         return made.rewind_id
 
 
-class ApproveRewindOperator(HITLOperator):
-    """Asks a person, with the plan as Markdown, until the plan expires; pushes who said what: ``{"approved": true, "by": "ann"}``.
-
-    Where no consumer of the plan asks for an approval, nobody is asked.
-    """
-
-    template_fields: Sequence[str] = ()  # the plan is read when the task runs, and nothing of it is a template
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(subject="Rewind?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
+class ApproveRewindOperator(ApproveOperator):
+    """Asks until the plan expires. Where no consumer of the plan asks for an approval, nobody is asked."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.rewind.show import escaped, markdown
@@ -290,20 +261,10 @@ class ApproveRewindOperator(HITLOperator):
         made, specs = _stored(context)
         if not any(spec.rewind.approval is Approval.REQUIRED for spec in specs):
             self.log.info("no approval is asked for rewind=%s", made.rewind_id)
-            return {"approved": True, "by": None}
+            return dict(LET_THROUGH)
         _log_plan(self.log, made)
-        self.subject = f"Rewind {made.rewind_id} of {escaped(', '.join(spec.name for spec in specs))}?"
-        self.body = markdown(made)
-        self.response_timeout = made.expires_at - made.planned_at
-        super().execute(context)
-        raise AssertionError("a task that waits for an answer does not go on here")
-
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        answer = super().execute_complete(context, event)
-        who = answer["responded_by_user"] or {}
-        approved = answer["chosen_options"] == [APPROVE]
-        self.log.info("answered approved=%s by=%s", approved, who.get("name"))
-        return {"approved": approved, "by": who.get("id") or who.get("name"), "name": who.get("name")}
+        subject = f"Rewind {made.rewind_id} of {escaped(', '.join(spec.name for spec in specs))}?"
+        return self.ask(context, subject, markdown(made), made.expires_at - made.planned_at)
 
 
 class ApplyRewindOperator(BaseOperator):
@@ -336,7 +297,7 @@ class ApplyRewindOperator(BaseOperator):
                 done = apply(
                     connection,
                     _cluster_of,
-                    _spec,
+                    spec_of,
                     made.rewind_id,
                     by=asked_by,
                     approved_by=approver,
@@ -364,20 +325,7 @@ class StartConsumerOperator(BaseOperator):
         self.consumer = consumer
 
     def execute(self, context: Context) -> None:
-        rewind_id = context["ti"].xcom_pull(task_ids="plan")
-        raise DagRunTriggerException(
-            trigger_dag_id=f"consume__{self.consumer}",
-            dag_run_id=f"rewind__{rewind_id}",
-            conf=None,
-            logical_date=None,
-            reset_dag_run=False,
-            skip_when_already_exists=True,
-            wait_for_completion=False,
-            allowed_states=[],
-            failed_states=[],
-            poke_interval=0,
-            deferrable=False,
-        )
+        raise start_run(f"consume__{self.consumer}", f"rewind__{context['ti'].xcom_pull(task_ids='plan')}")
 
 
 class BackfillRewindOperator(ConsumeOperator):
@@ -458,24 +406,15 @@ class VerifyRewindOperator(BaseSensorOperator):
         )
 
 
-def requester(context: Context) -> str:
-    """Who started the run, as Airflow knows them."""
-    return context["dag_run"].triggering_user_name or "airflow"
-
-
 def _stored(context: Context) -> tuple[Plan, list[ConsumerSpec]]:
     """The plan of this run as it is now, and its consumers."""
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
     from tidemark.rewind.store import read
 
-    specs = [_spec(name) for name in dict.fromkeys(context["params"]["consumers"])]
+    specs = [spec_of(name) for name in dict.fromkeys(context["params"]["consumers"])]
     with session(database_url(specs[0])) as connection:
         return read(connection, context["ti"].xcom_pull(task_ids="plan")), specs
-
-
-def _spec(name: str) -> ConsumerSpec:
-    return find_consumer(name, project.consumers())
 
 
 def _cluster_of(spec: ConsumerSpec) -> Cluster:

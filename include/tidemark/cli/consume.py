@@ -95,7 +95,7 @@ def run_shown(
     for lost in done.lost:
         end = "?" if lost.end is None else lost.end
         stderr.print(f"lost: {lost.topic}/{lost.partition} [{lost.start}, {end}) ({lost.reason})", style="yellow", markup=False)
-    for obstacle in relay_at_end(connections, spec.name, spec.group):
+    for obstacle in relay_at_end(connections, spec):
         stderr.print(obstacle, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return done
 

@@ -213,10 +213,11 @@ app.command()(seek)
 
 @app.command()
 def maintain(
-    keep: Annotated[str | None, typer.Option(metavar="DURATION", help="How long what rewinds took out is kept: 30d if left out.")] = None,
+    keep: Annotated[str | None, typer.Option(metavar="DURATION", help="How long it is kept: 30d if left out.")] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Remove the rows of old rewinds, which can be neither undone nor verified from then on."""
+    """Remove the rows of old rewinds, which can be neither undone nor verified from then on, and the payloads of failed records that were
+    settled long ago."""
     from tidemark.cli.maintain import maintain as tidy_up
 
     tidy_up(keep, output)

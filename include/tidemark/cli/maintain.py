@@ -9,26 +9,31 @@ from tidemark.cli.options import OutputFormat, print_json, stdout
 from tidemark.connections import database_url
 from tidemark.db import session, transaction
 from tidemark.offsets import store
+from tidemark.retry.retention import empty_settled
 from tidemark.rewind.overwritten import KEPT
 from tidemark.rewind.retention import KEEP, remove_archives
 from tidemark.spec import parse_duration
 
 
 def maintain(keep: str | None, output: OutputFormat) -> None:
-    """Removes what rewinds that are older than ``keep`` have left for an undo, and ends attempts whose drivers are gone."""
+    """Removes what rewinds that are older than ``keep`` have left for an undo, and the payloads of failed records that were settled before;
+    ends attempts whose drivers are gone."""
     length = KEEP if keep is None else parse_duration(keep)
     with session(database_url()) as connection:
         schema.require_current(connection)
         removed = remove_archives(connection, length)
+        emptied = empty_settled(connection, length)
         with transaction(connection) as cur:
             ended = store.end_abandoned(cur)
     if output is OutputFormat.JSON:
-        print_json({"removed": [dataclasses.asdict(one) for one in removed], "ended": ended})
+        print_json({"removed": [dataclasses.asdict(one) for one in removed], "emptied": emptied, "ended": ended})
         return
     for one in removed:
         what = "were written over after" if one.relation == KEPT else "were taken out by"
         stdout.print(f"removed {one.rows:,} rows that {what} rewind {one.rewind_id}", highlight=False)
+    if emptied:
+        stdout.print(f"emptied {emptied:,} failed records that were settled", highlight=False)
     for attempt_id in ended:
         stdout.print(f"ended attempt {attempt_id}, whose driver is gone", highlight=False)
-    if not removed and not ended:
+    if not removed and not emptied and not ended:
         stdout.print("nothing to do")

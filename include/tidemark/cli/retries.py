@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +38,7 @@ class As(StrEnum):
 
 class StateName(StrEnum):
     WAITING = "WAITING"
+    HELD = "HELD"
     FAILED = "FAILED"
     LOADED = "LOADED"
     SKIPPED = "SKIPPED"
@@ -118,7 +119,7 @@ def relay(
 
     spec = _spec(name, consumers)
     with _connected() as connection:
-        done = publish(connection, kafka_config(), spec.group, limit=limit)
+        done = publish(connection, kafka_config(), spec, limit=limit)
     if output is OutputFormat.JSON:
         print_json(done)
     else:
@@ -229,15 +230,18 @@ def count(
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Count them by state and error, with the newest text of each."""
+    """Count them by state and error, with the newest text of each, and say how late the consumer's retries are."""
     from tidemark.retry.admin import count_records
+    from tidemark.retry.agenda import due
+    from tidemark.retry.agenda import tried as tries_of
 
     wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
     spec = _spec(name, consumers)
     with _connected() as connection:
         found = count_records(connection, spec.group, wanted)
+        tried, waits = tries_of(connection, spec.group), due(connection, spec.group)
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json({"counts": found, "tried_24h": tried, "due": waits})
         return
     lines = []
     for one in found:
@@ -245,6 +249,11 @@ def count(
         last = f"{one.last.astimezone(UTC):%m-%d %H:%M}"
         lines.append((one.state.value, f"{one.records:,}", last, f"{one.error_type}{stuck}: {one.example}"))
     print_lines(("state", "records", "last (UTC)", "error"), lines, left=(0,))
+    if tried is not None:
+        late = f"{_seconds(tried.median)}, 99 % {_seconds(tried.p99)}, longest {_seconds(tried.longest)}"
+        stdout.print(f"tried in the last 24 h: {tried.records:,}; late by: median {late}", highlight=False)
+    if waits is not None:
+        stdout.print(f"due now: {waits.records:,}; the oldest for {_seconds(waits.oldest)}", highlight=False)
 
 
 @app.command()
@@ -498,6 +507,10 @@ def _delay(one: Found) -> str:
     return "-" if not one.wanted.delay else format_duration(one.wanted.delay)
 
 
+def _seconds(length: timedelta) -> str:
+    return f"{length.total_seconds():,.1f} s"
+
+
 def _length(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
@@ -527,10 +540,13 @@ def _print_whole(found: Whole, payload: Payload, as_: As) -> None:
         ("state", f"{row['state']}, retry {row['retry_number']}{due}{hop}{place}"),
         ("failed", f"{_when(row['created_at'])}, changed {_when(row['changed_at'])}"),
         *([("published", f"no: {row['publish_error']}")] if row["publish_error"] else []),
-        ("key", _shown(payload.key, as_)),
-        ("value", _shown(payload.value, as_)),
-        *((f"header {name}", _shown(value, as_)) for name, value in payload.headers),
+        *([("tried", f"{_when(row['tried_at'])}, {row['tried_late']:,.1f} s late")] if row["tried_at"] else []),
     ]
+    if row["emptied_at"]:
+        pairs.append(("payload", f"emptied on {_when(row['emptied_at'])}"))
+    else:
+        pairs += [("key", _shown(payload.key, as_)), ("value", _shown(payload.value, as_))]
+        pairs += [(f"header {name}", _shown(value, as_)) for name, value in payload.headers]
     for one in found.tries:
         pairs.append((f"try {one['number']}", f"{one['at'][:19]} {one['type']}: {one['text']}"))
     pairs.append((f"try {row['retry_number']}" if row["state"] != "WAITING" else "last", f"{row['error_type']}: {row['error_text']}"))

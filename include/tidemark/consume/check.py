@@ -15,6 +15,7 @@ from tidemark.db import session
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
 from tidemark.quality import load_suite, validated_view_ddl
+from tidemark.retry.topics import ensure_topics, wanted
 from tidemark.sink.table import SinkMissing, create_ddl, data_fields
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
 from tidemark.spec.transform import Transform, load_permanent, load_transform
@@ -56,7 +57,7 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
     Without a database or a broker in the environment those parts are left out, and ``notes`` says so.
     """
     report = Report(spec)
-    for part in (_check_transform, _check_suite, _check_sink, _check_topics):
+    for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics):
         try:
             part(report, folders, spark_schema)
         except SpecInvalid as error:
@@ -142,3 +143,14 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
         topics = cluster.topics(name for name in names if name not in error.topics)
     retention = cluster.retention([topic.name for topic in topics])
     report.topics = [TopicFound(topic, retention[topic.name]) for topic in topics]
+
+
+def _check_retry_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
+    """Missing ones are no problem where they are made when they are needed."""
+    known = {found.topic.name for found in report.topics}
+    if not known or not known.issuperset(report.spec.topics) or not report.spec.retry.delays:
+        return
+    create = report.spec.retry.topics.create
+    found = {one.topic.name for one in ensure_topics(Cluster(kafka_config()), report.spec, now=True, missing_ok=create)}
+    if missing := [one.name for one in wanted(report.spec, now=True) if one.name not in found]:
+        report.notes.append(f"made when they are needed: {', '.join(missing)}")

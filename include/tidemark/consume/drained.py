@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
 from tidemark.offsets.ranges import Slice
+from tidemark.retry.order import TurnOrder, held
 from tidemark.retry.store import Waiting, read_due
 from tidemark.sink.commit import Receipt, Target
 from tidemark.sink.drained import commit_drained, origins
@@ -114,16 +115,26 @@ def batch_of(tries: Sequence[Try]) -> pa.RecordBatch:
 
 def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[tuple[Slice, Collection[int], Judged]]:
     by_place = {(origin.partition, origin.topic_id): origin for origin in origins(records)}
+    orders: dict[Slice, TurnOrder[Try] | None] = {
+        origin: None if work.target.max_held is None else TurnOrder() for origin in by_place.values()
+    }
     for tries in read_tries(work.kafka, part, records):
         of_origin: dict[Slice, list[Try]] = {}
         for each in tries:
             of_origin.setdefault(by_place[each.record.partition, each.record.topic_id], []).append(each)
         for origin, own in of_origin.items():
             if work.form is Form.ARROW:
-                judged = judge(called(work.function, batch_of(own), origin), origin)
+                judged = _by_batch(work, origin, own, orders[origin])
             else:
-                judged = by_record(work, origin, own, _record)
+                judged = by_record(work, origin, own, _record, order=orders[origin])
             yield origin, [each.offset() for each in own], judged
+
+
+def _by_batch(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> Judged:
+    free, blocked = (own, []) if order is None else order.split(own)
+    judged = judge(called(work.function, batch_of(free), origin), origin) if free else Judged(None)
+    judged = judged if order is None else order.sift(origin, free, judged)
+    return replace(judged, rejects=[*judged.rejects, *(held(each, behind) for each, behind in blocked)])
 
 
 def _record(part: Slice, each: Try) -> Record:

@@ -46,7 +46,7 @@ from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated, ends, find
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.table import Layout
-from tidemark.spec import ConsumerSpec, OffsetReset, Run
+from tidemark.spec import ConsumerSpec, OffsetReset, Order, Run
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -149,7 +149,7 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
 def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
     """How a drain runs. What is gone from a retry topic is in Postgres all the same, so its drain goes on where the log begins; and what
     fails again has been counted by `max_failed_records` when it failed first."""
-    records = min(spec.batch.max_records, DRAIN_RECORDS)
+    records = min(spec.batch.max_records, DRAIN_RECORDS, spec.retry.per_second or DRAIN_RECORDS)
     batch = spec.batch.model_copy(update={"max_records": records, "max_failed_records": None})
     by_hand = {"run": Run.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST}
     return spec.model_copy(update={"batch": batch, **by_hand})
@@ -261,6 +261,8 @@ def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Targ
     target = Target(attempt.connections.database_url, attempt.group_id, attempt.attempt_id, layout)
     ladder = Ladder.of(attempt.spec)
     target = replace(target, ladder=ladder if backfill is None else replace(ladder, group=backfill.group), breaker=Breaker.of(attempt.spec))
+    if attempt.spec.retry.order is Order.KEY:
+        target = replace(target, max_held=attempt.spec.retry.max_held)
     limit = attempt.spec.batch.max_failed_records
     target = target if limit is None else replace(target, max_rejected=limit)
     return target if backfill is None else replace(target, group_id=backfill.group_id, side_id=backfill.side_id)

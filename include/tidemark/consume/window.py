@@ -105,14 +105,27 @@ class Continuous:
 
 
 class Drain(Bounded):
-    """Of the group's retry topics what was due when the run started. What comes due meanwhile is for the next one."""
+    """Of the group's retry topics what was due when the run started. What comes due meanwhile is for the next one.
+
+    Its batches follow each other no faster than the spec allows (`retry.per_second`): what failed because a service was down is not to
+    bring it down again.
+    """
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, group_id: int) -> None:
         super().__init__(cluster, spec)
         self._connection, self._group_id = connection, group_id
+        self._began: tuple[float, int] | None = None
 
     def begin(self) -> Found:
         return look_due(self._connection, self._cluster, self._group_id)
+
+    def move(self, seat: TakenByHand | GroupSeat) -> None:
+        if self._spec.retry.per_second is None:
+            return
+        now, left = time.monotonic(), seat.held.left
+        began, first = self._began = self._began or (now, left)
+        if left:
+            seat.poll(max(0.0, began + (first - left) / self._spec.retry.per_second - now))
 
 
 def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemark.errors import Refused
 from tidemark.kafka.config import KafkaConfig
-from tidemark.kafka.reader import read
+from tidemark.kafka.reader import MESSAGES_A_POLL, read
 from tidemark.offsets.ranges import Slice
+from tidemark.retry.order import HasOffset, KeyOrder, Order, held
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import Disposition, Judged, Reject, judge, reject
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Message
 
-M = TypeVar("M", bound="HasOffset")
+M = TypeVar("M", bound=HasOffset)
 
+KEPT_BYTES = 32 * 1024 * 1024
+"""Of the records of a slice that are not loaded as much is kept for the hand-off."""
+MESSAGE_BYTES = 500
+"""About what a message takes beside its value."""
 FLOAT32_MAX = (2 - 2**-24) * 2.0**127
 """What is greater becomes infinite as a ``real``."""
 NO_TIMESTAMP = 0  # confluent_kafka.TIMESTAMP_NOT_AVAILABLE
@@ -40,12 +45,6 @@ NO_MOMENT = -1
 FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
 """From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. What lies outside is no moment either."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class HasOffset(Protocol):
-    """A message of Kafka's, or what stands for one."""
-
-    def offset(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +80,17 @@ def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
 
         return drain_slice(work, part, isolate=isolate)
     collect_less_garbage()
-    batches = read(work.kafka, part.partition, part.start, part.end)
+    order = None if work.target.max_held is None else KeyOrder(work.target.max_held)
+    kept = _Kept(work.kafka)
+    return commit_slice(work.target, part, _answers(work, part, order, kept), kept.payloads, isolate=isolate, order=order)
+
+
+def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: _Kept) -> Iterator[Judged]:
     answer = _by_batch if work.form is Form.ARROW else by_record
-    judged = (answer(work, part, batch) for batch in batches)
-    return commit_slice(work.target, part, judged, lambda part, offsets: payloads(work.kafka, part, offsets), isolate=isolate)
+    for messages in read(work.kafka, part.partition, part.start, part.end):
+        judged = answer(work, part, messages, order=order)
+        kept.keep(messages, judged.rejects)
+        yield judged
 
 
 @functools.cache
@@ -150,30 +156,80 @@ def records(part: Slice, messages: list[Message]) -> tuple[pa.RecordBatch, list[
 
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
     """Records of a slice by their offsets, read again, with all that is needed to try them once more: the `Payloads` of a commit."""
-    import pyarrow as pa
-
     wanted = frozenset(offsets)
     for messages in read(kafka, part.partition, min(wanted), max(wanted) + 1):
         chosen = [message for message in messages if message.offset() in wanted]
         if chosen:
-            arrays = [
-                pa.array([message.offset() for message in chosen], pa.int64()),
-                _timestamps(chosen),
-                pa.array([message.key() for message in chosen], pa.binary()),
-                pa.array([message.value() for message in chosen], pa.binary()),
-                pa.array([_headers_json(message) for message in chosen], pa.string()),
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, names=["record_offset", "record_timestamp", "key", "value", "headers"])
+            yield _payloads(chosen)
 
 
-def _by_batch(work: Work, part: Slice, messages: list[Message]) -> Judged:
-    batch, rejects = records(part, messages)
+class _Kept:
+    """Records that are not loaded, kept for the hand-off: reading a slice again for a few of them costs as much as the first time.
+
+    Past `KEPT_BYTES`, and for records that Postgres has refused, it is read again all the same.
+    """
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._kafka = kafka
+        self._messages: dict[int, Message] = {}
+        self._bytes = 0
+
+    def keep(self, messages: Sequence[Message], rejects: Sequence[Reject]) -> None:
+        if not rejects or self._bytes > KEPT_BYTES:
+            return
+        wanted = {reject.offset for reject in rejects}
+        chosen = [message for message in messages if message.offset() in wanted]
+        self._bytes += sum(map(len, chosen)) + MESSAGE_BYTES * len(chosen)
+        if self._bytes > KEPT_BYTES:
+            self._messages.clear()
+        else:
+            self._messages.update((message.offset() or 0, message) for message in chosen)
+
+    def payloads(self, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
+        """As the function of this name."""
+        if not self._messages.keys() >= set(offsets):
+            return payloads(self._kafka, part, offsets)
+        kept = [self._messages[offset] for offset in sorted(offsets)]
+        return (_payloads(kept[at : at + MESSAGES_A_POLL]) for at in range(0, len(kept), MESSAGES_A_POLL))
+
+
+def _payloads(messages: list[Message]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = [
+        pa.array([message.offset() for message in messages], pa.int64()),
+        _timestamps(messages),
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        pa.array([_headers_json(message) for message in messages], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=["record_offset", "record_timestamp", "key", "value", "headers"])
+
+
+def _by_batch(work: Work, part: Slice, messages: list[Message], *, order: Order[Any] | None = None) -> Judged:
+    free, blocked = (messages, []) if order is None else order.split(messages)
+    batch, rejects = records(part, list(free))
     judged = judge(called(work.function, batch, part), part) if batch.num_rows else Judged(None)
+    if order is not None:
+        rejects += _all_headers([message for message, _ in blocked])[1]  # without its headers it would not be tried as what it is
+        unreadable = {reject.offset for reject in rejects}
+        judged = order.sift(part, [message for message in free if message.offset() not in unreadable], judged)
+        rejects += [held(message, behind) for message, behind in blocked if message.offset() not in unreadable]
     return replace(judged, rejects=[*judged.rejects, *rejects]) if rejects else judged
 
 
-def by_record(work: Work, part: Slice, messages: Sequence[M], record: Callable[[Slice, M], Record] | None = None) -> Judged:
-    """What a plain function answers, record by record. ``record`` makes them of the messages; what it raises is that record's answer."""
+def by_record(
+    work: Work,
+    part: Slice,
+    messages: Sequence[M],
+    record: Callable[[Slice, M], Record] | None = None,
+    *,
+    order: Order[Any] | None = None,
+) -> Judged:
+    """What a plain function answers, record by record. ``record`` makes them of the messages; what it raises is that record's answer.
+
+    Those that ``order`` holds are not given to it.
+    """
     make: Callable[[Slice, Any], Record] = record or _record
     rows: list[Mapping[str, Any]] = []
     offsets: list[int] = []
@@ -182,17 +238,24 @@ def by_record(work: Work, part: Slice, messages: Sequence[M], record: Callable[[
     for message in messages:
         offset = message.offset()
         assert offset is not None
+        if order is not None and (behind := order.behind(message)) is not None:
+            rejects.append(_held(part, message, behind, make))
+            continue
+        again = False
         try:
             made = _rows(work.function(make(part, message)))
         except Skip:
             skipped.append(offset)
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises is that record's answer
             rejects.append(_rejected(offset, error, work.permanent))
+            again = rejects[-1].disposition is Disposition.RETRY
         else:
             rows += made
             offsets += [offset] * len(made)
             if not made:
                 skipped.append(offset)
+        if order is not None:
+            order.tried(message, again=again)
     batch, bad = _columns(part, rows, offsets, work.target.layout)
     return Judged(batch, skipped, rejects + bad)
 
@@ -207,6 +270,15 @@ def _rows(answer: object) -> list[Mapping[str, Any]]:
         if all(isinstance(row, Mapping) for row in made):
             return made
     raise TypeError(f"the transform returned {type(answer).__name__}; it must return a mapping, an iterable of mappings, or None")
+
+
+def _held(part: Slice, message: HasOffset, behind: int, make: Callable[[Slice, Any], Record]) -> Reject:
+    """A record that cannot be read is not held: it has failed."""
+    try:
+        make(part, message)
+    except Fail as error:
+        return _rejected(message.offset() or 0, error, ())
+    return held(message, behind)
 
 
 def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:

@@ -50,6 +50,20 @@ class TopicNotMade(Refused):
         return f"{self.servers} does not make the topic {self.topic}: {self.cause}. Make it yourself, or ask for the right to."
 
 
+@dataclass(kw_only=True, eq=False)
+class NotAllowed(Refused):
+    """The cluster's ACLs do not let us do something with these topics."""
+
+    kafka_name = "TOPIC_AUTHORIZATION_FAILED"
+    topics: list[str]
+    operation: str
+    """As an ACL calls it: ``DESCRIBE``."""
+    servers: str
+
+    def __str__(self) -> str:
+        return f"{self.servers} does not allow {self.operation} on {', '.join(self.topics)}. Ask for an ACL that does."
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A topic's setting. ``stated``: somebody said so for this very topic; otherwise it is the broker's default."""
@@ -97,24 +111,30 @@ class Cluster:
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
 
     def topics(self, names: Iterable[str], *, missing_ok: bool = False) -> list[Topic]:
-        """The topics of these names. Raises `TopicsMissing` with all that do not exist, unless these may be left out."""
+        """The topics of these names. Raises `NotAllowed` with all that may not be seen, and `TopicsMissing` with all that do not exist,
+        unless these may be left out."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         wanted = list(dict.fromkeys(names))
         if not wanted:
             return []
         futures = self._admin().describe_topics(TopicCollection(wanted), request_timeout=REQUEST_TIMEOUT_S)
-        found, missing = [], []
+        found, missing, denied = [], [], []
         for name, future in futures.items():
             try:
                 described = future.result()
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    denied.append(name)
+                elif error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    missing.append(name)
+                else:
                     raise self._unavailable(error) from error
-                missing.append(name)
             else:
                 racks = tuple(tuple(node.rack for node in part.replicas) for part in described.partitions)
                 found.append(Topic(name, str(described.topic_id), len(described.partitions), racks))
+        if denied:
+            raise NotAllowed(topics=sorted(denied), operation="DESCRIBE", servers=self.servers)
         if missing and not missing_ok:
             raise TopicsMissing(topics=sorted(missing), servers=self.servers)
         return found
@@ -190,8 +210,9 @@ class Cluster:
         return {name: timedelta(milliseconds=value) if value >= 0 else None for name, value in values.items()}
 
     def settings(self, topics: Iterable[str]) -> dict[str, dict[str, Setting]]:
-        """Every setting of each topic, by Kafka's name. Raises `BrokerUnavailable` also for a topic that does not exist."""
-        from confluent_kafka import KafkaException
+        """Every setting of each topic, by Kafka's name. Raises `NotAllowed` with all that may not be seen, and `BrokerUnavailable` also for
+        a topic that does not exist."""
+        from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
 
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
@@ -199,38 +220,47 @@ class Cluster:
             return {}
         futures = self._admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
-        try:
-            return {
-                resource.name: {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in future.result().items()}
-                for resource, future in futures.items()
-            }
-        except KafkaException as error:
-            raise self._unavailable(error) from error
+        found, denied = {}, []
+        for resource, future in futures.items():
+            try:
+                entries = future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise self._unavailable(error) from error
+                denied.append(resource.name)
+            else:
+                found[resource.name] = {name: Setting(entry.value or "", int(entry.source) == own) for name, entry in entries.items()}
+        if denied:
+            raise NotAllowed(topics=sorted(denied), operation="DESCRIBE_CONFIGS", servers=self.servers)
+        return found
 
     def create(self, topic: str, partitions: int, replication: int | None, settings: Mapping[str, str]) -> bool:
         """Makes a topic, with as many replicas as the broker makes by itself if ``replication`` is `None`; returns when it can be seen.
 
-        `False`: it was there already. Raises `TopicNotMade`.
+        `False`: it was there already, made by somebody else meanwhile. Raises `NotAllowed` or `TopicNotMade`.
         """
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
         (future,) = self._admin().create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S).values()
+        made = True
         try:
             future.result()
         except KafkaException as error:
-            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return False
+            made = False
+            if error.args[0].code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+                raise NotAllowed(topics=[topic], operation="CREATE", servers=self.servers) from error
             if error.args[0].retriable() or error.args[0].code() < 0:
                 raise self._unavailable(error) from error
-            raise TopicNotMade(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise TopicNotMade(topic=topic, servers=self.servers, cause=error.args[0].str()) from error
         seen = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.05))
         try:
             seen(lambda: self.topics([topic], missing_ok=True))
         except RetryError as error:
             raise BrokerUnavailable(cause=f"{self.servers}: {topic} was made, and is not seen") from error
-        return True
+        return made
 
     def _offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, int]:
         from confluent_kafka import IsolationLevel, KafkaException

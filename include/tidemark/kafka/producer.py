@@ -24,6 +24,7 @@ SETTINGS = {
     "message.timeout.ms": str(DELIVERY_MS),
     "message.max.bytes": "1000000000",  # the topic decides what is too large, and answers it for each message
     "compression.type": "lz4",  # the topic's limit is on what is compressed: what its origin took compressed must get through here
+    "topic.metadata.propagation.max.ms": "3000",  # 30 s by default: then a topic that went away would be no answer, but silence
     "linger.ms": "5",
     "log_level": "0",  # what matters comes as a delivery report
 }
@@ -67,6 +68,7 @@ class Publisher:
     def __init__(self, config: KafkaConfig, *, alone: bool = False) -> None:
         self._settings = {**config, **SETTINGS, **(ALONE if alone else {})}
         self._client: Producer | None = None
+        self._denied = False
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Report]:
         """A report for each message, in their order, after `ANSWER_S` at the latest. Raises nothing that comes from the broker."""
@@ -74,6 +76,7 @@ class Publisher:
         from confluent_kafka import Producer as Make
 
         if self._client is None:
+            self._denied = False
             self._client = connected(Make, self._settings)
         client, until = self._client, time.monotonic() + ANSWER_S
         reports = [Report(Answer.UNKNOWN, text="the broker did not answer")] * len(messages)
@@ -83,13 +86,32 @@ class Publisher:
                 self._produce(client, message, note, until)
             except KafkaException as error:
                 reports[number] = _failed(error.args[0])
-            client.poll(0)
-        if client.flush(max(0.0, until - time.monotonic())):
+            self._serve(client, 0.0)
+        if not self._serve_all(client, until):
             client.purge()  # without an answer in time: nothing of it may be sent later
-            client.flush(1.0)
-        if any(report.answer is Answer.UNKNOWN for report in reports):
-            self._client = None  # it may have given up for good
+            self._serve_all(client, time.monotonic() + 1.0)
+        if self._denied:
+            nowhere = Report(Answer.BLOCKED, text="WRITE is not allowed on it nor on any other topic")
+            reports = [nowhere if report.answer is Answer.UNKNOWN else report for report in reports]
+        if any(report.answer in (Answer.UNKNOWN, Answer.BLOCKED) for report in reports):
+            self._client = None  # it may have given up for good, and it remembers what was not allowed
         return reports
+
+    def _serve_all(self, client: Producer, until: float) -> bool:
+        """Takes delivery reports until none is missing; `False`: not in time. As ``flush``, which does not survive a fatal error."""
+        while len(client) and (left := until - time.monotonic()) > 0:
+            self._serve(client, min(left, 0.1))
+        return not len(client)
+
+    def _serve(self, client: Producer, timeout_s: float) -> None:
+        """Takes delivery reports. A fatal error is raised here once; that there is no id for a producer which may write nowhere is one."""
+        from confluent_kafka import KafkaError as Code
+        from confluent_kafka import KafkaException
+
+        try:
+            client.poll(timeout_s)
+        except KafkaException as error:
+            self._denied |= error.args[0].code() == Code.CLUSTER_AUTHORIZATION_FAILED
 
     def _produce(self, client: Producer, message: Outgoing, note: Any, until: float) -> None:
         while True:
@@ -105,7 +127,7 @@ class Publisher:
             except BufferError:
                 if time.monotonic() > until:
                     return
-                client.poll(0.05)
+                self._serve(client, 0.05)
             else:
                 return
 
@@ -127,6 +149,8 @@ def _failed(error: KafkaError) -> Report:
     from confluent_kafka import KafkaError as Code
 
     text = f"{error.name()}: {error.str()}"
+    if error.code() == Code.TOPIC_AUTHORIZATION_FAILED:
+        return Report(Answer.BLOCKED, text="WRITE on it is not allowed")
     if error.code() in (
         Code.MSG_SIZE_TOO_LARGE,
         Code.INVALID_MSG,
@@ -140,7 +164,6 @@ def _failed(error: KafkaError) -> Report:
         Code.UNKNOWN_TOPIC_OR_PART,
         Code._UNKNOWN_TOPIC,  # noqa: SLF001 - its public name
         Code._UNKNOWN_PARTITION,  # noqa: SLF001 - its public name
-        Code.TOPIC_AUTHORIZATION_FAILED,
         Code.TOPIC_EXCEPTION,
         Code.POLICY_VIOLATION,
     ):

@@ -252,7 +252,9 @@ def reconcile(url: str, servers: str, expected: Expected) -> None:
 
 def _run_dag(airflow: LocalAirflow, url: str) -> None:
     with airflow.client() as client:
-        client.wait_for_dag(DAG)
+        for dag in (DRAINS, DAG):
+            client.wait_for_dag(dag)
+        client.pause(DRAINS)  # what is due would be tried while the service is still down
         client.trigger(DAG)
         client.unpause(DAG)
         console.print(f"  triggered at {airflow.url}")
@@ -273,10 +275,10 @@ def _run_dag(airflow: LocalAirflow, url: str) -> None:
 def _retry(airflow: LocalAirflow, url: str, servers: str, outage: Path) -> None:
     """Two drains, with one of the two airlines back before the first, and a redrive when the other one is back."""
     with airflow.client() as client:
-        for dag in (DRAINS, REDRIVE):
-            client.wait_for_dag(dag)
+        client.wait_for_dag(REDRIVE)
         _tell_retries(url, servers)
         outage.write_text(BACK_LATE)
+        client.unpause(DRAINS)
         with _step(f"{DRAINS}: {BACK_SOON} is answered again, {BACK_LATE} is not"):
             _drain(client, airflow, url)
             _tell_retries(url, servers)

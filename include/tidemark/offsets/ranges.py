@@ -67,12 +67,13 @@ def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_rec
     """The slices of the next batch, ordered by partition; empty when every position has reached its end.
 
     At most ``max_records`` offsets in all, one slice a partition. Where there is more to read than fits, the partitions with most
-    to read are taken, as many as get `RECORDS_A_TASK` each, and share what is left evenly.
+    to read are taken, as many as get `RECORDS_A_TASK` each, and share what is left evenly. Partitions of retry topics all share: a
+    backlog of one delay does not keep those of the others waiting.
     """
     todo = {claim: ends[claim.partition] - claim.position for claim in claims if ends.get(claim.partition, 0) > claim.position}
     chosen = sorted(todo, key=lambda claim: (-todo[claim], claim.partition))
     if sum(todo.values()) > max_records:
-        needs = list(accumulate(min(todo[claim], RECORDS_A_TASK) for claim in chosen))
+        needs = list(accumulate(0 if claim.drained else min(todo[claim], RECORDS_A_TASK) for claim in chosen))
         chosen = chosen[: max(1, sum(need <= max_records for need in needs))]
     slices = []
     budget = max_records

@@ -72,6 +72,28 @@ def expose(cursor: Cursor, table: str, ranges: Mapping[Partition, list[Range]]) 
     would join them by nested loops; and compiling queries this short costs more than it saves.
     """
     cursor.execute(f"CREATE TEMPORARY VIEW {RUN_ROWS} AS SELECT sink.* FROM {quoted_table(table)} sink WHERE {predicate(ranges, 'sink')}")  # noqa: S608 - numbers and quoted names
+    _only_read(cursor)
+
+
+def copy_loaded(cursor: Cursor, table: str) -> None:
+    """Makes `RUN_ROWS` of what drains have loaded: the sink's rows of the records in ``tidemark_run_loaded``, as a temporary table.
+
+    They lie scattered among the rows of other runs, so a condition that names them all could be megabytes long. Each is looked up in
+    the lineage index, however many the planner takes them for.
+    """
+    for method in ("hashjoin", "mergejoin"):
+        cursor.execute(f"SET LOCAL enable_{method} = off")
+    cursor.execute(
+        f"CREATE TEMPORARY TABLE {RUN_ROWS} ON COMMIT DROP AS SELECT sink.* FROM tidemark_run_loaded record"  # noqa: S608 - quoted names
+        f" JOIN {quoted_table(table)} sink ON sink.kafka_topic_id = record.topic_id AND sink.kafka_partition = record.partition"
+        " AND sink.kafka_offset = record.record_offset"
+    )
+    for method in ("hashjoin", "mergejoin"):
+        cursor.execute(f"SET LOCAL enable_{method} TO DEFAULT")
+    _only_read(cursor)
+
+
+def _only_read(cursor: Cursor) -> None:
     cursor.execute("SET LOCAL enable_nestloop = off")
     cursor.execute("SET LOCAL jit = off")
     cursor.execute("SET TRANSACTION READ ONLY")

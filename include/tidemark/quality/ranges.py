@@ -8,6 +8,8 @@ Partition = tuple[int, int]
 """``(topic_id, partition)``, in the order in which partitions are locked."""
 Range = tuple[int, int]
 """Offsets ``[start, end)``."""
+MOST_RANGES = 100
+"""Of a partition, where a drain has loaded records here and there: an event and an XCom stay small. With more, one range holds them all."""
 
 
 def merge_ranges(slices: Iterable[tuple[int, int, int, int]]) -> dict[Partition, list[Range]]:

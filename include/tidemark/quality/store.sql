@@ -1,13 +1,47 @@
 -- name: run_batches
 -- The ledger rows of a run, by partition and offset. Locks nothing.
 SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, batch.start_offset, batch.end_offset,
-       batch.loaded, batch.skipped, batch.retried, batch.failed, batch.unaccounted, batch.sink_rows
+       batch.loaded, batch.skipped, batch.retried, batch.failed, batch.unaccounted, batch.sink_rows, batch.drained
   FROM tidemark.batch
   JOIN tidemark.attempt USING (attempt_id)
   JOIN tidemark.topic USING (topic_id)
  WHERE batch.group_id = %(group_id)s
    AND (attempt.attempt_id = %(attempt_id)s OR attempt.dag_id = %(dag_id)s AND attempt.run_id = %(run_id)s)
  ORDER BY batch.topic_id, batch.partition, batch.start_offset;
+
+-- name: expose_loaded
+-- The records that the attempts of these drained batches have loaded, as far as no rewind has withdrawn them since.
+CREATE TEMPORARY TABLE tidemark_run_loaded ON COMMIT DROP AS
+SELECT topic_id, partition, record_offset, sink_rows
+  FROM tidemark.failed_record
+ WHERE group_id = %(group_id)s AND state = 'LOADED' AND tried_at >= (SELECT min(attempt.started_at) FROM tidemark.batch
+                                                                       JOIN tidemark.attempt USING (attempt_id)
+                                                                      WHERE batch_id = ANY (%(batch_ids)s::bigint[]))
+   AND attempt_id IN (SELECT attempt_id FROM tidemark.batch WHERE batch_id = ANY (%(batch_ids)s::bigint[]));
+
+-- name: loaded_ranges
+-- Where they were read first, as few ranges as possible: a partition that would have more than %(most)s has one, from its first record to
+-- its last. Needs `expose_loaded`.
+SELECT topic_id, topic.name AS topic, partition, min(start_offset) AS start_offset, max(end_offset) AS end_offset
+  FROM (SELECT topic_id, partition, min(record_offset) AS start_offset, max(record_offset) + 1 AS end_offset,
+               count(*) OVER (PARTITION BY topic_id, partition) AS islands
+          FROM (SELECT *, record_offset - row_number() OVER (PARTITION BY topic_id, partition ORDER BY record_offset) AS island
+                  FROM tidemark_run_loaded) numbered
+         GROUP BY topic_id, partition, island) run
+  JOIN tidemark.topic USING (topic_id)
+ GROUP BY topic_id, topic.name, partition, CASE WHEN islands <= %(most)s THEN start_offset END
+ ORDER BY topic_id, partition, start_offset;
+
+-- name: loaded_violations
+-- Partitions of which the sink holds another number of these records' rows than they made. Needs `expose_loaded`, and the rows.
+SELECT 'sink rows' AS kind, topic.name AS topic, partition, said.start, said."end", expected, coalesce(found, 0) AS found
+  FROM (SELECT topic_id, partition, min(record_offset) AS start, max(record_offset) + 1 AS "end", sum(sink_rows)::bigint AS expected
+          FROM tidemark_run_loaded GROUP BY topic_id, partition) said
+  JOIN tidemark.topic USING (topic_id)
+  LEFT JOIN (SELECT kafka_topic_id AS topic_id, kafka_partition AS partition, count(*) AS found
+               FROM tidemark_run GROUP BY kafka_topic_id, kafka_partition) written USING (topic_id, partition)
+ WHERE CASE WHEN %(upsert)s THEN coalesce(found, 0) > expected ELSE coalesce(found, 0) <> expected END
+ ORDER BY topic_id, partition;
 
 -- name: add_validation
 -- A verdict. Holds the group's row against deletion only.

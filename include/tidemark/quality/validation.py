@@ -15,9 +15,9 @@ import psycopg2
 
 from tidemark.db import rows, session, statements, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
-from tidemark.quality.conservation import Violation, check_conservation, group_number
-from tidemark.quality.judge import ExpectationError, Judged, expose, judge
-from tidemark.quality.ranges import merge_ranges
+from tidemark.quality.conservation import Kind, Violation, check_conservation, group_number
+from tidemark.quality.judge import ExpectationError, Judged, copy_loaded, expose, judge
+from tidemark.quality.ranges import MOST_RANGES, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
 from tidemark.quality.verdict import Counts, Result, Run, Severity, Verdict, outcome
 from tidemark.sink.table import LINEAGE, read_columns
@@ -35,13 +35,17 @@ logger = logging.getLogger(__name__)
 def validate(connection_url: str, run: Run, *, group: str, table: str, suite: Path | None, upsert: bool = False) -> Verdict:
     """Judges the rows that a run committed to ``table`` (``schema.table``), stores the verdict, and returns it.
 
-    The ledger says which rows these are: all batches of the run that a rewind has not taken away since. Judged are the conservation check
-    (result number 0, critical) and the expectations of the suite file, if there is one.
+    The ledger says which rows these are: all batches of the run that a rewind has not taken away since; of a drain the rows of the records
+    that it has loaded, wherever they were read first. Judged are the conservation check (result number 0, critical) and the expectations
+    of the suite file, if there is one.
 
     ① One read-only snapshot answers every question. ② One transaction stores the verdict with its results and the failing rows, makes it
     the verdict of the run's batches, and moves the validated offset of their partitions up to the first batch that has no verdict or a
     critical one. Validating a run again (a retried task; rows that were repaired) replaces its verdict in the same way. It never moves a
     validated offset down: a critical verdict on what readers have already been shown leaves it, a rewind takes it back.
+
+    A drain moves no validated offset: its rows are beside others that were judged long ago, and readers of the view see them as soon as
+    these. One that loaded nothing has a verdict without ranges, on its ledger only.
 
     A run that committed nothing has passed: the verdict has no ranges and no ``validation_id``, and nothing is stored. Then, and whenever
     it raises, nothing was stored:
@@ -75,12 +79,18 @@ def _validate(connection: Connection, run: Run, group: str, table: str, suite: S
         _require_sink(cursor, table)
         batch_ids = [int(batch["batch_id"]) for batch in batches]
         violations = check_conservation(cursor, group, table, batch_ids=batch_ids, upsert=upsert)
-        ranges = merge_ranges((batch["topic_id"], batch["partition"], batch["start_offset"], batch["end_offset"]) for batch in batches)
-        if suite is not None:
+        drained = batches[0]["drained"]  # all are, or none: no attempt does both
+        slices = _loaded(cursor, group_id, batch_ids) if drained else batches
+        ranges = merge_ranges((part["topic_id"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
+        if drained and ranges:
+            copy_loaded(cursor, table)
+            violations += _rows_missing(cursor, upsert)
+        elif suite is not None and ranges:
             expose(cursor, table, ranges)
+        if suite is not None and ranges:
             judged = judge(connection, suite, ranges)
     results = (_conserved(violations, len(batches)), *(item.result for item in judged))
-    topics = {batch["topic_id"]: batch["topic"] for batch in batches}
+    topics = {part["topic_id"]: part["topic"] for part in slices}
     verdict = Verdict(
         verdict=outcome(results),
         group=group,
@@ -125,6 +135,18 @@ def _batches(cursor: Cursor, group_id: int, run: Run) -> list[dict[str, Any]]:
     parameters = {"group_id": group_id, "attempt_id": run.attempt_id, "dag_id": run.dag_id, "run_id": run.run_id}
     cursor.execute(SQL["run_batches"], parameters)
     return rows(cursor)
+
+
+def _loaded(cursor: Cursor, group_id: int, batch_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Where the records that drains have loaded in these batches were read first, a range each; makes ``tidemark_run_loaded`` of them."""
+    cursor.execute(SQL["expose_loaded"], {"group_id": group_id, "batch_ids": list(batch_ids)})
+    cursor.execute(SQL["loaded_ranges"], {"most": MOST_RANGES})
+    return rows(cursor)
+
+
+def _rows_missing(cursor: Cursor, upsert: bool) -> list[Violation]:
+    cursor.execute(SQL["loaded_violations"], {"upsert": upsert})
+    return [Violation(**(row | {"kind": Kind(row["kind"])})) for row in rows(cursor)]
 
 
 def _require_sink(cursor: Cursor, table: str) -> None:

@@ -75,7 +75,7 @@ class Verdict:
     group: str
     suite: str | None = None
     ranges: Mapping[str, list[list[int]]] = field(default_factory=dict)
-    """``{"flights/3": [[0, 500]]}``: the offsets that were judged, ``[start, end)``."""
+    """``{"flights/3": [[0, 500]]}``: the offsets that were judged, ``[start, end)``; of a drain, where its records were read first."""
     counts: Counts = field(default_factory=Counts)
     results: tuple[Result, ...] = ()
     validation_id: int | None = None

@@ -9,6 +9,8 @@ Owns the life of a row of ``tidemark.failed_record``, and keeps I1, I3, I4, I6 a
          v                                                v
        FAILED ----------> <group>.failed <------ ladder, budget over, or permanent
 
+Where the order is by key, a later record of a key that waits is HELD, and is WAITING once nothing before it waits any more.
+
 ``ladder`` decides, from numbers alone, where a record goes next. ``store`` holds the statements of a drain's commit. ``drain`` says what
 is due and how far each retry topic may be read. ``audit`` proves that every record is somewhere, and only once. ``topics`` makes and
 checks the topics, ``relay`` publishes, ``admin`` and ``redrive`` are what an operator does.

@@ -115,6 +115,7 @@ class NotEditable(Refused):
     def __str__(self) -> str:
         why = {
             State.WAITING: "it waits for its next retry, and stands in a topic as it was. Edit it when it has failed, or discard it",
+            State.HELD: "it is held until a record of its key is settled. Edit it when it has failed, or discard it",
             State.LOADED: "it has been loaded",
             State.SKIPPED: "it has been skipped",
             State.DISCARDED: "it has been discarded. Redrive it first (tidemark redrive plan --state DISCARDED)",
@@ -175,7 +176,7 @@ def export_records(connection: Connection, group: str, wanted: Filter) -> Iterat
 
 
 def discard(connection: Connection, group: str, wanted: Filter, *, reason: str, by: str) -> int:
-    """Settles those that are meant and wait or have failed; nobody tries them again. Returns how many.
+    """Settles those that are meant and wait, are held or have failed; nobody tries them again. Returns how many.
 
     Raises `BadInput` for a reason that says nothing, for a filter that says nothing, and for numbers of which one is none.
     """

@@ -27,7 +27,7 @@ SELECT state, error_type, count(*) AS records, min(created_at) AS first, max(cre
 -- The records that are meant, all of each, from one on. Locks nothing.
 SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
        key, value, headers, disposition, error_type, error_text, attempt_id, retry_number, due_at, hop_topic, hop_partition, hop_offset,
-       publish_error, story, sink_rows, redrives, created_at, changed_at, ladder_at
+       publish_error, story, sink_rows, redrives, created_at, changed_at, ladder_at, tried_at, tried_late, emptied_at
   FROM tidemark.failed_record record JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND {where}
  ORDER BY failed_record_id LIMIT %(limit)s;
@@ -52,10 +52,10 @@ INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, reco
 VALUES (%(group_id)s, %(kind)s, %(filter)s, %(reason)s, %(by)s, %(records)s) RETURNING action_id;
 
 -- name: discard
--- Settles records that wait or have failed; what is registered in a topic stays there, and is dropped by whoever reads it. Locks them.
+-- Settles records that wait, are held or have failed; what is registered in a topic stays there, and is dropped by whoever reads it. Locks them.
 WITH meant AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record record
-     WHERE group_id = %(group_id)s AND state IN ('WAITING', 'FAILED') AND {where}
+     WHERE group_id = %(group_id)s AND state IN ('WAITING', 'HELD', 'FAILED') AND {where}
      ORDER BY hop_topic_id, hop_partition, hop_offset, failed_record_id FOR UPDATE
 )
 UPDATE tidemark.failed_record record

@@ -16,6 +16,7 @@ from tidemark.retry.relay import Relayed, relay
 if TYPE_CHECKING:
     from tidemark.connections import Connections
     from tidemark.db import Connection
+    from tidemark.spec import ConsumerSpec
 
 SQL = statements("tidemark.retry", "agenda.sql")
 
@@ -28,6 +29,16 @@ class Due:
     median: timedelta
     p99: timedelta
     oldest: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The records of a group of which the last try was in the last 24 hours, and the lateness of these tries: from due to the commit."""
+
+    records: int
+    median: timedelta
+    p99: timedelta
+    longest: timedelta
 
 
 def busy(connection: Connection) -> list[str]:
@@ -49,18 +60,26 @@ def due(connection: Connection, group: str) -> Due | None:
         return Due(**late) if late["records"] else None
 
 
-def relay_at_end(connections: Connections, name: str, group: str) -> list[str]:
-    """Publishes what a run of the consumer ``name`` has handed off, and says what keeps records from it.
+def tried(connection: Connection, group: str) -> Tried | None:
+    """How late the tries of the last 24 hours were; `None`: there were none. By the database's clock (I6)."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["tried"], {"group": group})
+        (late,) = rows(cur)
+        return Tried(**late) if late["records"] else None
+
+
+def relay_at_end(connections: Connections, spec: ConsumerSpec) -> list[str]:
+    """Publishes what a run of a consumer has handed off, and says what keeps records from it.
 
     The run has committed, so nothing that goes wrong here is its fault, and nothing is raised: what is not published stays in the outbox,
     for the next relay.
     """
     try:
         with session(connections.database_url, application="tidemark relay") as connection:
-            done = relay(connection, connections.kafka, group)
+            done = relay(connection, connections.kafka, spec)
     except (TidemarkError, psycopg2.Error) as error:
         return [f"What failed is not published yet: {str(error).strip()}"]
-    return obstacles(done, name)
+    return obstacles(done, spec.name)
 
 
 def obstacles(done: Relayed, name: str) -> list[str]:

@@ -20,7 +20,7 @@ SQL = statements("tidemark.retry", "audit.sql")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The offsets of a partition that were read, and what became of each. ``waiting`` counts by retry topic."""
+    """The offsets of a partition that were read, and what became of each. ``waiting`` counts by retry topic; ``held``: behind others."""
 
     partition: TopicPartition
     read: int

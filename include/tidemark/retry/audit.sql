@@ -7,7 +7,7 @@ WITH ledger AS (
            sum(retried + failed)::bigint AS handed_off, sum(unaccounted)::bigint AS unaccounted
       FROM tidemark.batch WHERE group_id = %(group_id)s AND NOT drained GROUP BY topic_id, partition
 ), tier AS (
-    SELECT topic_id, partition, state, CASE WHEN state = 'WAITING' THEN coalesce(hop_topic, '') END AS topic, count(*) AS records
+    SELECT topic_id, partition, state, CASE state WHEN 'WAITING' THEN coalesce(hop_topic, '') WHEN 'HELD' THEN 'held' END AS topic, count(*) AS records
       FROM tidemark.failed_record WHERE group_id = %(group_id)s GROUP BY 1, 2, 3, 4
 ), record AS (
     SELECT topic_id, partition, sum(records)::bigint AS kept,
@@ -15,7 +15,7 @@ WITH ledger AS (
            coalesce(sum(records) FILTER (WHERE state = 'SKIPPED'), 0)::bigint AS skipped,
            coalesce(sum(records) FILTER (WHERE state = 'FAILED'), 0)::bigint AS failed,
            coalesce(sum(records) FILTER (WHERE state = 'DISCARDED'), 0)::bigint AS discarded,
-           coalesce(jsonb_object_agg(topic, records) FILTER (WHERE state = 'WAITING'), '{}') AS waiting
+           coalesce(jsonb_object_agg(topic, records) FILTER (WHERE state IN ('WAITING', 'HELD')), '{}') AS waiting
       FROM tier GROUP BY topic_id, partition
 )
 SELECT topic.name AS topic, partition, coalesce(ledger.read, 0) AS read, coalesce(ledger.loaded, 0) AS loaded_at_once,

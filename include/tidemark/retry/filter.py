@@ -19,6 +19,8 @@ class State(StrEnum):
 
     WAITING = "WAITING"
     """For its next retry."""
+    HELD = "HELD"
+    """Not tried: one of its key waits."""
     FAILED = "FAILED"
     """Its ladder is over, or it never had one."""
     LOADED = "LOADED"

@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ EXAMPLES = 5
 REDRIVEN = "Redriven"
 """The type of error of a record that has not been tried since it was sent round."""
 
-REDRIVABLE = (State.FAILED, State.WAITING, State.DISCARDED)
+REDRIVABLE = (State.FAILED, State.WAITING, State.HELD, State.DISCARDED)
 
 
 class Destination(StrEnum):
@@ -93,7 +93,7 @@ class Redrive:
 @dataclass(frozen=True, slots=True)
 class Preview:
     """A redrive with what it is made of. ``waiting`` and ``worn_out`` are meant by the filter and no part of it: their ladder goes on
-    already, or they were sent round too often; they are known when it is planned."""
+    already, or they were sent round too often; they are counted until it is started."""
 
     redrive: Redrive
     errors: Sequence[Mapping[str, Any]]
@@ -163,9 +163,7 @@ def plan(
         cur.execute(SQL["add"], {**asked, **values, "per_second": per_second, "reason": why, "by": by})
         (redrive_id,) = cur.fetchone() or (0,)
         cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": State.DISCARDED in wanted.states})
-        cur.execute(SQL["left_out"], asked)
-        (left_out,) = rows(cur)
-        made = replace(_preview(cur, redrive_id), **left_out)
+        made = _preview(cur, redrive_id)
         if not made.redrive.records:
             rest = f"; {made.waiting} wait for a retry already, {made.worn_out} were sent round {max_redrives} times"
             raise BadInput(
@@ -296,7 +294,7 @@ def _target(cluster: Cluster, spec: ConsumerSpec, known: Redrive) -> dict[str, A
     """Where records go, as the spec is now: their retry's number, its delay, its topic."""
     ladder = Ladder.of(spec)
     if known.destination is Destination.NOW:
-        ensure_topics(cluster, spec, now=True, only=[now_topic(spec.group)])
+        ensure_topics(cluster, spec, now=True, only=[now_topic(spec.group)], missing_ok=spec.retry.topics.create)
         return {"number": len(ladder.delays), "delay": timedelta(0), "topic": now_topic(spec.group)}
     first = ladder.rung(1)
     if first is None:
@@ -312,7 +310,12 @@ def _preview(cur: Cursor, redrive_id: int) -> Preview:
         cur.execute(SQL[name], asked)
         told.append(rows(cur))
     errors, topics, examples, passed_over = told
-    return Preview(found, errors, topics, examples, {row["why"]: row["records"] for row in passed_over})
+    left_out = {}
+    if found.state is Phase.PLANNED:
+        values = {**group_key(cur, found.group), **found.filter.parameters(found.group), "max_redrives": found.max_redrives}
+        cur.execute(SQL["left_out"], {**values, "redrive_id": redrive_id})
+        (left_out,) = rows(cur)
+    return Preview(found, errors, topics, examples, {row["why"]: row["records"] for row in passed_over}, **left_out)
 
 
 def _read_one(cur: Cursor, redrive_id: int) -> Redrive:

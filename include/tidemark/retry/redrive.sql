@@ -22,10 +22,12 @@ SELECT %(redrive_id)s, failed_record_id FROM tidemark.failed_record record
 
 -- name: left_out
 -- Of those that are meant: how many wait for a retry already, how many were sent round too often. Locks nothing.
-SELECT count(*) FILTER (WHERE state = 'WAITING' AND publish_error IS NULL) AS waiting,
-       count(*) FILTER (WHERE state <> 'WAITING' AND redrives >= %(max_redrives)s) AS worn_out
+SELECT count(*) FILTER (WHERE state = 'HELD' OR (state = 'WAITING' AND publish_error IS NULL)) AS waiting,
+       count(*) FILTER (WHERE state = 'FAILED' AND redrives >= %(max_redrives)s) AS worn_out
   FROM tidemark.failed_record record
- WHERE group_id = %(group_id)s AND {where} AND state IN ('WAITING', 'FAILED');
+ WHERE group_id = %(group_id)s AND {where} AND state IN ('WAITING', 'HELD', 'FAILED')
+   AND NOT EXISTS (SELECT FROM tidemark.redrive_record chosen
+                    WHERE chosen.redrive_id = %(redrive_id)s AND chosen.failed_record_id = record.failed_record_id);
 
 -- name: read
 -- Redrives of a group, or one of them, with how many records each has in which state; the newest first. Locks nothing.
@@ -88,7 +90,8 @@ WITH portion AS MATERIALIZED (
 ), locked AS MATERIALIZED (
     SELECT record.failed_record_id, record.redrives FROM tidemark.failed_record record
      WHERE failed_record_id IN (SELECT failed_record_id FROM portion)
-       AND (state = 'FAILED' OR (state = 'WAITING' AND publish_error IS NOT NULL) OR (state = 'DISCARDED' AND %(discarded)s))
+       AND (state = 'FAILED' OR (state = 'WAITING' AND publish_error IS NOT NULL)
+            OR (state = 'DISCARDED' AND emptied_at IS NULL AND %(discarded)s))
      ORDER BY failed_record_id FOR UPDATE
 ), judged AS MATERIALIZED (
     SELECT failed_record_id,
@@ -96,7 +99,9 @@ WITH portion AS MATERIALIZED (
                 WHEN locked.redrives IS NOT NULL THEN 'was sent round ' || locked.redrives || ' times'
                 WHEN record.state IS NULL THEN 'withdrawn by a rewind'
                 WHEN record.state = 'WAITING' THEN 'waits for a retry'
+                WHEN record.state = 'HELD' THEN 'is held behind another record of its key'
                 WHEN record.state = 'FAILED' THEN 'was changed meanwhile'
+                WHEN record.state = 'DISCARDED' AND record.emptied_at IS NOT NULL THEN 'its payload was emptied'
                 ELSE 'was ' || lower(record.state) || ' meanwhile' END AS why
       FROM portion LEFT JOIN tidemark.failed_record record USING (failed_record_id) LEFT JOIN locked USING (failed_record_id)
 ), sent AS (

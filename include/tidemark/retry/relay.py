@@ -7,9 +7,12 @@ messages that no row names, and nobody will try; their records are published aga
 doubled. Several relays share the work, because each passes over what others have locked. One that hangs loses its session after `IDLE_MS`,
 and its portion with it; its late answers go nowhere.
 
+A topic that Tidemark has not seen before is looked at before anything is published to it, and made if it is not there
+(`tidemark.retry.topics`); one that is known costs nothing more than the look-up that tells its partitions.
+
 A record that the broker does not take is tried once more, alone, because the broker refuses whole batches; then it gets a
-``publish_error``, and the others go on. A topic that is not there, or not allowed, holds up its own records and no others. When the broker
-does not answer, what it did answer is noted, and the relay gives up; no lock is held for longer than `ANSWER_S`.
+``publish_error``, and the others go on. A topic that is not there, wrong, or not allowed, holds up its own records and no others. When the
+broker does not answer, what it did answer is noted, and the relay gives up; no lock is held for longer than `ANSWER_S`.
 """
 
 from __future__ import annotations
@@ -28,21 +31,25 @@ from tidemark.kafka.producer import Answer, Publisher, Publishers
 from tidemark.offsets import store
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.retry.hop import outgoing
-from tidemark.retry.store import publish_gone
+from tidemark.retry.store import publish_gone, release
+from tidemark.retry.topics import largest_of, look_at, needed, now_topic, visible
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
     from tidemark.kafka.cluster import Topic
+    from tidemark.spec import ConsumerSpec
 
 log = logging.getLogger(__name__)
 
 SQL = statements("tidemark.retry", "relay.sql")
 
-IDLE_MS = 20_000
-"""Longer than `tidemark.kafka.producer.ANSWER_S`: a relay that waits for the broker keeps its rows, one that stands still does not."""
+IDLE_MS = 9_000
+"""Longer than `tidemark.kafka.producer.ANSWER_S`, so that a relay which waits for the broker keeps its rows; shorter than a rewind waits
+for them (`tidemark.rewind.apply.GRACE_MS`), so that one which stands still holds up nobody."""
 PORTION_RECORDS = 2_000
 PORTION_BYTES = 16 * 1024 * 1024
 MISSING = "it does not exist"
+NOT_ALLOWED = "{} on it is not allowed"
 ANY = 2**63 - 1
 """No record, and no offset, has a greater number."""
 
@@ -68,30 +75,33 @@ class Relayed:
 def relay(
     connection: Connection,
     config: KafkaConfig,
-    group: str,
+    spec: ConsumerSpec,
     *,
     limit: int | None = None,
     portion: int = PORTION_RECORDS,
     publishers: Publishers | None = None,
 ) -> Relayed:
-    """Publishes what a group has in its outbox, up to ``limit`` records, each portion in a transaction of its own.
+    """Publishes what a consumer's group has in its outbox, up to ``limit`` records, each portion in a transaction of its own. Makes the
+    topics that it needs and that are missing, unless the spec says otherwise (``retry.topics.create``).
 
     ``publishers`` are those of an earlier call on the same cluster. What comes into the outbox meanwhile may be left for the next call.
     Raises `BrokerUnavailable` when the broker does not answer, and `DatabaseUnavailable`, also when this process was so slow that its
     session was ended; what was noted before stays, and the rest is still in the outbox.
     """
     with transaction(connection) as cur:
-        cur.execute(SQL["group_id"], {"group": group})
+        cur.execute(SQL["group_id"], {"group": spec.group})
         found = cur.fetchone()
     if found is None:
         return Relayed()
-    return _Relay(connection, Cluster(config), publishers or Publishers(config), group, int(found[0]), portion).run(limit)
+    return _Relay(connection, Cluster(config), publishers or Publishers(config), spec, int(found[0]), portion).run(limit)
 
 
 class _Relay:
-    def __init__(self, connection: Connection, cluster: Cluster, publishers: Publishers, group: str, group_id: int, portion: int) -> None:
+    def __init__(
+        self, connection: Connection, cluster: Cluster, publishers: Publishers, spec: ConsumerSpec, group_id: int, portion: int
+    ) -> None:
         self.connection, self.cluster, self.publishers = connection, cluster, publishers
-        self.group, self.group_id, self.portion = group, group_id, portion
+        self.spec, self.group, self.group_id, self.portion = spec, spec.group, group_id, portion
         self.topics: dict[str, tuple[Topic, int]] = {}
         """By name, with our id of this incarnation."""
         self.published: Counter[str] = Counter()
@@ -100,6 +110,8 @@ class _Relay:
 
     def run(self, limit: int | None) -> Relayed:
         again = self._put_back_gone()
+        with transaction(self.connection) as cur:
+            release(cur, self.group_id, now_topic(self.group))
         self._look_up()
         left, after, suspects = limit, 0, list[int]()
         while left is None or left > 0:
@@ -121,21 +133,38 @@ class _Relay:
         return done
 
     def _look_up(self) -> None:
-        """Finds the topics of the outbox in the cluster, before anything is locked."""
+        """Finds the topics of the outbox in the cluster, before anything is locked, and looks at those that were not seen before."""
         with transaction(self.connection) as cur:
             cur.execute(SQL["outbox_topics"], {"group_id": self.group_id})
             names = [name for (name,) in cur.fetchall()]
-        found = {topic.name: topic for topic in self.cluster.topics(names, missing_ok=True)}
-        self.blocked |= {name: MISSING for name in names if name not in found}
+            cur.execute(SQL["known"], {"names": names})
+            known = {(name, kafka_uuid) for name, kafka_uuid in cur.fetchall()}
+        found, hidden = visible(self.cluster, names)
+        self.blocked |= {name: NOT_ALLOWED.format("DESCRIBE") for name in hidden}
+        if new := [name for name in names if name not in hidden and (name not in found or (name, found[name].kafka_uuid) not in known)]:
+            found |= self._looked_at(new)
         with transaction(self.connection) as cur:
-            self.topics = {name: (topic, store.ensure_topic(cur, name, topic.kafka_uuid)) for name, topic in found.items()}
+            self.topics = {
+                name: (topic, store.ensure_topic(cur, name, topic.kafka_uuid)) for name, topic in found.items() if name not in self.blocked
+            }
+
+    def _looked_at(self, names: Sequence[str]) -> dict[str, Topic]:
+        """Topics that are fit for what they are for; of the others it is noted why they are not. Whether one is fit that we may not look at
+        nobody knows: it is used."""
+        largest = largest_of(self.cluster, self.spec, missing_ok=True)
+        look = look_at(self.cluster, self.spec, needed(self.group, names), largest, create=self.spec.retry.topics.create)
+        self.blocked |= {one.name: MISSING for one in look.missing}
+        self.blocked |= {name: NOT_ALLOWED.format(what) for name, what in look.denied.items() if what != "DESCRIBE_CONFIGS"}
+        self.blocked |= {name: " ".join(problems).rstrip(".") for name, problems in look.problems.items()}
+        return dict(look.there)
 
     def _put_back_gone(self) -> int:
         """Messages of waiting records that retention took, or that went with their topic, are published again: Postgres has the records."""
         with transaction(self.connection) as cur:
             cur.execute(SQL["published"], {"group_id": self.group_id})
             places = rows(cur)
-        found = {topic.name: topic for topic in self.cluster.topics({place["topic"] for place in places}, missing_ok=True)}
+        found, hidden = visible(self.cluster, sorted({place["topic"] for place in places}))
+        places = [place for place in places if place["topic"] not in hidden]
         there = [place for place in places if _is_there(place, found)]
         starts = self.cluster.log_starts(TopicPartition(place["topic"], place["partition"]) for place in there)
         again = 0

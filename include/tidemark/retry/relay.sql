@@ -13,6 +13,10 @@ SELECT DISTINCT hop_topic FROM tidemark.failed_record
  WHERE group_id = %(group_id)s
    AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED') ORDER BY 1;
 
+-- name: known
+-- Those of these topics that were used before, each incarnation. Locks nothing.
+SELECT name, kafka_uuid FROM tidemark.topic WHERE name = ANY (%(names)s);
+
 -- name: published
 -- Where messages of waiting records are, by partition, and the first of each. Locks nothing.
 SELECT hop_topic AS topic, hop_topic_id AS topic_id, topic.kafka_uuid, hop_partition AS partition, min(hop_offset) AS first

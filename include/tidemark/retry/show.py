@@ -49,9 +49,9 @@ def markdown(made: Preview) -> str:
         ("error", [(error["records"], f"{error['error_type']}: {_cut(error['example'])}") for error in made.errors]),
         ("topic", [(topic["records"], topic["topic"]) for topic in made.topics]),
     ):
-        rows = [f"| {records:,} | {escaped(text)} |" for records, text in counts]
-        blocks.append("\n".join([f"| records | {column} |", "|---:|---|", *rows]))
-    blocks.append("\n".join(f"- {escaped(_example(each))}" for each in made.examples))
+        rows = [f"| {escaped(text)} | {records:,} |" for records, text in counts]
+        blocks.append("\n".join([f"| {column} | records |", "|---|---:|", *rows]))
+    blocks += ["Examples:", "\n".join(f"- {escaped(_example(each))}" for each in made.examples)] if made.examples else []
     return "\n\n".join(blocks) + "\n"
 
 

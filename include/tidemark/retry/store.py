@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements
@@ -31,6 +31,17 @@ class Waiting:
     millis: int | None
     headers: str | None
     """As its table has them; `None`: it has none."""
+    before: int | None = None
+    """Where there is an order by key: the offset of the record of its key that must be settled first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A key of a partition of which a record waits, or is held; ``first`` is the first of them, ``held`` of how many are."""
+
+    key: bytes
+    first: int
+    held: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +93,48 @@ def read_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
     return _waiting(cur)
 
 
-def succeed(cur: Cursor, part: Slice, made: Mapping[int, int | None]) -> None:
+def in_order(cur: Cursor, group_id: int, records: Sequence[Waiting]) -> list[Waiting]:
+    """The same records, each with what must be settled `before` it, also elsewhere. Needs `lock_due`."""
+    if not records:
+        return []
+    cur.execute(SQL["before"], {"group_id": group_id, "numbers": [record.number for record in records]})
+    before = dict(cur.fetchall())
+    return [replace(record, before=before.get(record.number)) for record in records]
+
+
+def read_blocked(cur: Cursor, group_id: int, part: Slice) -> list[Blocked]:
+    """The keys of a partition whose next records are to be held. Needs the lock of the position, so that nobody holds others meanwhile;
+    one that is settled meanwhile holds what it holds until the next `release`."""
+    cur.execute(SQL["blocked"], _key(group_id, part))
+    return [Blocked(bytes(key), first, held) for key, first, held in cur.fetchall()]
+
+
+def hold(cur: Cursor, part: Slice, numbers: Sequence[int]) -> None:
+    """Records whose turn it is not are held, with all that they were before. Needs `lock_due`."""
+    if not numbers:
+        return
+    cur.execute(SQL["hold"], {"numbers": list(numbers)})
+    if cur.rowcount != len(numbers):
+        raise RecordsChanged(part=part, wanted=len(numbers), found=cur.rowcount)
+
+
+def release(cur: Cursor, group_id: int, topic: str) -> int:
+    """Has held records tried, by way of ``topic``, as soon as nothing of their key waits before them; returns how many. All of a key go at
+    once: whoever tries them keeps their order."""
+    cur.execute(SQL["any_held"], {"group_id": group_id})
+    if not (cur.fetchone() or (False,))[0]:
+        return 0
+    cur.execute(SQL["release"], {"group_id": group_id, "topic": topic})
+    return cur.rowcount
+
+
+def succeed(cur: Cursor, part: Slice, attempt_id: int, made: Mapping[int, int | None]) -> None:
     """Records that were loaded, with how many rows they made, or, where that is `None`, skipped. Needs `lock_due`."""
     if not made:
         return
     states = ["SKIPPED" if rows_ is None else "LOADED" for rows_ in made.values()]
-    cur.execute(SQL["succeed"], {"numbers": list(made), "states": states, "rows": [rows_ or 0 for rows_ in made.values()]})
+    said = {"numbers": list(made), "states": states, "rows": [rows_ or 0 for rows_ in made.values()]}
+    cur.execute(SQL["succeed"], {**said, "attempt_id": attempt_id})
     if cur.rowcount != len(made):
         raise RecordsChanged(part=part, wanted=len(made), found=cur.rowcount)
 

@@ -23,12 +23,67 @@ SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partiti
    AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
  ORDER BY hop_offset;
 
+-- name: before
+-- Of some records of a group those before which another one of their key waits or is held, with the offset of the nearest. Locks nothing.
+WITH mine AS MATERIALIZED (
+    SELECT failed_record_id, topic_id, partition, key FROM tidemark.failed_record
+     WHERE failed_record_id = ANY (%(numbers)s::bigint[]) AND key IS NOT NULL
+), unsettled AS (
+    SELECT failed_record_id, topic_id, partition, key, record_offset FROM tidemark.failed_record
+     WHERE group_id = %(group_id)s AND state = 'WAITING'
+     UNION ALL
+    SELECT failed_record_id, topic_id, partition, key, record_offset FROM tidemark.failed_record
+     WHERE group_id = %(group_id)s AND state = 'HELD'
+), turn AS (
+    SELECT failed_record_id, lag(record_offset) OVER (PARTITION BY topic_id, partition, key ORDER BY record_offset) AS before
+      FROM unsettled WHERE (topic_id, partition, key) IN (SELECT topic_id, partition, key FROM mine)
+)
+SELECT failed_record_id, before FROM turn JOIN mine USING (failed_record_id) WHERE before IS NOT NULL;
+
+-- name: blocked
+-- The keys of a partition of which a record waits or is held, with the first such record and how many are held. Locks nothing.
+SELECT key, min(record_offset) AS first, count(*) FILTER (WHERE state = 'HELD') AS held
+  FROM (SELECT key, record_offset, state FROM tidemark.failed_record
+         WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s AND state = 'WAITING'
+         UNION ALL
+        SELECT key, record_offset, state FROM tidemark.failed_record
+         WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s AND state = 'HELD') unsettled
+ WHERE key IS NOT NULL GROUP BY key;
+
+-- name: hold
+-- Records whose turn it is not. Whatever they were before, they are that again when they are released. Needs their locks.
+UPDATE tidemark.failed_record
+   SET state = 'HELD', due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL
+ WHERE failed_record_id = ANY (%(numbers)s::bigint[]);
+
+-- name: any_held
+-- Locks nothing.
+SELECT EXISTS (SELECT FROM tidemark.failed_record WHERE group_id = %(group_id)s AND state = 'HELD');
+
+-- name: release
+-- Held records before which nothing of their key waits any more are to be tried now. The ladder of one that was never tried begins here.
+-- Locks them, and passes over those that somebody has locked: the next call finds them.
+WITH freed AS MATERIALIZED (
+    SELECT failed_record_id FROM tidemark.failed_record held
+     WHERE group_id = %(group_id)s AND state = 'HELD'
+       AND NOT EXISTS (SELECT FROM tidemark.failed_record before
+                        WHERE before.group_id = held.group_id AND before.topic_id = held.topic_id AND before.partition = held.partition
+                          AND before.key = held.key AND before.record_offset < held.record_offset AND before.state = 'WAITING')
+     ORDER BY failed_record_id FOR UPDATE SKIP LOCKED
+)
+UPDATE tidemark.failed_record record
+   SET state = 'WAITING', due_at = clock_timestamp(), hop_topic = %(topic)s,
+       ladder_at = CASE WHEN retry_number = 0 THEN clock_timestamp() ELSE ladder_at END
+  FROM freed WHERE record.failed_record_id = freed.failed_record_id;
+
 -- name: succeed
 -- Ends the way of records that were loaded, or skipped, after all. Needs their locks.
 UPDATE tidemark.failed_record record
    SET state = said.state, sink_rows = said.rows, due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL,
-       hop_offset = NULL, publish_error = NULL, changed_at = clock_timestamp()
-  FROM unnest(%(numbers)s::bigint[], %(states)s::text[], %(rows)s::integer[]) AS said (failed_record_id, state, rows)
+       hop_offset = NULL, publish_error = NULL, attempt_id = %(attempt_id)s, changed_at = now, tried_at = now,
+       tried_late = extract(epoch FROM now - due_at)
+  FROM unnest(%(numbers)s::bigint[], %(states)s::text[], %(rows)s::integer[]) AS said (failed_record_id, state, rows),
+       (SELECT clock_timestamp() AS now) now
  WHERE record.failed_record_id = said.failed_record_id;
 
 -- name: fail
@@ -52,9 +107,11 @@ WITH now AS MATERIALIZED (
            due_at = CASE WHEN climbs THEN now + delay END,
            hop_topic = CASE WHEN climbs THEN said.topic ELSE %(failed_topic)s END,
            hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL,
-           story = story || jsonb_build_object('number', retry_number - 1, 'type', error_type, 'text', error_text, 'attempt_id', attempt_id,
-                                               'at', changed_at),
-           error_type = said.type, error_text = said.text, attempt_id = %(attempt_id)s, changed_at = now
+           story = CASE WHEN retry_number = 0 AND redrives = 0 THEN story -- it was held, and this was its first try
+                        ELSE story || jsonb_build_object('number', retry_number - 1, 'type', error_type, 'text', error_text,
+                                                         'attempt_id', attempt_id, 'at', changed_at) END,
+           error_type = said.type, error_text = said.text, attempt_id = %(attempt_id)s, changed_at = now,
+           tried_at = now, tried_late = extract(epoch FROM now - due_at)
       FROM said WHERE record.failed_record_id = said.failed_record_id
     RETURNING state
 )

@@ -2,21 +2,23 @@
 
 Postgres has each record all its life, so no setting of a topic can lose one. But a message that is gone before its time is published and
 waited for once more, and a topic that refuses records keeps them from being tried.
+
+The relay looks at a topic when it comes to it first, and makes it then (`tidemark.retry.relay`); `ensure_topics` is for an operator.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
-from tidemark.kafka.cluster import Cluster, Setting, Topic
+from tidemark.kafka.cluster import Cluster, NotAllowed, Setting, Topic, TopicNotMade
 from tidemark.retry.hop import HEADER_BYTES
 from tidemark.retry.ladder import Ladder, failed_topic, is_own, retry_topic
-from tidemark.spec.duration import format_duration
+from tidemark.spec.duration import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from tidemark.spec import ConsumerSpec
@@ -48,6 +50,18 @@ class Found:
     made: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Topics as they are: all that are there, and ``found`` those of which the settings may be seen, too. ``denied``: what the cluster's
+    ACLs do not let us do with a topic, in their words. ``problems`` has, by topic, what keeps it from being used, each with what to do."""
+
+    there: Mapping[str, Topic]
+    found: Sequence[Found]
+    missing: Sequence[Wanted]
+    denied: Mapping[str, str]
+    problems: Mapping[str, Sequence[str]]
+
+
 @dataclass(kw_only=True, eq=False)
 class TopicsUnfit(Refused):
     """Retry topics that are missing or wrong, with all that is wrong and what to set."""
@@ -77,34 +91,91 @@ def wanted(spec: ConsumerSpec, *, now: bool = False) -> tuple[Wanted, ...]:
     return (*tiers, Wanted(now_topic(spec.group), timedelta()), Wanted(failed_topic(spec.group), None))
 
 
+def needed(group: str, names: Iterable[str]) -> list[Wanted]:
+    """Topics of a group by their names, also of delays that its ladder has no more."""
+    made = []
+    for name in names:
+        delay = name.removeprefix(f"{group}.retry.")
+        made.append(Wanted(name, None if name == failed_topic(group) else timedelta() if delay == "now" else parse_duration(delay)))
+    return made
+
+
 def ensure_topics(
-    cluster: Cluster, spec: ConsumerSpec, *, create: bool = False, now: bool = False, only: Iterable[str] | None = None
+    cluster: Cluster,
+    spec: ConsumerSpec,
+    *,
+    create: bool = False,
+    now: bool = False,
+    only: Iterable[str] | None = None,
+    missing_ok: bool = False,
 ) -> list[Found]:
     """The consumer's retry topics and its failed topic (`wanted`) as they are, each fit for what it is for; ``only`` some, by name.
 
     With ``create`` those that are missing are made; those that are wrong are never changed. Raises `TopicsUnfit` with everything that is
-    missing or wrong, `TopicsMissing` for the topics that the consumer reads, `TopicNotMade` or `BrokerUnavailable`.
+    missing, wrong, or not allowed, unless missing ones may be left out; `TopicsMissing` for the topics that the consumer reads, or
+    `BrokerUnavailable`.
     """
     asked = [one for one in wanted(spec, now=now) if only is None or one.name in set(only)]
-    names = spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
-    sources = cluster.topics(names)
-    largest = _largest(cluster.settings(topic.name for topic in sources))
-    there = {topic.name: topic for topic in cluster.topics([one.name for one in asked], missing_ok=True)}
-    made = set()
-    for one in asked:
-        if one.name not in there and create:
-            settings = settings_of(one, largest)
-            made |= {one.name} if cluster.create(one.name, spec.retry.topics.partitions, spec.retry.topics.replication, settings) else set()
-            log.info("made topic=%s partitions=%s settings=%s", one.name, spec.retry.topics.partitions, settings)
-    if create:
-        there = {topic.name: topic for topic in cluster.topics([one.name for one in asked])}
-    settings_now = cluster.settings(there)
-    found = [Found(one, there[one.name], settings_now[one.name], one.name in made) for one in asked if one.name in there]
-    problems = [_missing(spec, one, largest) for one in asked if one.name not in there]
-    problems += [f"{one.wanted.name}: {problem}" for one in found for problem in unfit(one, spec, largest)]
+    largest = largest_of(cluster, spec)
+    look = look_at(cluster, spec, asked, largest, create=create)
+    problems = [] if missing_ok else [_missing(spec, one, largest) for one in look.missing]
+    problems += [f"{name}: {operation} is not allowed. Ask for an ACL that allows it." for name, operation in look.denied.items()]
+    problems += [f"{name}: {problem}" for name, found in look.problems.items() for problem in found]
     if problems:
         raise TopicsUnfit(consumer=spec.name, problems=tuple(problems))
-    return found
+    return list(look.found)
+
+
+def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], largest: int, *, create: bool) -> Look:
+    """Topics as they are, after those that are missing were made, if ``create`` says so. Raises `BrokerUnavailable`."""
+    there, hidden = visible(cluster, [one.name for one in asked])
+    denied = dict.fromkeys(hidden, "DESCRIBE")
+    problems: dict[str, list[str]] = {}
+    made = set()
+    for one in asked if create else ():
+        if one.name in there or one.name in denied:
+            continue
+        try:
+            if _make(cluster, spec, one, largest):
+                made.add(one.name)
+        except NotAllowed as error:
+            denied[one.name] = error.operation
+        except TopicNotMade as error:
+            problems[one.name] = [str(error)]
+    there |= visible(cluster, [one.name for one in asked if one.name not in {*there, *denied, *problems}])[0] if create else {}
+    settings_now, hidden = _settings(cluster, list(there))
+    denied |= dict.fromkeys(hidden, "DESCRIBE_CONFIGS")
+    found = [Found(one, there[one.name], settings_now[one.name], one.name in made) for one in asked if one.name in settings_now]
+    problems |= {one.wanted.name: wrong for one in found if (wrong := unfit(one, spec, largest))}
+    told = {*there, *denied, *problems}
+    return Look(there, found, [one for one in asked if one.name not in told], denied, problems)
+
+
+def _make(cluster: Cluster, spec: ConsumerSpec, one: Wanted, largest: int) -> bool:
+    """`False`: somebody else has just made it."""
+    settings = settings_of(one, largest)
+    made = cluster.create(one.name, spec.retry.topics.partitions, spec.retry.topics.replication, settings)
+    if made:
+        log.info("made topic=%s partitions=%s settings=%s", one.name, spec.retry.topics.partitions, settings)
+    return made
+
+
+def visible(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, Topic], list[str]]:
+    """Those that exist, by name, and the names of those of which the cluster's ACLs do not let us know."""
+    try:
+        return {topic.name: topic for topic in cluster.topics(names, missing_ok=True)}, []
+    except NotAllowed as error:
+        rest = [name for name in names if name not in error.topics]
+        return {topic.name: topic for topic in cluster.topics(rest, missing_ok=True)}, error.topics
+
+
+def largest_of(cluster: Cluster, spec: ConsumerSpec, *, missing_ok: bool = False) -> int:
+    """Bytes of the largest batch that a topic of the consumer takes; Kafka's own default where its settings may not be seen. Raises
+    `TopicsMissing`, unless that may be."""
+    names = spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
+    topics = visible(cluster, names)[0] if missing_ok else [topic.name for topic in cluster.topics(names)]
+    found, _ = _settings(cluster, list(topics))
+    return max((int(settings["max.message.bytes"].value) for settings in found.values()), default=1_048_588)
 
 
 def settings_of(one: Wanted, largest: int) -> dict[str, str]:
@@ -179,8 +250,12 @@ def _copies(found: Found, spec: ConsumerSpec) -> list[str]:
     return problems
 
 
-def _largest(sources: Mapping[str, Mapping[str, Setting]]) -> int:
-    return max((int(settings["max.message.bytes"].value) for settings in sources.values()), default=1_048_588)  # Kafka's own default
+def _settings(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, dict[str, Setting]], list[str]]:
+    """As `visible`, of settings."""
+    try:
+        return cluster.settings(names), []
+    except NotAllowed as error:
+        return cluster.settings(name for name in names if name not in error.topics), error.topics
 
 
 def _missing(spec: ConsumerSpec, one: Wanted, largest: int) -> str:

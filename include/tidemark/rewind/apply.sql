@@ -155,10 +155,11 @@ WITH back AS (
 )
 INSERT INTO tidemark.failed_record (failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
                                     disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
-                                    publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id) OVERRIDING SYSTEM VALUE
+                                    publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id, tried_at, tried_late,
+                                    emptied_at) OVERRIDING SYSTEM VALUE
 SELECT failed_record_id, group_id, topic_id, partition, record_offset, record_timestamp, key, value, headers,
        disposition, error_type, error_text, retry_number, attempt_id, created_at, state, due_at, hop_topic,
-       publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id FROM back;
+       publish_error, story, sink_rows, changed_at, ladder_at, redrives, action_id, tried_at, tried_late, emptied_at FROM back;
 
 -- name: put_lost_ranges_back
 WITH back AS (

@@ -177,7 +177,7 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
         slow = "how long that takes is not known, the group has not read yet"
         speed = slow if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {group.records_per_s:,.0f} records/s"
         notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {speed}" if group.lag else "nothing is left to read afterwards")
-    return [*notes, *(f"has announced rows that are taken out: {asset}" for asset in group.told)]
+    return [*notes, *(f"rows that are taken out were announced: asset {asset}" for asset in group.told)]
 
 
 def _closing(plan: Plan) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import Counts
 from tidemark.retry.breaker import Breaker
 from tidemark.retry.ladder import NO_LADDER, Ladder, Rung
+from tidemark.retry.order import KeyOrder
+from tidemark.retry.store import read_blocked
 from tidemark.sink.load import Refusals, copy, load, load_carefully, translated
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
@@ -81,6 +83,8 @@ class Target:
     ladder: Ladder = NO_LADDER
     """Where records go that are not loaded."""
     breaker: Breaker | None = None
+    max_held: int | None = None
+    """Of a consumer that orders by key: how many records of a partition may be held. `None`: it has no order."""
     side_id: int | None = None
     """Of a backfill: the side group whose positions are moved. Ledger, failed records and rows are those of ``group_id`` all the same."""
 
@@ -130,15 +134,20 @@ class CommitUnknown(Unavailable):
         )
 
 
-def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads, *, isolate: bool = False) -> Receipt:
+def commit_slice(
+    target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads, *, isolate: bool = False, order: KeyOrder | None = None
+) -> Receipt:
     """Stores a slice in one transaction of its own and returns the receipt.
 
     ``judged`` is consumed while Postgres takes the rows, so a slice of any size needs the memory of one batch. Safe to call again
     for the same slice: the second finds the first one's ledger row. With ``isolate`` records whose rows Postgres refuses become failed
-    records, up to ``target.max_rejected``, and the others are loaded. Raises `OffsetFenced` if the partition was taken away,
-    `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help), `TooManyRejected`, `BadOutput` or `Broken` for what is wrong with
-    the rows, `BreakerTripped` where too many records fail, `DatabaseUnavailable` for an outage, and whatever ``judged`` or ``payloads``
-    raise; then nothing is stored. `CommitUnknown` leaves open whether it is.
+    records, up to ``target.max_rejected``, and the others are loaded. ``order`` is told which keys are blocked before ``judged`` is asked
+    for anything.
+
+    Raises `OffsetFenced` if the partition was taken away, `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help),
+    `TooManyRejected`, `BadOutput` or `Broken` for what is wrong with the rows, `BreakerTripped` where too many records fail, `HeldTooMany`
+    where too many would be held, `DatabaseUnavailable` for an outage, and whatever ``judged`` or ``payloads`` raise; then nothing is
+    stored. `CommitUnknown` leaves open whether it is.
     """
 
     def store_slice(cur: Cursor) -> list[Receipt]:
@@ -146,6 +155,8 @@ def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads
         twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
+        if order is not None:
+            order.begin(read_blocked(cur, target.group_id, part))
         reached(Step.COPY_ROWS, part)
         tally = Tally(part, target.layout)
         rows = (rows for one in judged if (rows := tally.take(one)) is not None)
@@ -153,9 +164,12 @@ def commit_slice(target: Target, part: Slice, judged: Iterator[Judged], payloads
             load_carefully(cur, part, target.layout, rows, tally, Refusals(target.max_rejected))
         else:
             load(cur, part, target.layout, rows)
-        counts = tally.counts()
+        counts, held = tally.counts(), tally.held()
         if target.breaker is not None:
-            target.breaker.check(part, counts, tally.longest_failure(), tally.rejects.values())
+            failures = [reject for reject in tally.rejects.values() if reject.disposition is not Disposition.HELD]
+            target.breaker.check(part, replace(counts, retried=counts.retried - held), tally.longest_failure(), failures)
+        if order is not None:
+            order.check(part, held)
         reached(Step.COPY_FAILED, part)
         copy_failed(cur, target, part, tally.rejects, payloads)
         reached(Step.LEDGER, part)
@@ -225,20 +239,24 @@ def _failed(
         count = batch.num_rows
         which = [rejects[offset] for offset in batch.column("record_offset").to_pylist()]
         waits = [rung is not None and reject.disposition is Disposition.RETRY for reject in which]
-        waiting_in = None if rung is None else rung.topic
+        states = [
+            "WAITING" if waiting else "HELD" if reject.disposition is Disposition.HELD else "FAILED"
+            for waiting, reject in zip(waits, which, strict=True)
+        ]
+        where = {"HELD": None, "WAITING": None if rung is None else rung.topic, "FAILED": target.ladder.failed_topic}
         arrays = [
             pa.array(np.full(count, target.group_id, dtype=np.int32)),
             pa.array(np.full(count, part.topic_id, dtype=np.int16)),
             pa.array(np.full(count, part.partition.partition, dtype=np.int32)),
             *batch.columns,
-            pa.array([reject.disposition.name.lower() for reject in which], pa.string()),
+            pa.array(["fail" if reject.disposition is Disposition.FAIL else "retry" for reject in which], pa.string()),
             pa.array([reject.error_type for reject in which], pa.string()),
             pa.array([reject.error_text for reject in which], pa.string()),
             pa.array(np.full(count, target.attempt_id, dtype=np.int64)),
-            pa.array(["WAITING" if waiting else "FAILED" for waiting in waits], pa.string()),
+            pa.array(states, pa.string()),
             pa.array([int(waiting) for waiting in waits], pa.int32()),
             pa.array([due_at if waiting else None for waiting in waits], pa.timestamp("us", "UTC")),
-            pa.array([waiting_in if waiting else target.ladder.failed_topic for waiting in waits], pa.string()),
+            pa.array([where[state] for state in states], pa.string()),
         ]
         yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in FAILED_COLUMNS])
 

@@ -6,6 +6,9 @@
 
 A message that nobody is registered at is read past: a relay published it and died before it could say so, its record was withdrawn,
 discarded or sent round again since, or somebody else wrote it. It is counted as unaccounted.
+
+Where there is an order by key, a record is tried only if the one of its key before it is settled, before this slice or in it; else it is
+held, and counted as retried.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ def commit_drained(target: Target, part: Slice, judge: Judge, *, isolate: bool =
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
         records = retries.lock_due(cur, target.group_id, part)
+        if target.max_held is not None:
+            records = retries.in_order(cur, target.group_id, records)
         reached(Step.COPY_ROWS, part)
         tallies = {origin: TallyOfSome(origin, target.layout, offsets) for origin, offsets in origins(records).items()}
         answers = judge(records) if records else iter(())
@@ -125,24 +130,28 @@ def say_what_became(
     """Step ④, and the counts for the ledger. A record that was not found in the log goes on waiting, and is published anew."""
     made: dict[int, int | None] = {}
     failures = []
+    held = []
     for record in records:
         outcome = became(record)
         if outcome is None:
             continue
-        if outcome.reject is not None:
+        if outcome.disposition is Disposition.HELD:
+            held.append(record.number)
+        elif outcome.reject is not None:
             permanent = outcome.disposition is Disposition.FAIL
             failures.append(Failure(record.number, permanent, outcome.reject.error_type, outcome.reject.error_text))
         else:
             made[record.number] = outcome.rows if outcome.disposition is Disposition.LOAD else None
-    retries.succeed(cur, part, made)
+    retries.succeed(cur, part, target.attempt_id, made)
     waiting, failed = retries.fail(cur, part, target.ladder, target.attempt_id, failures)
+    retries.hold(cur, part, held)
     skipped = sum(rows is None for rows in made.values())
     return Counts(
         loaded=len(made) - skipped,
         skipped=skipped,
-        retried=waiting,
+        retried=waiting + len(held),
         failed=failed,
-        unaccounted=part.span - len(made) - len(failures),
+        unaccounted=part.span - len(made) - len(failures) - len(held),
         sink_rows=sum(rows or 0 for rows in made.values()),
     )
 

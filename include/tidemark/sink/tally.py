@@ -27,11 +27,13 @@ class Disposition(IntEnum):
     SKIP = 2
     RETRY = 3
     FAIL = 4
+    HELD = 5
+    """Not tried: one of its key waits. No transform says this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A record that is not loaded: ``RETRY`` (may succeed later) or ``FAIL`` (never will)."""
+    """A record that is not loaded: ``RETRY`` (may succeed later), ``FAIL`` (never will), or ``HELD`` (was not tried)."""
 
     offset: int
     disposition: Disposition
@@ -71,13 +73,13 @@ def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
     if "disposition" not in names:
         return Judged(rows)
     said = dispositions(batch, part)
-    skipped = _offsets(batch.filter(pc.equal(said, "skip")), part).tolist()
+    skipped = row_offsets(batch.filter(pc.equal(said, "skip")), part).tolist()
     not_loaded = pc.is_in(said, value_set=_strings("retry", "fail"))
     rejects = []
     if pc.any(not_loaded).as_py():
         refused = batch.filter(not_loaded)
         words, texts = said.filter(not_loaded).to_pylist(), errors(refused, part).to_pylist()
-        for offset, word, text in zip(_offsets(refused, part).tolist(), words, texts, strict=True):
+        for offset, word, text in zip(row_offsets(refused, part).tolist(), words, texts, strict=True):
             rejects.append(reject(offset, Disposition[word.upper()], text))
     return Judged(rows.filter(pc.equal(said, "load")), skipped, rejects)
 
@@ -89,7 +91,7 @@ def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
     if "disposition" not in batch.schema.names:
         return pc.fill_null(_nulls(batch.num_rows), "load")
     said = pc.fill_null(_text(batch, "disposition", part), "load")
-    known = [disposition.name.lower() for disposition in Disposition]
+    known = [disposition.name.lower() for disposition in Disposition if disposition is not Disposition.HELD]
     other = [word for word in pc.unique(said).to_pylist() if word not in known]
     if other:
         raise BadOutput(part=part, problem=f"disposition {other[0]!r} is none of {', '.join(known)}.")
@@ -170,7 +172,7 @@ class Tally:
             self._mark(np.asarray(judged.skipped, dtype=np.int64), Disposition.SKIP)
         if judged.rows is None or judged.rows.num_rows == 0:
             return None
-        index = self._mark(_offsets(judged.rows, self._part), Disposition.LOAD)
+        index = self._mark(row_offsets(judged.rows, self._part), Disposition.LOAD)
         return self._with_lineage(judged.rows, index, self._number(index))
 
     def refuse(self, offset: int, rows: int, error_type: str, error: str) -> None:
@@ -195,17 +197,21 @@ class Tally:
         return Counts(
             loaded=int(by[Disposition.LOAD]),
             skipped=int(by[Disposition.SKIP]),
-            retried=int(by[Disposition.RETRY]),
+            retried=int(by[Disposition.RETRY] + by[Disposition.HELD]),
             failed=int(by[Disposition.FAIL]),
             unaccounted=int(by[0]),
             sink_rows=int(self._rows.sum()),
         )
 
+    def held(self) -> int:
+        """How many of those to be retried were not tried, because one of their key waits."""
+        return int((self._said == Disposition.HELD).sum())
+
     def longest_failure(self) -> int:
-        """How many records failed one after the other, with none between them that was loaded or skipped."""
+        """How many records failed one after the other, with none between them that was loaded or skipped; held ones are no matter."""
         import numpy as np
 
-        failed = self._said[self._said != 0] >= Disposition.RETRY
+        failed = self._said[(self._said != 0) & (self._said != Disposition.HELD)] >= Disposition.RETRY
         ends = np.flatnonzero(np.diff(np.concatenate(([0], failed.view(np.int8), [0]))))
         return int((ends[1::2] - ends[::2]).max(initial=0))
 
@@ -254,7 +260,7 @@ class Tally:
         return pa.RecordBatch.from_arrays(arrays, names=self._layout.copy_columns)
 
 
-def _offsets(rows: pa.RecordBatch, part: Slice) -> Any:
+def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:
     """The rows' offsets, if they are rows of this partition."""
     import pyarrow as pa
     import pyarrow.compute as pc

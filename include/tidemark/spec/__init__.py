@@ -4,8 +4,7 @@
     >>> good, bad = read_folder()          # doctest: +SKIP
 
 `load_consumer` reads a file, `read_folder` and `load_consumers` a folder, `find_consumer` one name of a folder. A bad file is refused
-with all of its problems at once (`SpecInvalid`): where, the line, what to write instead. What the file allows is in `model`; what is
-understood but not available yet is one table, `rules.NOT_YET`.
+with all of its problems at once (`SpecInvalid`): where, the line, what to write instead. What the file allows is in `model`.
 
     bytes ─ source ─▶ nodes with places ─▶ plain values ─┬─ model (each value) ── explain ─┐
                                                          └─ rules (across keys) ───────────┴─▶ ConsumerSpec, or problems
@@ -24,6 +23,7 @@ from tidemark.spec.model import (
     ConsumerSpec,
     OffsetReset,
     OnFailure,
+    Order,
     Retry,
     Run,
     Sink,
@@ -43,6 +43,7 @@ __all__ = [
     "KeyPath",
     "OffsetReset",
     "OnFailure",
+    "Order",
     "Problem",
     "Retry",
     "Run",

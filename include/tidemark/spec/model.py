@@ -127,6 +127,8 @@ class RetryTopics(_Part):
     partitions: Annotated[int, Field(ge=1)] = 1
     replication: Annotated[int, Field(ge=1)] | None = None
     """Copies of each partition. None: as the broker does it."""
+    create: bool = True
+    """Makes the relay those that are missing?"""
 
 
 class Retry(_Part):
@@ -134,8 +136,12 @@ class Retry(_Part):
     """How long a failed record waits before each new try."""
     budget: SomeTime | None = None
     """No try is begun later than this after the record first failed. None: no limit but the delays."""
+    per_second: Annotated[int, Field(ge=1)] | None = None
+    """A drain tries no more records than this in a second. None: as fast as it goes."""
     breaker: Annotated[Breaker | None, _GIVEN] = None
     order: Annotated[Order, Field(strict=False)] = Order.NONE
+    max_held: Annotated[int, Field(ge=1)] = 10_000
+    """So many records of a partition may be held at most, where the order is by key; a slice that would hold more is given up."""
     topics: RetryTopics = RetryTopics()
     permanent: tuple[Annotated[str, AfterValidator(checks.exception_name)], ...] = ()
     """Exceptions of a plain-function transform that mean ``fail`` and not ``retry``: ``ValueError``, ``module.Class``."""

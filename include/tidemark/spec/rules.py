@@ -1,11 +1,11 @@
-"""What spans several keys, and what is not available yet. Pure functions over the file's mapping, checked or not.
+"""What spans several keys. Pure functions over the file's mapping, checked or not.
 
 They see the raw values, so that all of a file's problems come at once: a wrong ``members`` does not hide a missing ``topics``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,38 +30,15 @@ class Finding:
     at_key: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NotYet:
-    """A key whose value is understood, checked, and refused because nothing would act on it."""
-
-    path: KeyPath
-    applies: Callable[[Any], bool]
-    why: str
-    fix: str
-    each: bool = False
-    """The value is a list, and it is its entries that are judged."""
-
-
-NOT_YET = (
-    NotYet(
-        ("retry", "order"),
-        lambda value: value == "key",
-        "later records of a key that waits are not held back",
-        "remove the key; a transform that needs an order can raise Retry for them, too",
-    ),
-)
-"""The one list of what is refused until it is built. To make a key available, remove its entry."""
-
-
 def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _where_records_come_from(data)
     yield from _key_of_the_sink(data)
     yield from _how_it_runs(data)
     yield from _lists(data)
     yield from _retries(data)
+    yield from _order(data)
     yield from _spark_conf(data)
     yield from _approval(data)
-    yield from _not_yet(data)
 
 
 def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -134,7 +111,7 @@ def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
     delays = _at(data, ("retry", "delays"))
     lengths = [_length(each) for each in delays] if isinstance(delays, tuple) else []
     known = [length for length in lengths if length is not None]
-    for key in ("budget", "order", "topics"):
+    for key in ("budget", "per_second", "order", "topics"):
         if _at(data, ("retry", key)) is not None and not delays:
             said = f"retry.{key} has no use without retry.delays"
             yield Finding(("retry", key), said, "write delays: [5m, 30m, 1h], or remove the key", at_key=True)
@@ -164,6 +141,12 @@ def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(("topics", index), f'topics[{index}] is the consumer\'s own: "{topic}"', fix)
 
 
+def _order(data: Mapping[str, Any]) -> Iterator[Finding]:
+    if _at(data, ("retry", "max_held")) is not None and _at(data, ("retry", "order")) != "key":
+        said = "retry.max_held has no use without an order by key"
+        yield Finding(("retry", "max_held"), said, "write order: key, or remove the key", at_key=True)
+
+
 def _spark_conf(data: Mapping[str, Any]) -> Iterator[Finding]:
     conf = _at(data, ("spark", "conf"))
     for name in conf if isinstance(conf, Mapping) else ():
@@ -178,18 +161,6 @@ def _approval(data: Mapping[str, Any]) -> Iterator[Finding]:
     if _at(data, ("rewind", "own")) is False and _at(data, ("rewind", "approval")) == "none":
         said = "rewind.own: false has no use where no approval is asked for"
         yield Finding(("rewind", "own"), said, "write approval: required, or remove the key", at_key=True)
-
-
-def _not_yet(data: Mapping[str, Any]) -> Iterator[Finding]:
-    for one in NOT_YET:
-        value = _at(data, one.path)
-        entries = value if one.each and isinstance(value, tuple) else ()
-        places = [((*one.path, index), entry) for index, entry in enumerate(entries)] if one.each else [(one.path, value)]
-        for path, judged in places:
-            if one.applies(judged):
-                plain = judged if isinstance(judged, str | int) else None
-                said = f"{key_text(path)}{'' if plain is None else f': {plain}'} is not available yet: {one.why}"
-                yield Finding(path, said, one.fix)
 
 
 def _at(data: Mapping[str, Any], path: KeyPath) -> Any:

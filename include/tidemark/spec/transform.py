@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tidemark.spec.model import ConsumerSpec
+from tidemark.spec.model import ConsumerSpec, Order
 from tidemark.spec.problem import KeyPath, SpecInvalid, nearest, shown
 
 _ANNOTATE = "annotate it: record: Record, batch: pa.RecordBatch or records: DataFrame"
@@ -61,8 +61,8 @@ class _Unclear(Exception):
 def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
     """The consumer's function, imported with ``folders`` at the front of ``sys.path``, in this order (they stay there, once).
 
-    Raises `SpecInvalid` if the module or the function does not exist, if importing it raises (with the place in the user's file), or if
-    its form cannot be told.
+    Raises `SpecInvalid` if the module or the function does not exist, if importing it raises (with the place in the user's file), if its
+    form cannot be told, or if records cannot be held in it as ``retry.order`` says.
     """
     module_name, _, name = spec.transform.partition(":")
     module = _import(spec, ("transform",), module_name, folders)
@@ -73,9 +73,13 @@ def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         fix = f"write {module_name}:{near}" if near else f"write a function of this name in {_place(module)}"
         raise _refused(spec, ("transform",), f'transform: module {module_name} has no function "{name}"', fix)
     try:
-        return Transform(form_of(function), function, module_name, name)
+        form = form_of(function)
     except _Unclear as unclear:
         raise _refused(spec, ("transform",), f"transform: {spec.transform} {unclear.message}", unclear.fix) from None
+    if form is Form.SPARK and spec.retry.order is Order.KEY:
+        message = f"retry.order: {spec.transform} is of the Spark form, whose rows do not say which key they were made of"
+        raise _refused(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
+    return Transform(form, function, module_name, name)
 
 
 def load_permanent(spec: ConsumerSpec, folders: Sequence[Path]) -> tuple[type[Exception], ...]:

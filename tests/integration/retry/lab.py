@@ -12,6 +12,7 @@ from typing import Any
 import psycopg2
 import pytest
 from confluent_kafka import Producer
+from tests.integration.retry.outbox import FIT
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario
 
@@ -188,7 +189,7 @@ class Lab:
             if topic is not None:
                 self.make_topic(topic)
         with session(self.url) as connection:
-            done = relay(connection, self.consumer.connections.kafka, self.group)
+            done = relay(connection, self.consumer.connections.kafka, self.spec)
         assert not done.refused
         assert not done.blocked
         return done.records
@@ -215,7 +216,7 @@ class Lab:
     def make_topic(self, name: str, partitions: int = 1) -> None:
         """A retry or failed topic, unless it is there; it goes with the test."""
         if not self.cluster.topics([name], missing_ok=True):
-            self.topics.create(partitions, name=name, message_timestamp_type="LogAppendTime")
+            self.topics.create(partitions, name=name, **FIT)
 
     def plan(self, scenario: Rewind, *scope: str) -> Plan:
         with session(self.url, application="tidemark rewind") as connection:

@@ -22,6 +22,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.producer import Publishers
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
+from tidemark.retry.hop import HEADER_BYTES
 from tidemark.retry.ladder import Ladder, failed_topic
 from tidemark.retry.relay import Relayed, relay
 from tidemark.retry.topics import now_topic
@@ -30,6 +31,8 @@ from tidemark.spec import ConsumerSpec
 Headers = Sequence[tuple[str, bytes | None]]
 
 NEVER_TRIED = timedelta(0)
+FIT = {"message_timestamp_type": "LogAppendTime", "max_message_bytes": "2000000"}
+"""Settings with which a topic is fit to be a retry topic."""
 TIME = datetime(2026, 3, 24, 13, 0, tzinfo=UTC)
 """The timestamp of each record."""
 
@@ -74,10 +77,20 @@ class Outbox:
         """Every topic that the group publishes to."""
         return (*Ladder.of(self.spec).topics, now_topic(self.group), failed_topic(self.group))
 
-    def make_topics(self, partitions: int = 1, *, without: Sequence[str] = (), **config: str) -> None:
+    def make_topics(self, partitions: int = 1, *, without: Sequence[str] = (), largest: int | None = None) -> None:
+        """``largest``: bytes of the largest batch that they take; the consumer's own topic takes less, lest they be wrong."""
+        if largest is not None:
+            self.topics.alter(self.topic, max_message_bytes=str(largest - HEADER_BYTES))
         for name in self.tiers:
             if name not in without:
-                self.topics.create(partitions, name=name, message_timestamp_type="LogAppendTime", **config)
+                self.make_topic(name, partitions, **({} if largest is None else {"max_message_bytes": str(largest)}))
+
+    def make_topic(self, name: str, partitions: int = 1, **config: str) -> None:
+        self.topics.create(partitions, name=name, **(FIT | config))
+
+    def adopt_topics(self) -> None:
+        """Those that were made by Tidemark go with the test."""
+        self.topics.adopt(topic.name for topic in self.cluster.topics(self.tiers, missing_ok=True))
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Connection]:
@@ -144,7 +157,7 @@ class Outbox:
     def relay(self, connection: Connection | None = None, **options: Any) -> Relayed:
         with contextlib.ExitStack() as stack:
             used = connection or stack.enter_context(self.session())
-            return relay(used, self.kafka, self.group, **{"publishers": self.publishers, **options})
+            return relay(used, self.kafka, self.spec, **{"publishers": self.publishers, **options})
 
     def in_terminal(self, *words: str) -> list[str]:
         """The lines that ``tidemark`` prints in a terminal of 80 columns, as a dumb one has them."""

@@ -8,8 +8,9 @@ import json
 from tests.integration.retry.lab import Lab, minutes
 
 from tidemark.db import session
-from tidemark.retry.agenda import busy, due, relay_at_end
+from tidemark.retry.agenda import busy, due, relay_at_end, tried
 from tidemark.retry.topics import ensure_topics
+from tidemark.rewind.model import ToEarliest
 
 
 def make_topics(lab: Lab) -> None:
@@ -65,32 +66,77 @@ def test_lateness_is_told_of_all_that_is_due(lab: Lab) -> None:
     assert minutes(1) <= found.median <= found.p99 < minutes(2) < minutes(61) <= found.oldest < minutes(62)
 
 
+def test_lateness_of_what_was_tried_is_kept_and_told(lab: Lab) -> None:
+    """From the time that a record was due at until the commit that tried it last, whatever came of it. An undo brings it back."""
+    lab.consumer.set(retry={"delays": ["5m", "5m"]})
+    numbers = list(map(str, range(200)))
+    lab.say(dict.fromkeys(numbers, "retry"))
+    lab.produce(*numbers)
+    lab.run()
+    with session(lab.url) as connection:
+        assert tried(connection, lab.group) is None
+    assert lab.failed("tried_at, tried_late") == [(None, None)] * 200
+    lab.publish()
+    lab.age(minutes(6))
+    lab.sql("UPDATE tidemark.failed_record SET due_at = due_at - interval '1 hour' WHERE record_offset = 0")
+    lab.say({"1": "skip", "2": "fail", "3": "retry"})
+    lab.drain()
+    assert lab.states() == {"LOADED": 197, "SKIPPED": 1, "FAILED": 1, "WAITING": 1}
+    rewound = lab.rewind(ToEarliest())
+    assert lab.failed() == []
+    lab.undo(rewound.rewind_id)
+    with session(lab.url) as connection:
+        found = tried(connection, lab.group)
+    assert found is not None
+    assert found.records == 200
+    assert minutes(1) <= found.median <= found.p99 < minutes(2) < minutes(61) <= found.longest < minutes(62)
+    told = json.loads(lab.consumer.command("retries", "count", lab.spec.name, "--output", "json").stdout)
+    assert told["tried_24h"] == {
+        "records": 200,
+        "median": found.median.total_seconds(),
+        "p99": found.p99.total_seconds(),
+        "longest": found.longest.total_seconds(),
+    }
+    assert told["due"] is None
+    lab.publish()
+    lab.age(minutes(7))
+    lab.sql("UPDATE tidemark.failed_record SET tried_at = tried_at - interval '25 hours' WHERE record_offset > 0")
+    said = lab.consumer.command("retries", "count", lab.spec.name).stdout
+    assert f"tried in the last 24 h: 1; late by: median {found.longest.total_seconds():,.1f} s" in said
+    assert "due now: 1; the oldest for 1" in said
+    lab.check()
+
+
 def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same(lab: Lab) -> None:
-    """Scenario 28: topics that are missing, and a server that does not answer, are told with what to do; the records stay in the outbox,
-    and the next relay takes them."""
+    """Scenario 28: topics that are missing and that nobody makes, and a server that does not answer, are told with what to do; the records
+    stay in the outbox, and the next relay takes them."""
+    lab.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
     connections = lab.consumer.connections
-    assert relay_at_end(connections, lab.spec.name, lab.group) == [], "there is nothing to publish"
+    assert relay_at_end(connections, lab.spec) == [], "there is nothing to publish"
     lab.say({"a": "retry"})
     lab.produce("a")
     lab.run()
-    (missing,) = relay_at_end(connections, lab.spec.name, lab.group)
+    (missing,) = relay_at_end(connections, lab.spec)
     assert missing == f"{lab.group}.retry.5m takes nothing: it does not exist. See: tidemark retries topics {lab.spec.name}"
     away = dataclasses.replace(connections, database_url="postgresql://nobody@127.0.0.1:9/nowhere")
-    (silent,) = relay_at_end(away, lab.spec.name, lab.group)
+    (silent,) = relay_at_end(away, lab.spec)
     assert silent.startswith("What failed is not published yet: Postgres is not available")
     assert lab.failed("hop_offset") == [(None,)]
     make_topics(lab)
-    assert relay_at_end(connections, lab.spec.name, lab.group) == []
+    assert relay_at_end(connections, lab.spec) == []
     assert lab.failed("hop_offset") == [(0,)]
 
 
 def test_tidemark_consume_publishes_what_it_has_handed_off(lab: Lab) -> None:
-    """The result is printed as ever; what is not published is told on stderr, and the command has done its work."""
+    """The result is printed as ever. Topics that are missing are made; what is not published, because one is wrong, is told on stderr, and
+    the command has done its work."""
     lab.say({"a": "retry", "b": "fail"})
     lab.produce("a", "b")
-    lab.make_topic(f"{lab.group}.retry.5m")
+    failed = lab.topics.create(name=f"{lab.group}.failed", cleanup_policy="compact", max_message_bytes="2000000")
     done = lab.consumer.command("consume", lab.spec.name, "--output", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["partitions"]
-    assert f"{lab.group}.failed takes nothing: it does not exist. See: tidemark retries topics {lab.spec.name}" in done.stderr
+    lab.topics.adopt([f"{lab.group}.retry.5m"])
+    assert f"{failed} takes nothing: cleanup.policy is compact" in done.stderr
+    assert "message.timestamp.type is CreateTime" in done.stderr
     assert lab.failed("hop_topic, hop_offset") == [(f"{lab.group}.retry.5m", 0), (f"{lab.group}.failed", None)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
+from tests.integration.retry.outbox import FIT
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario, eventually
 from tests.transforms import ECHO_COLUMNS, ECHOES
@@ -60,6 +62,22 @@ def test_nothing_is_tried_before_its_time_and_kafka_is_not_asked(lab: Lab) -> No
     done = lab.drain()
     assert (done.records, lab.consumer.engine, lab.drains()) == (0, None, [])
     assert lab.failed() == [(0, "WAITING", 1)]
+
+
+def test_drain_tries_no_more_records_in_a_second_than_the_spec_allows(lab: Lab) -> None:
+    """Scenario 38: what failed because a service was down does not bring it down again."""
+    lab.consumer.set(retry={"delays": list(DELAYS), "per_second": 4})
+    lab.say({"*": "retry"})
+    lab.produce(*"abcdefghij")
+    lab.run()
+    lab.say({})
+    lab.publish()
+    lab.age(minutes(5))
+    began = time.monotonic()
+    assert lab.drain().records == 10
+    assert time.monotonic() - began >= 2
+    assert [row[1:3] for row in lab.drains()] == [(0, 4), (4, 8), (8, 10)]
+    lab.check()
 
 
 def test_drain_stops_in_front_of_the_first_record_that_is_not_due(lab: Lab) -> None:
@@ -270,7 +288,7 @@ def test_record_whose_message_is_gone_from_kafka_is_published_anew(lab: Lab, los
     if loss == "trimmed":
         lab.topics.trim(tier, {0: 3})
     elif loss == "recreated":
-        lab.topics.recreate(tier)
+        lab.topics.recreate(tier, **FIT)
     else:
         lab.topics.delete(tier)
     lab.age(minutes(5))

@@ -64,11 +64,12 @@ def relay_and_due(lab: Lab, home: Path) -> Any:
 
 
 def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nobody(lab: Lab, other: Lab, tmp_path: Path) -> None:
-    """Scenario 28: one consumer's topics are missing, and another one's database does not answer. The third one's records are published,
-    and tried when they are due. The relay fails in the end and says all of it; where no consumer has a ladder, a database is not its
-    matter."""
+    """Scenario 28: one consumer's topics are missing and nobody makes them, and another one's database does not answer. The third one's
+    records are published, and tried when they are due. The relay fails in the end and says all of it; where no consumer has a ladder, a
+    database is not its matter."""
     lab.topics.adopt(one.topic.name for one in ensure_topics(lab.cluster, lab.spec, create=True))
     lab.say({"a": "retry"})
+    other.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
     for each in (lab, other):
         each.produce("a")
         each.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from datetime import timedelta
 
 import psycopg2
@@ -12,7 +13,9 @@ from tests import ledger
 from tests.integration.group.test_statement_counts import COMMIT, counted
 from tests.integration.retry.lab import DELAYS, Lab, dying_at, minutes
 
+from tidemark.consume import work
 from tidemark.db import connect
+from tidemark.kafka.reader import read
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker, BreakerTripped
 from tidemark.sink import commit as commit_module
@@ -61,6 +64,32 @@ def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab:
     lab.say({})
     lab.climb(minutes(5))
     assert lab.loaded() == [str(number) for number in range(50)]
+    lab.check()
+
+
+@pytest.mark.parametrize(("room", "readings"), [(work.KEPT_BYTES, 1), (2 * work.MESSAGE_BYTES, 2)], ids=["kept", "too much to keep"])
+def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_read_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, room: int, readings: int
+) -> None:
+    """Scenarios 11, 13: reading a slice a second time for a few of its records is left out as long as there is room for them."""
+    seen = []
+    monkeypatch.setattr(work, "KEPT_BYTES", room)
+    monkeypatch.setattr(work, "read", lambda *of: seen.append(of) or read(*of))
+    headers = [("trace", b"\xff\x00"), ("trace", None), ("", b"")]
+    lab.say({"a": "retry", "b": "fail", "": "retry"})
+    for value, key in (("x", b"k"), ("a", b"\x00key"), ("y", None), ("b", None), ("", b"")):
+        lab.produce(value, key=key, headers=headers, timestamp=1_700_000_000_123)
+    lab.run()
+    stored = json.dumps([["trace", "/wA="], ["trace", None], ["", ""]])
+    assert [
+        (offset, None if key is None else bytes(key), bytes(value), json.dumps(said), at.timestamp())
+        for offset, key, value, said, at in lab.failed("record_offset, key, value, headers, record_timestamp")
+    ] == [
+        (1, b"\x00key", b"a", stored, 1_700_000_000.123),
+        (3, None, b"b", stored, 1_700_000_000.123),
+        (4, b"", b"", stored, 1_700_000_000.123),
+    ]
+    assert len(seen) == readings
     lab.check()
 
 

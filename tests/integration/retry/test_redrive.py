@@ -58,16 +58,23 @@ def image(outbox: Outbox) -> list[Any]:
 
 
 def test_a_plan_is_a_dry_run_with_counts_and_examples(outbox: Outbox) -> None:
-    """Scenario 39: it changes no record. What waits for a retry already is told, and no part of it."""
+    """Scenario 39: it changes no record. What waits for a retry already, or was sent round too often, is told, and no part of it; whoever
+    looks at the plan later sees the same."""
     for number in range(3):
         outbox.add(error=("TimeoutError", f"down {number}"), failed=True)
     outbox.add(error=("KeyError", "no such city"), failed=True, partition=1)
     outbox.add(error=("KeyError", "waits"))
+    worn = outbox.add(error=("KeyError", "again"), failed=True)
+    outbox.sql("UPDATE tidemark.failed_record SET redrives = 3 WHERE failed_record_id = %(id)s", id=worn)
     before = image(outbox)
     made = plan(outbox)
     assert image(outbox) == before
-    assert outbox.waiting() == 5
-    assert (made.redrive.state, made.redrive.planned, made.waiting, made.worn_out) == (Phase.PLANNED, 4, 1, 0)
+    assert outbox.waiting() == 6
+    assert (made.redrive.state, made.redrive.planned, made.waiting, made.worn_out) == (Phase.PLANNED, 4, 1, 1)
+    with outbox.session() as connection:
+        assert redrive.preview(connection, made.redrive.redrive_id) == made
+    done = apply(outbox, made.redrive.redrive_id)
+    assert (done.redrive.redriven, done.waiting, done.worn_out) == (4, 0, 0)
     assert [(one["error_type"], one["records"]) for one in made.errors] == [("TimeoutError", 3), ("KeyError", 1)]
     assert [(one["number"], one["error_text"]) for one in made.examples][:2] == [(1, "down 0"), (2, "down 1")]
     assert [(one["topic"], one["records"]) for one in made.topics] == [(outbox.topic, 4)]
@@ -122,20 +129,21 @@ def test_redriven_records_begin_their_ladder_anew(outbox: Outbox) -> None:
 
 
 def test_a_try_at_once_goes_by_a_topic_in_which_nothing_waits(outbox: Outbox) -> None:
-    """Due at once, and the last retry: what fails there has failed. Refused where the topic is missing."""
+    """Due at once, and the last retry: what fails there has failed. Refused where the topic is missing and nobody makes it."""
     outbox.make_topics(without=[outbox.tiers[2]])
     waiting, number = outbox.add(), outbox.add(failed=True)
+    retry = outbox.consumer.keys["retry"]
+    outbox.consumer.set(retry={**retry, "topics": {"create": False}})
     redrive_id = plan(outbox, destination=Destination.NOW).redrive.redrive_id
     with pytest.raises(TopicsUnfit, match="it does not exist"):
         apply(outbox, redrive_id)
     assert outbox.record(number)["state"] == "FAILED"
-    done = outbox.consumer.command("retries", "topics", outbox.name, "--create")
-    outbox.topics.adopt([outbox.tiers[2]])
-    assert (done.returncode, "retry.5m: " in done.stderr) == (1, True)  # the others were made by the test, and not as they should be
+    outbox.consumer.set(retry=retry)
     apply(outbox, redrive_id)
     row = outbox.record(number)
     assert (row["retry_number"], row["hop_topic"], row["due_at"] <= datetime.now(UTC)) == (3, outbox.tiers[2], True)
     outbox.relay()
+    outbox.adopt_topics()
     assert outbox.hops()[number][0] == outbox.tiers[2]
     assert outbox.hops()[waiting][0] == outbox.tiers[0]
 
@@ -146,7 +154,7 @@ def test_a_consumer_without_a_ladder_is_redriven_at_once_or_not_at_all(outbox: O
     with pytest.raises(NoLadder, match="--to now"):
         plan(outbox)
     planned = plan(outbox, destination=Destination.NOW).redrive.redrive_id
-    outbox.topics.create(name=outbox.tiers[0], message_timestamp_type="LogAppendTime", max_message_bytes="2000000")
+    outbox.make_topic(outbox.tiers[0])
     assert outbox.tiers[0] == f"{outbox.group}.retry.now"
     apply(outbox, planned)
     assert (outbox.record(number)["retry_number"], outbox.record(number)["hop_topic"]) == (0, outbox.tiers[0])
@@ -233,7 +241,7 @@ def test_discarded_records_are_redriven_only_if_that_is_said(outbox: Outbox) -> 
 
 def test_what_the_broker_did_not_take_is_edited_and_sent_round(outbox: Outbox) -> None:
     """Scenarios 26 and 39: a waiting record that is too large waits for ever, until somebody mends it. The edited payload is published."""
-    outbox.make_topics(max_message_bytes="10000")
+    outbox.make_topics(largest=10_000)
     number = outbox.add(bytes_of(20_000))
     assert outbox.relay().refused == 1
     with outbox.session() as connection:

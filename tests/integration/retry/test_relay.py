@@ -18,7 +18,7 @@ from typing import Any
 import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
-from tests.integration.retry.outbox import TIME, Headers, Outbox
+from tests.integration.retry.outbox import FIT, TIME, Headers, Outbox
 from tests.scenario import eventually
 
 from tidemark.db import Connection, connect
@@ -137,7 +137,7 @@ def test_records_keep_their_partition_modulo_what_the_topic_has(outbox: Outbox, 
 def test_a_record_that_the_broker_does_not_take_stops_no_other(outbox: Outbox) -> None:
     """Scenarios 11 and 26: too large, in the middle of a batch that the broker refuses whole. It stays what it is, says why, and is not
     tried again until somebody changes it."""
-    outbox.make_topics(max_message_bytes="10000")
+    outbox.make_topics(largest=10_000)
     numbers = [outbox.add(f"{number}".encode() * 10) for number in range(50)]
     large = [outbox.add(random_bytes(11_000)), outbox.add(random_bytes(20_000), failed=True)]
     numbers += [outbox.add(f"{number}".encode() * 10) for number in range(50)]
@@ -156,7 +156,7 @@ def test_a_record_that_the_broker_does_not_take_stops_no_other(outbox: Outbox) -
 
 def test_what_its_origin_took_compressed_gets_through(outbox: Outbox) -> None:
     """A topic's limit is on the compressed batch: a record of a megabyte that compresses to little is no large one."""
-    outbox.make_topics(max_message_bytes="10000")
+    outbox.make_topics(largest=10_000)
     outbox.add(b"x" * 2_000_000)
     assert outbox.relay().records == 1
     outbox.check_published()
@@ -165,13 +165,14 @@ def test_what_its_origin_took_compressed_gets_through(outbox: Outbox) -> None:
 def test_a_topic_that_is_not_there_holds_up_its_own_records_and_no_others(outbox: Outbox) -> None:
     """Scenarios 26 and 41: nothing is dropped. Once the topic is there, they go their way."""
     missing = outbox.tiers[1]
+    outbox.consumer.set(retry={**outbox.consumer.keys["retry"], "topics": {"create": False}})
     outbox.make_topics(without=[missing])
     held = [outbox.add(b"held", number=3) for _ in range(3)]
     gone = [outbox.add(b"goes") for _ in range(3)]
     done = outbox.relay(portion=2)
     assert (done.records, done.refused, done.blocked) == (3, 0, {missing: "it does not exist"})
     assert sorted(outbox.hops()) == gone
-    outbox.topics.create(name=missing)
+    outbox.make_topic(missing)
     assert outbox.relay() == Relayed({missing: 3})
     assert sorted(outbox.hops()) == held + gone
     outbox.check_published()
@@ -181,15 +182,15 @@ def test_an_empty_outbox_asks_nobody(outbox: Outbox) -> None:
     """A relay of a group that has nothing to publish, or that has never run, needs no broker."""
     with outbox.session() as connection:
         nowhere = {"bootstrap.servers": "127.0.0.1:1"}
-        assert relay_module.relay(connection, nowhere, outbox.group) == Relayed()
-        assert relay_module.relay(connection, nowhere, "never seen") == Relayed()
+        assert relay_module.relay(connection, nowhere, outbox.spec) == Relayed()
+        assert relay_module.relay(connection, nowhere, outbox.spec.model_copy(update={"group": "never seen"})) == Relayed()
 
 
 def test_another_groups_records_are_not_touched(outbox: Outbox) -> None:
     outbox.make_topics()
     outbox.add()
     with outbox.session() as connection:
-        assert relay_module.relay(connection, outbox.kafka, "other") == Relayed()
+        assert relay_module.relay(connection, outbox.kafka, outbox.spec.model_copy(update={"group": "other"})) == Relayed()
     assert outbox.waiting() == 1
 
 
@@ -270,7 +271,7 @@ def test_a_relay_that_hangs_loses_its_records_to_others(outbox: Outbox, monkeypa
 def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(outbox: Outbox) -> None:
     """Scenario 21: its session ends after the n-th statement, for each n; the rest of it, a broker's answers included, goes nowhere.
     What was noted before stays, and what was published and not noted is published again."""
-    outbox.make_topics(2, max_message_bytes="10000")
+    outbox.make_topics(2, largest=10_000)
     numbers, large, died = list[int](), list[int](), 0
     for last in count(1):
         numbers += [outbox.add(f"{last}/{number}".encode(), partition=number % 3) for number in range(5)]
@@ -335,7 +336,7 @@ def test_no_broker_at_all_is_told_before_anything_is_locked(outbox: Outbox, monk
         hooked(outbox, lambda _cursor, _number, query: taken.append(query)) as connection,
         pytest.raises(BrokerUnavailable),
     ):
-        relay_module.relay(connection, {"bootstrap.servers": "127.0.0.1:1"}, outbox.group)
+        relay_module.relay(connection, {"bootstrap.servers": "127.0.0.1:1"}, outbox.spec)
     assert not any("FOR UPDATE" in query for query in taken)
     assert outbox.waiting() == 1
 
@@ -351,7 +352,7 @@ def test_messages_that_the_log_has_no_more_are_published_again(outbox: Outbox) -
     outbox.relay()
     before = outbox.hops()
     outbox.topics.trim(first, {0: 2})
-    outbox.topics.recreate(second)
+    outbox.topics.recreate(second, **FIT)
     outbox.topics.trim(last, {0: 1})
     done = outbox.relay()
     assert done == Relayed({first: 2, second: 3}, again=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,17 +11,21 @@ import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
 from tests.kafka_topics import Topics
+from tests.ledger import in_thread
 from tests.scenario import Scenario
 
 from tidemark.db import Connection, connect, session
 from tidemark.errors import DatabaseUnavailable
-from tidemark.kafka.producer import Publishers
+from tidemark.kafka.producer import ANSWER_S, Publishers
 from tidemark.retry import admin, redrive
+from tidemark.retry import relay as relay_module
 from tidemark.retry.admin import Payload
 from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination, Preview
 from tidemark.retry.relay import Relayed, relay
 from tidemark.retry.topics import ensure_topics
+from tidemark.rewind.apply import GRACE_MS
+from tidemark.rewind.model import ToEarliest
 
 WHY = {"reason": "the service is back again", "by": "ann@host"}
 
@@ -37,7 +42,7 @@ class Round:
     def relay(self, connection: Connection | None = None) -> Relayed:
         with contextlib.ExitStack() as stack:
             used = connection or stack.enter_context(session(self.lab.url))
-            return relay(used, self.lab.consumer.connections.kafka, self.lab.group, publishers=self.publishers)
+            return relay(used, self.lab.consumer.connections.kafka, self.lab.spec, publishers=self.publishers)
 
     def climb(self, by: float) -> None:
         """Publishes, lets so many minutes pass, drains; nothing is unexplained afterwards."""
@@ -169,3 +174,40 @@ def test_what_dying_relays_published_twice_is_tried_once(round_: Round) -> None:
     round_.climb(5)
     assert sorted(lab.loaded()) == ["a", "a", "a", "b", "c"]
     assert lab.states() == {"LOADED": 3}
+
+
+def test_a_relay_that_stands_still_holds_up_no_rewind(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has published, and holds its records' locks: its session is ended before the rewind gives up waiting for them, and what it wants
+    to note then is noted nowhere. Its messages are nobody's; the records are read anew, and loaded once."""
+    assert ANSWER_S * 1000 < relay_module.IDLE_MS < GRACE_MS
+    monkeypatch.setattr(relay_module, "IDLE_MS", 1_500)
+    lab = round_.lab
+    lab.say({"*": "retry"})
+    lab.produce("a", "b")
+    lab.run()
+    stands, go_on = threading.Event(), threading.Event()
+
+    class Hanging(PostgresCursor):
+        def execute(self, query: Any, *args: Any) -> None:
+            if "SET hop_topic_id = stored" in str(query):
+                stands.set()
+                go_on.wait(60)
+            super().execute(query, *args)
+
+    def hang() -> None:
+        with contextlib.closing(connect(lab.url)) as connection:
+            connection.cursor_factory = Hanging
+            with pytest.raises(DatabaseUnavailable):
+                round_.relay(connection)
+
+    with in_thread(hang) as hanging:
+        assert stands.wait(30)
+        lab.rewind(ToEarliest())
+        assert lab.failed() == []
+        go_on.set()
+        hanging.result(60)
+    lab.run()
+    lab.say({})
+    round_.climb(5)
+    assert sorted(lab.loaded()) == ["a", "b"]
+    assert [row[1:4] for row in lab.drains()] == [(2, 4, 2)]

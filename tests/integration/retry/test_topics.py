@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from tests.integration.retry.outbox import Outbox
 
 from tidemark.errors import BrokerUnavailable
-from tidemark.kafka.cluster import Cluster, TopicNotMade, TopicsMissing
+from tidemark.kafka.cluster import Cluster, TopicsMissing
 from tidemark.retry.hop import HEADER_BYTES
 from tidemark.retry.relay import Relayed
 from tidemark.retry.topics import TopicsUnfit, ensure_topics
@@ -25,13 +26,6 @@ def ensure(outbox: Outbox, *, create: bool = False) -> dict[str, bool]:
     found = ensure_topics(outbox.cluster, outbox.spec, create=create)
     outbox.topics.adopt(one.topic.name for one in found if one.made)
     return {one.topic.name.removeprefix(f"{outbox.group}."): one.made for one in found}
-
-
-def alter(outbox: Outbox, topic: str, **settings: str) -> None:
-    admin = AdminClient({"bootstrap.servers": outbox.topics.servers, "log_level": 0})
-    entries = [ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()]
-    (done,) = admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values()
-    done.result()
 
 
 def problems(outbox: Outbox) -> tuple[str, ...]:
@@ -65,10 +59,10 @@ def test_what_somebody_has_set_wrong_is_refused_together_and_never_changed(outbo
     """Scenario 41: disabled mid-run. Every problem of every topic, each with what to set; nothing is mended behind anybody's back."""
     ensure(outbox, create=True)
     first, second, _, last = outbox.tiers
-    alter(outbox, first, retention_ms=str(DAY_MS), cleanup_policy="compact")
-    alter(outbox, second, message_timestamp_type="CreateTime")
-    alter(outbox, last, retention_ms=str(DAY_MS))  # somebody's word
-    alter(outbox, outbox.topic, max_message_bytes="2000000")
+    outbox.topics.alter(first, retention_ms=str(DAY_MS), cleanup_policy="compact")
+    outbox.topics.alter(second, message_timestamp_type="CreateTime")
+    outbox.topics.alter(last, retention_ms=str(DAY_MS))  # somebody's word
+    outbox.topics.alter(outbox.topic, max_message_bytes="2000000")
     told = problems(outbox)
     assert [each.split(" is ")[0] for each in told] == [
         f"{first}: cleanup.policy",
@@ -84,6 +78,74 @@ def test_what_somebody_has_set_wrong_is_refused_together_and_never_changed(outbo
     done = outbox.consumer.command("retries", "topics", outbox.name)
     assert (done.returncode, done.stdout) == (1, "")
     assert "7 problems with the retry topics" in done.stderr
+    checked = outbox.consumer.command("consumers", "check", outbox.name)
+    assert checked.returncode == 1
+    assert [each for each in told if each not in checked.stdout] == []
+
+
+def test_a_check_of_the_consumer_is_content_with_topics_that_will_be_made(outbox: Outbox) -> None:
+    """Missing is wrong only where nobody makes them."""
+    outbox.consumer.make_sink()
+    checked = outbox.consumer.command("consumers", "check", outbox.name)
+    assert (checked.returncode, f"made when they are needed: {', '.join(outbox.tiers)}" in checked.stdout) == (0, True)
+    outbox.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
+    checked = outbox.consumer.command("consumers", "check", outbox.name)
+    assert checked.returncode == 1
+    assert f"{outbox.tiers[0]}: it does not exist. Let Tidemark make it" in checked.stdout
+
+
+def test_relays_make_the_topics_that_they_need_when_they_need_them_first(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By several relays at once, fit, and no other topics; a delay that the ladder has no more included. From then on nothing is looked
+    at but what a relay always asks."""
+    outbox.add(number=3)
+    outbox.consumer.set(retry={"delays": ["5m"]})
+    outbox.add_many(100)
+    asked: list[str] = []
+    for name in ("settings", "create"):
+        original = getattr(Cluster, name)
+
+        def counted(self: Cluster, *args: Any, _name: str = name, _original: Any = original) -> Any:
+            asked.append(_name)
+            return _original(self, *args)
+
+        monkeypatch.setattr(Cluster, name, counted)
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: outbox.relay(portion=10, publishers=None), range(3)))
+    first, former = outbox.tiers[0], f"{outbox.group}.retry.1h"
+    outbox.topics.adopt([first, former])
+    assert [each.blocked for each in done] == [{}] * 3
+    assert sum(each.records for each in done) == 101
+    assert "create" in asked
+    settings = outbox.cluster.settings([first, former])
+    assert {name: settings[name]["retention.ms"].value for name in settings} == {
+        first: str(7 * DAY_MS + 300_000),
+        former: str(7 * DAY_MS + 3_600_000),
+    }
+    assert [topic.name for topic in outbox.cluster.topics(outbox.tiers, missing_ok=True)] == [first]
+    asked.clear()
+    outbox.add()
+    assert outbox.relay() == Relayed({first: 1})
+    assert asked == []
+    outbox.check_published()
+
+
+def test_a_topic_that_somebody_made_wrong_takes_nothing_until_it_is_mended(outbox: Outbox) -> None:
+    """All that is wrong is told at once, nothing of it is changed, and others take theirs. A topic made anew is looked at again."""
+    outbox.make_topics(without=[outbox.tiers[0]])
+    wrong = outbox.topics.create(name=outbox.tiers[0], cleanup_policy="compact", max_message_bytes="2000000", retention_ms="1000")
+    held, gone = outbox.add(), outbox.add(number=3)
+    for _ in range(2):
+        (why,) = outbox.relay().blocked.items()
+        assert why[0] == wrong
+        for words in ("cleanup.policy is compact", "message.timestamp.type is CreateTime", "retention.ms is 1000"):
+            assert words in why[1]
+    assert sorted(outbox.hops()) == [gone]
+    outbox.topics.alter(wrong, cleanup_policy="delete", message_timestamp_type="LogAppendTime", retention_ms="-1")
+    assert outbox.relay() == Relayed({wrong: 1})
+    assert sorted(outbox.hops()) == [held, gone]
+    outbox.topics.recreate(wrong)
+    again = outbox.relay()
+    assert (again.again, list(again.blocked)) == (1, [wrong])
 
 
 def test_partitions_are_those_of_the_spec(outbox: Outbox) -> None:
@@ -105,8 +167,12 @@ def test_a_pattern_that_matches_the_retry_topics_too_does_not_mean_them(outbox: 
 def test_what_the_cluster_does_not_make_is_told_in_its_words(outbox: Outbox) -> None:
     """More replicas than brokers."""
     outbox.consumer.set(retry={"delays": ["5m"], "topics": {"replication": 7}})
-    with pytest.raises(TopicNotMade, match="replication factor"):
+    with pytest.raises(TopicsUnfit, match="replication factor"):
         ensure(outbox, create=True)
+    outbox.add()
+    ((topic, why),) = outbox.relay().blocked.items()
+    assert (topic, "replication factor" in why) == (outbox.tiers[0], True)
+    assert outbox.waiting() == 1
 
 
 def test_the_consumers_own_topics_must_be_there(outbox: Outbox) -> None:

@@ -1,0 +1,15 @@
+-- What a trigger asks. Locks nothing.
+
+-- name: due
+-- Of each of these groups of which a record waits: since when the first one is due and since when the last one, and in how many seconds the
+-- next one is. A few probes of the index on due times a group, by the database's clock.
+SELECT name, first.due_at AS first, last.due_at AS last, extract(epoch FROM next.due_at - now)::double precision AS next_s
+  FROM tidemark.consumer_group grp
+ CROSS JOIN (SELECT clock_timestamp() AS now) clock
+  LEFT JOIN LATERAL (SELECT due_at FROM tidemark.failed_record WHERE group_id = grp.group_id AND state = 'WAITING' AND due_at <= now
+                      ORDER BY due_at LIMIT 1) first ON true
+  LEFT JOIN LATERAL (SELECT due_at FROM tidemark.failed_record WHERE group_id = grp.group_id AND state = 'WAITING' AND due_at <= now
+                      ORDER BY due_at DESC LIMIT 1) last ON true
+  LEFT JOIN LATERAL (SELECT due_at FROM tidemark.failed_record WHERE group_id = grp.group_id AND state = 'WAITING' AND due_at > now
+                      ORDER BY due_at LIMIT 1) next ON true
+ WHERE name = ANY (%(groups)s) AND (first.due_at IS NOT NULL OR next.due_at IS NOT NULL);

@@ -1,0 +1,125 @@
+"""What a drain has loaded is judged as what a run has: exactly its rows, wherever their records were read first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tests.integration.retry.lab import Lab, minutes
+
+from tidemark.offsets.store import TaskIdentity
+from tidemark.quality import Outcome, Run, Verdict, validate
+from tidemark.rewind.model import ToEarliest
+
+DAG = "drain_retries"
+PAYLOAD = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "payload"}, "severity": "critical"}
+
+
+def rows(number: int) -> dict[str, Any]:
+    return {"type": "expect_table_row_count_to_equal", "kwargs": {"value": number}, "severity": "critical"}
+
+
+def drain(lab: Lab, run: str, **answers: str) -> None:
+    """A drain of all that waits, as a task of this DAG run; the service answers so from now on."""
+    lab.relay()
+    lab.age(minutes(6))
+    lab.say(answers)
+    lab.drain(task=TaskIdentity(DAG, run, "drain", 0, 1))
+
+
+def judge(lab: Lab, run: Run | str, *expectations: dict[str, Any]) -> Verdict:
+    suite = lab.consumer.folder / "suite.json"
+    suite.write_text(json.dumps({"name": "suite", "expectations": expectations}))
+    run = Run(DAG, run) if isinstance(run, str) else run
+    return validate(lab.url, run, group=lab.group, table=lab.table, suite=suite, upsert=bool(lab.spec.sink.key))
+
+
+def spoil(lab: Lab, *offsets: int) -> None:
+    """These rows of the sink have lost their payload."""
+    lab.sql(f"UPDATE {lab.table} SET payload = NULL WHERE kafka_offset = ANY (%(offsets)s)", offsets=list(offsets))
+
+
+def validated(lab: Lab) -> int:
+    query = "SELECT validated_offset FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND NOT drained"
+    return int(lab.sql(query, group_id=lab.group_id)[0][0])
+
+
+def test_drain_is_judged_by_the_rows_that_it_has_loaded_and_by_no_others(lab: Lab) -> None:
+    """Neither by those that its records lie among, nor by those of another drain. Its verdict names the origin's offsets and counts what
+    the drain did; it becomes the verdict of the drain's batches. The validated offset of the origin stays, whatever the verdict."""
+    lab.say({"2": "retry", "3": "retry", "7": "retry"})
+    lab.produce(*map(str, range(10)))
+    lab.run()
+    first = judge(lab, Run(attempt_id=lab.consumer.attempt_id), rows(7))
+    assert (first.verdict, validated(lab)) == (Outcome.PASSED, 10)
+
+    drain(lab, "one", **{"3": "three", "7": "retry"})
+    spoil(lab, 4, 6)
+    verdict = judge(lab, "one", PAYLOAD, rows(4))
+    assert verdict.verdict is Outcome.PASSED
+    assert verdict.ranges == {f"{lab.topic}/0": [[2, 4]]}
+    assert (verdict.counts.loaded, verdict.counts.retried, verdict.counts.sink_rows) == (2, 1, 4)
+    assert lab.sql("SELECT validation_id FROM tidemark.batch WHERE drained") == [(verdict.validation_id,)]
+
+    drain(lab, "two")
+    spoil(lab, 7)
+    verdict = judge(lab, "two", PAYLOAD, rows(1))
+    assert (verdict.verdict, verdict.ranges) == (Outcome.CRITICAL, {f"{lab.topic}/0": [[7, 8]]})
+    assert lab.sql("SELECT kafka_offset FROM tidemark.validation_row") == [(7,)]
+    assert validated(lab) == 10
+    assert judge(lab, "one", PAYLOAD, rows(4)).verdict is Outcome.PASSED, "validated again, it is the same rows"
+    lab.check()
+
+
+def test_drain_that_loaded_nothing_has_a_verdict_on_nothing(lab: Lab) -> None:
+    """All of it is to be retried again, or was withdrawn by a rewind since: there is no range, so nobody is told of anything."""
+    lab.say({"a": "retry"})
+    lab.produce("a", "b")
+    lab.run()
+    drain(lab, "again", a="retry")
+    verdict = judge(lab, "again", rows(1))
+    assert (verdict.verdict, verdict.ranges, verdict.counts.retried) == (Outcome.PASSED, {}, 1)
+    assert verdict.validation_id is not None
+    drain(lab, "loaded")
+    assert judge(lab, "loaded", rows(1)).ranges == {f"{lab.topic}/0": [[0, 1]]}
+    lab.rewind(ToEarliest())
+    assert judge(lab, "loaded", rows(1)).ranges == {}
+
+
+def test_row_that_a_drain_has_loaded_and_that_is_not_there_is_critical(lab: Lab) -> None:
+    """Also without a suite: every record is accounted for (I3)."""
+    lab.say({"a": "retry"})
+    lab.produce("b", "a")
+    lab.run()
+    drain(lab, "loaded", a="three")
+    lab.sql(f"DELETE FROM {lab.table} WHERE kafka_offset = 1 AND kafka_seq = 2")
+    verdict = validate(lab.url, Run(DAG, "loaded"), group=lab.group, table=lab.table, suite=None)
+    assert verdict.verdict is Outcome.CRITICAL
+    assert verdict.results[0].text == f"conservation: {lab.topic}/0 [1, 2): the ledger says 3 rows were written, the sink holds 2"
+
+
+def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab) -> None:
+    """An event stays small: a partition with more than a hundred ranges has one, from the first to the last. The rows are found by the
+    lineage index, however many others the sink has."""
+    numbers = list(map(str, range(300)))
+    lab.say(dict.fromkeys(numbers[::2], "retry"))
+    lab.produce(*numbers)
+    lab.run()
+    drain(lab, "many")
+    topic_id = lab.sql(f"SELECT DISTINCT kafka_topic_id FROM {lab.table}")[0][0]
+    lab.sql(f"INSERT INTO {lab.table} SELECT NULL, %(topic_id)s, 5, n, 0 FROM generate_series(1, 50000) n", topic_id=topic_id)
+    lab.sql(f"VACUUM ANALYZE {lab.table}")
+    before = scans(lab)
+    verdict = judge(lab, "many", PAYLOAD, rows(150))
+    assert verdict.verdict is Outcome.PASSED
+    assert verdict.ranges == {f"{lab.topic}/0": [[0, 299]]}
+    told = Retrying(stop=stop_after_delay(20), wait=wait_fixed(0.05), retry=retry_if_result(lambda seen: seen[1] == before[1]))
+    assert told(scans, lab)[0] == before[0]
+
+
+def scans(lab: Lab) -> tuple[int, int]:
+    """Of the sink: sequential ones, and those of its index. What a session has done is told when it has ended."""
+    query = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = %(name)s"
+    (found,) = lab.sql(query, name=lab.table.partition(".")[2])
+    return found[0], found[1]

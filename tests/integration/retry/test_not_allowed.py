@@ -1,0 +1,126 @@
+"""A broker that asks who may do what: records for a topic that is not allowed stay where they are, and the message says what to allow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from tests.integration.retry.outbox import Outbox, outbox_on
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario, eventually
+
+from tidemark.connections import BOOTSTRAP_SERVERS, KAFKA_CONFIG
+from tidemark.kafka.producer import Publishers
+from tidemark.local import ports
+from tidemark.local.kafka import Kafka
+
+USER, PASSWORD = "loader", "secret"
+
+
+class GuardedKafka(Kafka):
+    """A broker with an authorizer. Who comes in the clear is the test, which may do all; `USER` has a password and a port of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, None)
+        self.guarded_port = ports.find_free()
+
+    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
+        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
+        file = self.folder / name
+        lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        extra = f",SASL_PLAINTEXT://{ports.HOST}:{self.guarded_port}"
+        lines["listeners"] += extra
+        lines["advertised.listeners"] += extra
+        lines["listener.security.protocol.map"] += ",SASL_PLAINTEXT:SASL_PLAINTEXT"
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        lines |= {
+            "inter.broker.listener.name": "PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{module} required user_{USER}="{PASSWORD}";',
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        }
+        file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
+    kafka = GuardedKafka(tmp_path_factory.mktemp("kafka"))
+    kafka.start(print)
+    try:
+        kafka.wait(print)
+        yield kafka
+    finally:
+        kafka.stop()
+
+
+@pytest.fixture
+def outbox(project_dir: Path, database_url: str, guarded: GuardedKafka) -> Iterator[Outbox]:
+    """Its relays are `USER`'s."""
+    topics = Topics(guarded.bootstrap_servers())
+    with outbox_on(Scenario(project_dir, database_url, topics), topics) as outbox:
+        outbox.kafka = {
+            "bootstrap.servers": f"{ports.HOST}:{guarded.guarded_port}",
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": USER,
+            "sasl.password": PASSWORD,
+        }
+        outbox.publishers = Publishers(outbox.kafka)
+        yield outbox
+
+
+def allow(outbox: Outbox, topic: str, *operations: AclOperation) -> None:
+    """Returns when the broker goes by it."""
+    admin = AdminClient({"bootstrap.servers": outbox.topics.servers, "log_level": 0})
+    bindings = [
+        AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{USER}", "*", each, AclPermissionType.ALLOW)
+        for each in operations
+    ]
+    for future in admin.create_acls(bindings).values():
+        future.result()
+    asked = AclBindingFilter(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, None, None, AclOperation.ANY, AclPermissionType.ANY)
+    eventually(lambda: set(operations) <= {each.operation for each in admin.describe_acls(asked).result()})
+
+
+def test_what_is_not_allowed_is_named_and_holds_up_nothing_else(outbox: Outbox) -> None:
+    """Scenario 26: a topic that may not be seen, made or written. Its records stay in the outbox, others go on, and the command fails;
+    once it is allowed, they go. What may be written but not looked at is used."""
+    first, second, _, last = outbox.tiers
+    for name in (first, second):
+        outbox.make_topic(name)
+    allow(outbox, second, AclOperation.DESCRIBE)
+    numbers = [outbox.add(), outbox.add(number=3), outbox.add(failed=True)]
+    allow(outbox, last, AclOperation.DESCRIBE)
+    unseen = {first: "DESCRIBE on it is not allowed", last: "CREATE on it is not allowed"}
+    assert outbox.relay(publishers=None).blocked == {**unseen, second: "WRITE is not allowed on it nor on any other topic"}
+    assert outbox.hops() == {}
+
+    allow(outbox, second, AclOperation.WRITE)
+    env = {KAFKA_CONFIG: json.dumps(outbox.kafka), BOOTSTRAP_SERVERS: outbox.kafka["bootstrap.servers"]}
+    done = outbox.consumer.command("retries", "relay", outbox.name, env=env)
+    assert (done.returncode, done.stdout) == (1, f"{second}: 1 published\n")
+    said = " ".join(done.stderr.split())
+    for topic, why in unseen.items():
+        assert f"{topic} takes nothing: {why}. See: tidemark retries topics {outbox.name}" in said
+    assert sorted(outbox.hops()) == numbers[1:2]
+
+    allow(outbox, first, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    allow(outbox, last, AclOperation.CREATE, AclOperation.WRITE)
+    done_now = outbox.relay()
+    assert (done_now.published, done_now.blocked) == ({last: 1}, {first: "WRITE on it is not allowed"})
+    allow(outbox, first, AclOperation.WRITE)
+    assert outbox.relay().published == {first: 1}
+    assert sorted(outbox.hops()) == numbers
+    outbox.check_published()

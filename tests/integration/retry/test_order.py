@@ -1,0 +1,564 @@
+"""Order by key: while a record waits, later ones of its key are held, in order and bounded; other keys flow (scenarios 31 to 34).
+
+A record's value is its key and a number, ``a1``; the service answers by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from tests.integration.retry.lab import DELAYS, SERVICE, Lab, dying_at, lab_on, minutes
+from tests.integration.retry.test_retry_machine import LADDERS
+from tests.kafka_topics import Topics
+from tests.ledger import in_thread
+from tests.scenario import Scenario, eventually
+
+from tidemark.db import session, transaction
+from tidemark.errors import BadInput
+from tidemark.offsets import Slice
+from tidemark.retry import redrive, store
+from tidemark.retry.admin import NotEditable, Payload, discard, edit, list_records
+from tidemark.retry.agenda import busy
+from tidemark.retry.filter import Filter, State
+from tidemark.retry.order import HeldTooMany
+from tidemark.retry.topics import now_topic
+from tidemark.rewind.model import ToOffset
+from tidemark.rewind.plan import PlanRefused
+from tidemark.sink import commit as commit_module
+from tidemark.sink import drained as drained_module
+from tidemark.sink.steps import Step
+
+BY_KEY = {"delays": list(DELAYS), "order": "key"}
+
+ARROW_SERVICE = """
+    import json
+    import pathlib
+
+    import pyarrow as pa
+
+    HERE = pathlib.Path("@HERE@")
+
+
+    def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+        said = json.loads((HERE / "answers.json").read_text())
+        with (HERE / "calls").open("a") as calls:
+            for partition, offset in zip(batch["partition"].to_pylist(), batch["offset"].to_pylist()):
+                calls.write(f"{partition} {offset}\\n")
+        words = [value.decode() for value in batch["value"].to_pylist()]
+        answers = pa.array([said.get(word, said.get("*", "load")) for word in words], pa.string())
+        errors = pa.array([f"Retry: the service is down for {word}" for word in words], pa.string())
+        lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
+        columns = [*(batch[name] for name in lineage), batch["value"], answers, errors]
+        return pa.RecordBatch.from_arrays(columns, names=[*lineage, "payload", "disposition", "error"])
+"""
+"""As `SERVICE`, in the Arrow form."""
+
+both_forms = pytest.mark.parametrize("transform", [SERVICE, ARROW_SERVICE], ids=["function", "arrow"])
+
+
+@contextlib.contextmanager
+def ordered_on(scenario: Scenario, topics: Topics, *, retry: dict[str, Any] | None = None, **options: Any) -> Iterator[Lab]:
+    with lab_on(scenario, topics, retry=BY_KEY | (retry or {}), **options) as lab:
+        yield lab
+
+
+@pytest.fixture
+def ordered(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
+    with ordered_on(scenario, topics) as lab:
+        yield lab
+
+
+def send(lab: Lab, values: str) -> None:
+    """Values of one word each; the first letter is the key, ``-``: none."""
+    for value in values.split():
+        lab.produce(value, key=None if value[0] == "-" else value[0])
+
+
+def states(lab: Lab) -> dict[str, str]:
+    """What is so of each failed record, by its value."""
+    return {value.decode(): state for value, state in lab.failed("value, state")}
+
+
+def drain(lab: Lab, after: float = 0) -> list[str]:
+    """Publishes what is handed off or free, lets so many minutes pass, drains; what was tried, in order."""
+    lab.make_topic(now_topic(lab.group))
+    lab.relay()
+    lab.age(minutes(after))
+    lab.calls()
+    lab.drain()
+    lab.check()
+    values = {(partition, offset): value.decode() for partition, offset, value in lab.failed("partition, record_offset, value")}
+    return [values[place] for place in lab.calls()]
+
+
+# ---- what is held, and until when
+
+
+@both_forms
+def test_later_records_of_a_key_that_waits_are_held_and_loaded_in_order_after_it(
+    scenario: Scenario, topics: Topics, transform: str
+) -> None:
+    """Scenario 31: within the slice, in later ones, and while what was held is on its way. Other keys, and records without one, flow."""
+    with ordered_on(scenario, topics, transform=transform) as lab:
+        lab.say({"a1": "retry", "-1": "retry"})
+        send(lab, "a1 b1 a2 -1 -2 a3")
+        lab.run()
+        assert lab.loaded() == ["b1", "-2"]
+        assert lab.failed("value, state, retry_number, hop_topic, error_type") == [
+            (b"a1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
+            (b"a2", "HELD", 0, None, "HeldBack"),
+            (b"-1", "WAITING", 1, f"{lab.group}.retry.5m", "Retry"),
+            (b"a3", "HELD", 0, None, "HeldBack"),
+        ]
+        assert lab.failed("error_text")[1] == ("behind offset 0, which has the same key and is to be retried",)
+        lab.check()
+        send(lab, "a4 b2")
+        lab.run()
+        assert (lab.loaded(), states(lab)["a4"]) == (["b1", "-2", "b2"], "HELD")
+        lab.say({})
+        assert drain(lab, 5) == ["a1", "-1"]
+        send(lab, "a5")
+        lab.run()  # a2 to a4 are not tried yet, and nobody has said that they may be
+        lab.make_topic(now_topic(lab.group))
+        lab.relay()
+        send(lab, "a6")
+        lab.run()  # now they wait
+        lab.check()
+        assert drain(lab) == ["a2", "a3", "a4", "a5"]
+        assert drain(lab) == ["a6"]
+        send(lab, "a7")
+        lab.run()
+        assert lab.loaded() == ["a1", "b1", "a2", "-1", "-2", "a3", "a4", "b2", "a5", "a6", "a7"]
+        assert set(states(lab).values()) == {"LOADED"}
+        lab.check()
+
+
+@both_forms
+def test_record_that_fails_for_good_holds_its_key_no_longer(scenario: Scenario, topics: Topics, transform: str) -> None:
+    """Scenario 31: at the end of the ladder, and at once where it can never succeed. What was held has its whole ladder before it."""
+    with ordered_on(scenario, topics, transform=transform, retry={"delays": ["5m"], "budget": "6m"}) as lab:
+        lab.say({"a1": "retry", "b1": "fail", "a2": "retry"})
+        send(lab, "a1 b1 a2 b2 a3")
+        lab.run()
+        assert (lab.loaded(), states(lab)) == (["b2"], {"a1": "WAITING", "b1": "FAILED", "a2": "HELD", "a3": "HELD"})
+        lab.age(minutes(60))
+        assert drain(lab, 5) == ["a1"]
+        assert states(lab)["a1"] == "FAILED"
+        assert drain(lab) == (["a2"] if transform is SERVICE else ["a2", "a3"])
+        assert lab.failed("value, state, retry_number, hop_topic, jsonb_array_length(story)")[2:] == [
+            (b"a2", "WAITING", 1, f"{lab.group}.retry.5m", 0),
+            (b"a3", "HELD", 0, None, 0),
+        ]
+        assert drain(lab, 5) == ["a2"]
+        assert drain(lab) == ["a3"]
+        assert (lab.loaded(), states(lab)) == (["b2", "a3"], {"a1": "FAILED", "b1": "FAILED", "a2": "FAILED", "a3": "LOADED"})
+
+
+@both_forms
+def test_drain_that_has_several_records_of_a_key_stops_it_at_the_first_that_fails_again(
+    scenario: Scenario, topics: Topics, transform: str
+) -> None:
+    """What is behind it keeps what it was; what will never succeed blocks nothing. The ledger counts held records as retried."""
+    with ordered_on(scenario, topics, transform=transform) as lab:
+        lab.say({"*": "retry"})
+        send(lab, "a1 a2 a3 a4 b1")
+        lab.run()
+        lab.say({"a2": "fail", "a3": "retry", "b1": "retry"})
+        drain(lab, 5)
+        drain(lab)
+        assert states(lab) == {"a1": "LOADED", "a2": "FAILED", "a3": "WAITING", "a4": "HELD", "b1": "WAITING"}
+        assert lab.failed("retry_number, jsonb_array_length(story)") == [(1, 0), (0, 0), (1, 0), (0, 0), (2, 1)]
+        assert lab.drains()[-1] == ("retry.now", 0, 3, 0, 0, 2, 1, 0)
+        lab.say({})
+        assert drain(lab, 5) == ["b1", "a3"]
+        assert drain(lab) == ["a4"]
+        assert lab.loaded() == ["a1", "a3", "a4", "b1"]
+
+
+@both_forms
+def test_what_relays_have_published_out_of_order_is_tried_in_order(scenario: Scenario, topics: Topics, transform: str) -> None:
+    """Scenario 25: several relays published the records of a key, the later one first; it is held once more, with all that it was."""
+    with ordered_on(scenario, topics, transform=transform) as lab:
+        lab.say({"a1": "retry"})
+        send(lab, "a1 a2 a3 a4")
+        lab.run()
+        lab.say({})
+        assert drain(lab, 5) == ["a1"]
+        with session(lab.url) as connection, transaction(connection) as cur:
+            assert store.release(cur, lab.group_id, now_topic(lab.group)) == 3
+        lab.make_topic(now_topic(lab.group))
+        for value in (b"a4", b"a2", b"a3"):
+            lab.topics.produce(now_topic(lab.group), [value], key="a")
+            ((number,),) = lab.sql("SELECT failed_record_id FROM tidemark.failed_record WHERE value = %(value)s", value=value)
+            lab.register(number, now_topic(lab.group), 0, lab.ends(now_topic(lab.group)) - 1)
+        lab.calls()
+        lab.drain()
+        assert lab.calls() == [(0, 1), (0, 2)]
+        assert states(lab)["a4"] == "HELD"
+        lab.check()
+        assert drain(lab) == ["a4"]
+
+
+def test_record_that_is_not_in_its_log_holds_what_is_behind_it(ordered: Lab) -> None:
+    """It waits on, and is published anew; the next of its key, due and there, is not tried before it."""
+    ordered.say({"a1": "retry"})
+    send(ordered, "a1 a2 a3")
+    ordered.run()
+    ordered.say({})
+    drain(ordered, 5)
+    ordered.relay()
+    topic = now_topic(ordered.group)
+    ordered.topics.produce(topic, [b"x"])
+    ordered.topics.trim(topic, {0: 1})
+    ordered.calls()
+    ordered.drain()
+    assert (ordered.calls(), states(ordered)) == ([], {"a1": "LOADED", "a2": "WAITING", "a3": "HELD"})
+    ordered.check()
+    assert drain(ordered) == ["a2"]
+    assert drain(ordered) == ["a3"]
+
+
+def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(ordered: Lab) -> None:
+    """Scenario 34: what is sent round again blocks later ones once more, and what has passed it meanwhile has passed. A later one whose own
+    tier is due is held until the earlier one is settled."""
+    ordered.say({"a1": "fail", "a3": "retry"})
+    send(ordered, "a1 a2 a3")
+    ordered.run()
+    assert (ordered.loaded(), states(ordered)) == (["a2"], {"a1": "FAILED", "a3": "WAITING"})
+    ordered.consumer.set(retry={"delays": ["30m"], "order": "key"})
+    with session(ordered.url) as connection:
+        made = redrive.plan(connection, ordered.spec, Filter(states=(State.FAILED,)), reason="it is up again", by="ann")
+        redrive.apply(connection, ordered.cluster, lambda _: ordered.spec, made.redrive.redrive_id, by="ann")
+    send(ordered, "a4")
+    ordered.run()
+    ordered.make_topic(f"{ordered.group}.retry.5m")
+    ordered.say({})
+    assert drain(ordered, 5) == []
+    assert states(ordered) == {"a1": "WAITING", "a3": "HELD", "a4": "HELD"}
+    assert ordered.drains() == [("retry.5m", 0, 1, 0, 0, 1, 0, 0)]
+    assert drain(ordered, 25) == ["a1"]
+    assert drain(ordered) == ["a3", "a4"]
+    assert ordered.loaded() == ["a1", "a2", "a3", "a4"]
+
+
+def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held(ordered: Lab) -> None:
+    """Also where what they wait for is settled a moment before it is tried itself."""
+    ordered.say({"a1": "retry"})
+    send(ordered, "a1 a2 a3")
+    ordered.run()
+    ordered.make_topic(now_topic(ordered.group))
+    with session(ordered.url) as connection:
+        discard(connection, ordered.group, Filter(from_offset=2), reason="not wanted any more", by="ann")
+        made = redrive.plan(
+            connection,
+            ordered.spec,
+            Filter(states=(State.DISCARDED,)),
+            reason="wanted all the same",
+            by="ann",
+            destination=redrive.Destination.NOW,
+        )
+        redrive.apply(connection, ordered.cluster, lambda _: ordered.spec, made.redrive.redrive_id, by="ann")
+    ordered.relay()
+    ordered.age(minutes(5))
+    ordered.say({})
+
+    def first_a1(part: Slice) -> None:
+        if part.partition.topic == now_topic(ordered.group):
+            eventually(lambda: states(ordered)["a1"] == "LOADED")
+
+    ordered.drain(before=first_a1)
+    assert states(ordered) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
+    ordered.check()
+    assert drain(ordered) == ["a2", "a3"]
+
+
+def test_rows_that_postgres_refuses_block_nothing_and_leave_the_order_of_the_others(scenario: Scenario, topics: Topics) -> None:
+    """A poison row is found after the transform has answered for the whole slice; the second reading holds the same records."""
+    with ordered_on(scenario, topics, ddl="payload bytea CHECK (payload <> 'a1')") as lab:
+        lab.say({"b1": "retry"})
+        send(lab, "a1 b1 a2 b2")
+        lab.run()
+        assert (lab.loaded(), states(lab)) == (["a2"], {"a1": "FAILED", "b1": "WAITING", "b2": "HELD"})
+        lab.check()
+
+
+# ---- bounds
+
+
+def test_slice_that_would_hold_too_many_records_is_given_up(scenario: Scenario, topics: Topics) -> None:
+    """Scenario 32: nothing of it is stored, no offset moves, and it is said what to do; once that is done it is read."""
+    with ordered_on(scenario, topics, retry={"max_held": 2}) as lab:
+        lab.say({"a1": "retry", "b1": "retry"})
+        send(lab, "a1 a2 b1")
+        lab.run()
+        send(lab, "c1 a3 b2")
+        with pytest.raises(HeldTooMany) as raised:
+            lab.run()
+        assert not raised.value.retriable
+        assert str(raised.value).startswith(
+            f'{lab.topic}/0 [3, 6): 2 records would be held, behind 2 keys of which one waits for a retry: "a", "b". With the 1 of this '
+            "partition that are held already these are more than retry.max_held, 2. Nothing of this slice was stored"
+        )
+        assert (lab.loaded(), states(lab)) == ([], {"a1": "WAITING", "a2": "HELD", "b1": "WAITING"})
+        lab.check()
+        lab.say({})
+        drain(lab, 5)
+        lab.run()
+        assert (lab.loaded(), states(lab)["a3"]) == (["a1", "b1", "c1", "b2"], "HELD")
+        drain(lab)
+        assert len(lab.loaded()) == 6
+
+
+def test_held_records_are_no_failures_to_the_breaker(scenario: Scenario, topics: Topics) -> None:
+    """Neither for the ratio nor in a row: one record failed here, of two that were tried."""
+    breaker = {"ratio": 0.5, "consecutive": 1, "minimum": 1}
+    with ordered_on(scenario, topics, retry={"breaker": breaker}) as lab:
+        lab.say({"a1": "retry"})
+        send(lab, "a1 a2 a3 a4 a5 b1")
+        lab.run()
+        assert lab.states() == {"WAITING": 1, "HELD": 4}
+
+
+# ---- operators
+
+
+def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redrive_them(ordered: Lab) -> None:
+    """Scenario 33: the head is discarded, or one in the middle; what is behind goes on in order."""
+    ordered.say({"a1": "retry"})
+    send(ordered, "a1 a2 a3 a4")
+    ordered.run()
+    with session(ordered.url) as connection:
+        held = list_records(connection, ordered.group, Filter(states=(State.HELD,)), limit=10)
+        assert [record.offset for record in held] == [1, 2, 3]
+        with pytest.raises(NotEditable, match="it is held until a record of its key is settled"):
+            edit(connection, ordered.group, held[0].number, lambda was: Payload(was.key, b"x", ()), reason="the value was wrong", by="ann")
+        with pytest.raises(BadInput, match="there is nothing to send round: states HELD; 3 wait for a retry already"):
+            redrive.plan(connection, ordered.spec, Filter(states=(State.HELD,)), reason="they are held", by="ann")
+        assert discard(connection, ordered.group, Filter(numbers=(held[1].number,)), reason="not wanted any more", by="ann") == 1
+        assert discard(connection, ordered.group, Filter(from_offset=0, to_offset=1), reason="not wanted any more", by="ann") == 1
+    ordered.check()
+    ordered.say({})
+    assert drain(ordered) == ["a2", "a4"]
+    assert states(ordered) == {"a1": "DISCARDED", "a2": "LOADED", "a3": "DISCARDED", "a4": "LOADED"}
+
+
+def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(ordered: Lab) -> None:
+    """What stays in front of the rewind goes on holding its key for the replay."""
+    ordered.say({"a1": "retry", "b2": "retry"})
+    send(ordered, "a1 a2 b1 a3 b2 b3")
+    ordered.run()
+    columns = "record_offset, state, due_at, retry_number, error_type, story, ladder_at"
+    before, rows = ordered.failed(columns), ordered.rows()
+    done = ordered.rewind(ToOffset(1))
+    assert states(ordered) == {"a1": "WAITING"}
+    ordered.check()
+    ordered.say({})
+    ordered.run()
+    assert (ordered.loaded(), states(ordered)) == (["b1", "b2", "b3"], {"a1": "WAITING", "a2": "HELD", "a3": "HELD"})
+    ordered.check()
+    ordered.undo(done.rewind_id)
+    assert (ordered.failed(columns), ordered.rows()) == (before, rows)
+    ordered.check()
+    assert drain(ordered, 5) == ["a1", "b2"]
+    assert drain(ordered) == ["a2", "a3", "b3"]
+
+
+# ---- at the same moment
+
+
+def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario 31, check then insert: the run has seen that its key is blocked, and stores it as held when nothing waits any more."""
+    there, go = threading.Event(), threading.Event()
+
+    def wait(step: Step, _part: Any) -> None:
+        if step is Step.COPY_ROWS:
+            there.set()
+            assert go.wait(60)
+
+    ordered.say({"a1": "retry"})
+    send(ordered, "a1")
+    ordered.run()
+    ordered.say({})
+    send(ordered, "a2 a3")
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_module, "reached", wait)
+        with in_thread(ordered.run) as run:
+            assert there.wait(60)
+            assert drain(ordered, 5) == ["a1"]
+            ordered.relay()
+            go.set()
+            run.result(60)
+    assert states(ordered) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
+    with session(ordered.url) as connection:
+        assert ordered.group in busy(connection)
+    assert drain(ordered) == ["a2", "a3"]
+    assert ordered.loaded() == ["a1", "a2", "a3"]
+
+
+def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the first has committed, what it tries counts as waiting: the other holds what is behind it."""
+    ordered.say({"a1": "retry"})
+    send(ordered, "a1 a2")
+    ordered.run()
+    ordered.relay()
+    ordered.age(minutes(5))
+    ordered.sql(
+        "UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), hop_topic = %(topic)s WHERE value = 'a2'",
+        topic=now_topic(ordered.group),
+    )
+    ordered.publish()
+    ordered.say({})
+    ready = threading.Barrier(2, timeout=60)
+
+    def slowly(step: Step, part: Any) -> None:
+        if step is Step.COPY_ROWS:
+            ready.wait()  # both have their locks, and know what is before what
+
+    ordered.calls()
+    with monkeypatch.context() as patched:
+        patched.setattr(drained_module, "reached", slowly)
+        ordered.drain()
+    assert (ordered.calls(), states(ordered)) == ([(0, 0)], {"a1": "LOADED", "a2": "HELD"})
+    ordered.check()
+    assert drain(ordered) == ["a2"]
+
+
+# ---- in any order
+
+KEYS = ("k", "l", None)
+
+
+ANSWERS = st.fixed_dictionaries({word: st.sampled_from(("load", "retry", "skip", "retry", "fail")) for word in "abc"})
+STEPS = st.sampled_from((None, None, None, *Step))
+"""Where a commit dies; mostly nowhere."""
+
+
+class Ordered(RuleBasedStateMachine):
+    """Whatever happens, nothing of a key is loaded, skipped or given up while an earlier record of it waits."""
+
+    make: Callable[[], Lab]
+
+    @initialize()
+    def begin(self) -> None:
+        self.lab = self.make()
+        self.lab.calls()
+        self.monkeypatch = pytest.MonkeyPatch()
+        self.keys: list[str | None] = []
+        self.rewinds: list[int] = []
+
+    def teardown(self) -> None:
+        """Once the service is up for good, all comes to its end."""
+        if not hasattr(self, "lab"):
+            return
+        self.lab.say({})
+        self.lab.run()
+        self.lab.calls()
+        for _ in range(5):
+            self.tried({}, 60, False, None)
+            self.nothing_overtakes()
+        assert not {"WAITING", "HELD"} & set(self.lab.states())
+        self.lab.check()
+        self.lab.close()
+
+    @rule(
+        answers=ANSWERS,
+        records=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(KEYS)), min_size=3, max_size=6),
+        delays=st.sampled_from(LADDERS),
+        step=STEPS,
+    )
+    def read(self, answers: dict[str, str], records: list[tuple[str, str | None]], delays: list[str], step: Step | None) -> None:
+        self.lab.consumer.set(retry={"delays": delays, "order": "key"})
+        self.lab.say(answers)
+        for word, key in records:
+            self.keys.append(key)
+            self.lab.produce(word, key=key)
+        with dying_at(step, self.monkeypatch) if step else contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
+            self.lab.run()
+        self.lab.calls()
+
+    @rule(answers=ANSWERS, by=st.sampled_from((0, 5, 30)), backwards=st.booleans(), step=STEPS)
+    def tried(self, answers: dict[str, str], by: int, backwards: bool, step: Step | None) -> None:
+        """``backwards``: several relays have published what was handed off, the last record first."""
+        with session(self.lab.url) as connection, transaction(connection) as cur:
+            store.release(cur, self.lab.group_id, now_topic(self.lab.group))
+        while backwards and (
+            left := self._rows("failed_record_id, hop_topic, value", "state IN ('WAITING', 'FAILED') AND hop_offset IS NULL")
+        ):
+            number, topic, value = left[-1]
+            self.lab.make_topic(topic)
+            self.lab.topics.produce(topic, [bytes(value)])
+            self.lab.register(number, topic, 0, self.lab.ends(topic) - 1)
+        self.lab.publish()
+        self.lab.age(minutes(by))
+        self.lab.say(answers)
+        due = {tuple(row) for row in self._rows("partition, record_offset", "state = 'WAITING' AND due_at <= clock_timestamp()")}
+        with dying_at(step, self.monkeypatch) if step else contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
+            self.lab.drain()
+        tried = self.lab.calls()
+        assert set(tried) <= due
+        for key in KEYS[:2]:
+            mine = [offset for _, offset in tried if self.keys[offset] == key]
+            assert mine == sorted(set(mine)), "a record was tried twice, or before an earlier one of its key"
+
+    @precondition(lambda self: {"WAITING", "HELD"} & set(self.lab.states()))
+    @rule(data=st.data())
+    def operator_discards(self, data: Any) -> None:
+        ((number,),) = [data.draw(st.sampled_from(self._rows("failed_record_id", "state IN ('WAITING', 'HELD')")))]
+        with session(self.lab.url) as connection:
+            discard(connection, self.lab.group, Filter(numbers=(number,)), reason="not wanted any more", by="ann")
+
+    @precondition(lambda self: self._position() > 0)
+    @rule(data=st.data())
+    def operator_rewinds(self, data: Any) -> None:
+        self.rewinds.append(self.lab.rewind(ToOffset(data.draw(st.integers(0, self._position())))).rewind_id)
+
+    @precondition(lambda self: self.rewinds)
+    @rule()
+    def operator_undoes(self) -> None:
+        with contextlib.suppress(PlanRefused):
+            self.lab.undo(self.rewinds.pop())
+
+    @invariant()
+    def nothing_overtakes(self) -> None:
+        if not hasattr(self, "keys"):
+            return
+        self.lab.check()
+        state = dict(self.lab.failed("record_offset, state"))
+        first: dict[str, int] = {}
+        for offset in range(self._position()):
+            key = self.keys[offset]
+            if key is not None and state.get(offset) in ("WAITING", "HELD"):
+                first.setdefault(key, offset)
+            elif key in first and state.get(offset) != "DISCARDED":
+                raise AssertionError(f"{offset} is {state.get(offset, 'loaded at once')}, and {first[key]} of its key {state[first[key]]}")
+
+    def _rows(self, columns: str, where: str) -> list[tuple[Any, ...]]:
+        query = f"SELECT {columns} FROM tidemark.failed_record WHERE group_id = %(group_id)s AND {where} ORDER BY failed_record_id"
+        return [tuple(row) for row in self.lab.sql(query, group_id=self.lab.group_id)]
+
+    def _position(self) -> int:
+        query = "SELECT coalesce(max(next_offset), 0) FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND NOT drained"
+        return int(self.lab.sql(query, group_id=self.lab.group_id)[0][0])
+
+
+def test_no_record_overtakes_one_of_its_key_in_any_order_of_failures_drains_deaths_and_rewinds(
+    database_url: str, topics: Topics, project_dir: Path
+) -> None:
+    """Scenarios 21, 25, 31. A topic, a group and a sink of its own for each example."""
+    Scenario(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
+
+    def make() -> Lab:
+        return Lab(Scenario(project_dir, database_url, topics), topics, retry={"delays": LADDERS[0], "order": "key"})
+
+    machine = type("Machine", (Ordered,), {"make": staticmethod(make)})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=8, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck))
+    )

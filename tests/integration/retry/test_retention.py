@@ -1,0 +1,73 @@
+"""Payloads of settled records are kept for a time; the records themselves, and what became of them, for ever."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+from tests.integration.retry.lab import Lab, minutes
+
+from tidemark.db import session
+from tidemark.retry import admin, redrive
+from tidemark.retry.admin import Payload
+from tidemark.retry.filter import Filter, State
+from tidemark.retry.retention import empty_settled
+
+WHY = {"reason": "the city does not exist", "by": "ann@host"}
+DAY = timedelta(days=1)
+
+
+def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: Lab) -> None:
+    """Loaded, skipped and discarded ones, in portions; what they were before an edit as well. Those that wait or have failed keep theirs.
+    An emptied record is shown as such, and not sent round again."""
+    lab.say({"a": "retry", "b": "retry", "c": "fail", "d": "fail", "e": "fail", "f": "retry"})
+    lab.topics.produce(lab.topic, list("abcdef"), key="k", headers=[("trace", b"1")])
+    lab.run()
+    lab.publish()
+    lab.age(minutes(5))
+    lab.say({"b": "skip", "f": "retry"})
+    lab.drain()
+    numbers = dict(lab.failed("convert_from(value, 'UTF8'), failed_record_id"))
+    with session(lab.url) as connection:
+        admin.edit(connection, lab.group, numbers["d"], lambda was: Payload(was.key, b"D", was.headers), **WHY)
+        admin.discard(connection, lab.group, Filter(numbers=(numbers["c"], numbers["d"])), **WHY)
+        assert empty_settled(connection, DAY) == 0
+        lab.age(timedelta(hours=25))
+        assert empty_settled(connection, DAY, portion=3) == 4
+        assert empty_settled(connection, DAY, portion=3) == 0
+        payload = "state, key, value, headers, emptied_at IS NOT NULL"
+        kept, gone = (b"k", [["trace", "MQ=="]]), (None, None, [], True)
+        assert lab.failed(payload) == [
+            ("LOADED", *gone),
+            ("SKIPPED", *gone),
+            ("DISCARDED", *gone),
+            ("DISCARDED", *gone),
+            ("FAILED", kept[0], b"e", kept[1], False),
+            ("WAITING", kept[0], b"f", kept[1], False),
+        ]
+        assert lab.sql("SELECT key, value, headers FROM tidemark.failed_record_edit") == [(None, None, [])]
+        planned = redrive.plan(connection, lab.spec, Filter(states=(State.DISCARDED, State.FAILED)), **WHY)
+        done = redrive.apply(connection, lab.cluster, lambda _: lab.spec, planned.redrive.redrive_id, by="bob")
+    assert (done.redrive.redriven, done.passed_over) == (1, {"its payload was emptied": 2})
+    shown = lab.consumer.command("retries", "show", lab.spec.name, str(numbers["d"])).stdout
+    assert "payload emptied on 20" in " ".join(shown.split())
+    assert "value" not in shown
+    assert lab.states() == {"LOADED": 1, "SKIPPED": 1, "DISCARDED": 2, "WAITING": 2}
+    lab.check()
+
+
+def test_the_command_empties_them_with_what_rewinds_have_left(lab: Lab) -> None:
+    """`tidemark maintain`: 30 days, or ``--keep``."""
+    lab.say({"a": "retry"})
+    lab.produce("a")
+    lab.run()
+    lab.publish()
+    lab.age(minutes(5))
+    lab.say({})
+    lab.drain()
+    lab.age(timedelta(days=29))
+    assert lab.consumer.command("maintain").stdout == "nothing to do\n"
+    lab.age(timedelta(days=2))
+    assert lab.consumer.command("maintain").stdout == "emptied 1 failed records that were settled\n"
+    assert json.loads(lab.consumer.command("maintain", "--keep", "0s", "--output", "json").stdout)["emptied"] == 0
+    lab.check()

@@ -1,0 +1,155 @@
+"""Which records are held, whatever the form of the transform: `KeyOrder` and `TurnOrder` beside a model in plain Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemark.offsets import Epoch, Slice, TopicPartition
+from tidemark.retry.order import HeldTooMany, KeyOrder, Order, TurnOrder, held
+from tidemark.retry.store import Blocked
+from tidemark.sink.tally import Disposition, Judged, judge
+
+START, SPAN = 100, 30
+PART = Slice(TopicPartition("flights", 3), 1, START, START + SPAN, Epoch(1))
+quick = settings(max_examples=300, deadline=None)
+
+ANSWERS = st.sampled_from(("load", "skip", "retry", "fail"))
+RECORDS = st.lists(st.tuples(st.sampled_from((b"a", b"b", b"", None)), ANSWERS), max_size=SPAN)
+LISTS = st.lists(st.integers(1, 8), min_size=SPAN, max_size=SPAN)
+"""How many records are read at once, again and again."""
+
+
+@dataclass
+class Message:
+    at: int
+    its_key: bytes | None
+    answer: str
+    record: Any = field(default=None)
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes | None:
+        return self.its_key
+
+
+def by_list(order: Order[Any], messages: list[Message]) -> dict[int, str]:
+    """What becomes of each where the transform takes them all at once."""
+    free, blocked = order.split(messages)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "kafka_topic": ["flights"] * len(free),
+            "kafka_partition": pa.array([3] * len(free), pa.int32()),
+            "kafka_offset": pa.array([message.offset() for message in free], pa.int64()),
+            "disposition": pa.array([message.answer for message in free], pa.string()),
+        }
+    )
+    judged = order.sift(PART, free, judge(batch, PART) if free else Judged(None))
+    assert judged.rows is None or set(judged.rows["kafka_offset"].to_pylist()).isdisjoint(judged.skipped)
+    said = dict.fromkeys(judged.rows["kafka_offset"].to_pylist() if judged.rows is not None else (), "load")
+    said |= dict.fromkeys(judged.skipped, "skip")
+    said |= {reject.offset: reject.disposition.name.lower() for reject in judged.rejects}
+    return said | {message.offset(): held(message, behind).disposition.name.lower() for message, behind in blocked}
+
+
+def one_by_one(order: Order[Any], messages: list[Message]) -> dict[int, str]:
+    """The same where it takes them one by one."""
+    said = {}
+    for message in messages:
+        if order.behind(message) is not None:
+            said[message.offset()] = "held"
+            continue
+        said[message.offset()] = message.answer
+        order.tried(message, again=message.answer == "retry")
+    return said
+
+
+def in_lists(messages: list[Message], sizes: list[int]) -> list[list[Message]]:
+    found = []
+    for size in sizes:
+        found.append(messages[:size])
+        messages = messages[size:]
+    return [each for each in found if each]
+
+
+@quick
+@given(RECORDS, LISTS, st.dictionaries(st.sampled_from((b"a", b"b", b"")), st.integers(START - 5, START + 10)))
+def test_both_forms_hold_the_same_records_of_a_slice(
+    records: list[tuple[bytes | None, str]], sizes: list[int], blocked: dict[bytes, int]
+) -> None:
+    """Held is what lies behind the first record of its key that waits, from before or of this slice; a record without a key never is."""
+    first, model = dict(blocked), {}
+    messages = [Message(START + index, key, answer) for index, (key, answer) in enumerate(records)]
+    for message in messages:
+        behind = first.get(message.its_key) if message.its_key is not None else None
+        if behind is not None and behind < message.at:
+            model[message.at] = "held"
+            continue
+        model[message.at] = message.answer
+        if message.answer == "retry" and message.its_key is not None:
+            first[message.its_key] = message.at
+    for tell in (by_list, one_by_one):
+        order = KeyOrder(1000)
+        order.begin([Blocked(key, offset, 0) for key, offset in blocked.items()])
+        said: dict[int, str] = {}
+        for each in in_lists(messages, sizes):
+            said |= tell(order, each)
+        assert said == model
+
+
+@quick
+@given(RECORDS, st.randoms(use_true_random=False), LISTS, st.sets(st.integers(START, START + SPAN)))
+def test_both_forms_try_the_records_of_a_key_in_order_however_they_were_published(
+    records: list[tuple[bytes | None, str]], random: Any, sizes: list[int], elsewhere: set[int]
+) -> None:
+    """A record of a retry topic is tried if the one of its key before it was settled in this slice; ``elsewhere`` are those that wait in
+    other topics. So what is tried of a key is a beginning of it, and in order."""
+    last: dict[bytes, int] = {}
+    messages = []
+    for index, (key, answer) in enumerate(records):
+        messages.append(Message(START + index, key, answer, SimpleNamespace(before=None if key is None else last.get(key))))
+        if key is not None:
+            last[key] = START + index
+    messages = [message for message in messages if message.at not in elsewhere]
+    random.shuffle(messages)
+    answers = []
+    for tell in (by_list, one_by_one):
+        order, said = TurnOrder(), dict[int, str]()
+        for each in in_lists(messages, sizes):
+            said |= tell(order, each)
+        answers.append(said)
+        assert set(said) == {message.at for message in messages}
+        for key in (b"a", b"b", b""):
+            all_of_key = [START + index for index, (other, _) in enumerate(records) if other == key]
+            tried = [message.at for message in messages if message.its_key == key and said[message.at] != "held"]
+            assert tried == all_of_key[: len(tried)]
+            assert "retry" not in [said[offset] for offset in tried[:-1]]
+    assert answers[0] == answers[1]
+
+
+def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first_beyond_the_limit() -> None:
+    """Those that are held already count, and nothing is refused where this slice holds none."""
+    order = KeyOrder(5)
+    order.begin([Blocked(b"a", 7, 3), Blocked(b"\xff", 9, 1)])
+    for offset, key in enumerate((b"a", b"\xff", b"c")):
+        order.behind(Message(START + offset, key, "load"))
+    order.check(PART, 0)
+    order.check(PART, 1)
+    with pytest.raises(HeldTooMany) as raised:
+        order.check(PART, 2)
+    assert (raised.value.held, raised.value.more, raised.value.keys, raised.value.retriable) == (4, 2, 2, False)
+    assert r'behind 2 keys of which one waits for a retry: "a", "\xff". With the 4 ' in str(raised.value)
+
+
+def test_no_transform_can_say_that_a_record_is_held() -> None:
+    from tidemark.sink.tally import BadOutput
+
+    with pytest.raises(BadOutput, match="disposition 'held' is none of load, skip, retry, fail"):
+        by_list(KeyOrder(1), [Message(START, b"a", Disposition.HELD.name.lower())])
