@@ -8,32 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemark.cli.options import Consumers, Name, Output, OutputFormat, print_json, stderr, stdout
-from tidemark.cli.retries import (
-    ErrorText,
-    ErrorType,
-    FromOffset,
-    Key,
-    KeyHex,
-    Numbers,
-    Partition,
-    Refused,
-    Since,
-    States,
-    Tier,
-    ToOffset,
-    TopicName,
-    Until,
-    _cluster,
-    _connected,
-    _line,
-    _minute,
-    _spec,
-    filter_of,
-    print_lines,
-)
+from tidemark.cli.retries import _cluster, _connected, _line, _minute, _spec, filtered, print_lines
 from tidemark.cli.rewind import Reason, _who
 
 if TYPE_CHECKING:
+    from tidemark.retry.filter import Filter
     from tidemark.retry.redrive import Preview
 
 app = typer.Typer(help="Send failed records round again: plan, apply, stop.", no_args_is_help=True)
@@ -48,27 +27,15 @@ Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="The redrive's numb
 
 
 @app.command()
+@filtered
 def plan(
     name: Name,
+    wanted: Filter,
     reason: Reason,
     to: Annotated[To, typer.Option("--to", help="The first delay and then the ladder, or one try at once.")] = To.LADDER,
     limit: Annotated[int | None, typer.Option(min=1, help="The first ones only.")] = None,
     per_second: Annotated[int | None, typer.Option(min=1, help="Records a second at most.")] = None,
     max_redrives: Annotated[int, typer.Option(min=1, help="Records that were sent round so often already stay where they are.")] = 3,
-    number: Numbers = None,
-    state: States = None,
-    error: ErrorType = None,
-    text: ErrorText = None,
-    topic: TopicName = None,
-    partition: Partition = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    since: Since = None,
-    until: Until = None,
-    tier: Tier = None,
-    refused: Refused = False,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -76,7 +43,6 @@ def plan(
     from tidemark.retry.redrive import Destination
     from tidemark.retry.redrive import plan as make_plan
 
-    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
     spec = _spec(name, consumers)
     options: dict[str, Any] = {"limit": limit, "per_second": per_second, "max_redrives": max_redrives, "destination": Destination(to.value)}
     with _connected() as connection:

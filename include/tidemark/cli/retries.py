@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -45,44 +47,65 @@ class StateName(StrEnum):
     DISCARDED = "DISCARDED"
 
 
-def _which(name: str, what: str, metavar: str | None = None, **options: Any) -> Any:
-    return typer.Option(name, help=what, metavar=metavar, show_default=False, rich_help_panel=FILTER, **options)
-
-
-States = Annotated[list[StateName] | None, _which("--state", "Only in this state; may be given several times.")]
-ErrorType = Annotated[str | None, _which("--error", "The type of the last error: KeyError.", "TYPE")]
-ErrorText = Annotated[str | None, _which("--text", "A part of the error's text.", "TEXT")]
-TopicName = Annotated[str | None, _which("--topic", "The topic that it was read from.", "TOPIC")]
-Partition = Annotated[int | None, _which("--partition", "Its partition.", "N", min=0)]
-FromOffset = Annotated[int | None, _which("--from-offset", "From this offset on.", "N", min=0)]
-ToOffset = Annotated[int | None, _which("--to-offset", "Up to this offset, which is not included.", "N", min=0)]
-Key = Annotated[str | None, _which("--key", "The record's key, as text.", "TEXT")]
-KeyHex = Annotated[str | None, _which("--key-hex", "The record's key, in hex.", "HEX")]
-Since = Annotated[str | None, _which("--since", "First failed at this time or later: 2026-03-24T14:00:00Z.", "TIME")]
-Until = Annotated[str | None, _which("--until", "First failed before this time.", "TIME")]
-Tier = Annotated[str | None, _which("--tier", "The topic that it is in or goes to: 5m, now, failed.", "TIER")]
-Refused = Annotated[bool, _which("--refused", "The broker did not take it.")]
-Numbers = Annotated[list[int] | None, _which("--number", "These records, by number; may be given several times.", "N", min=1)]
 Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The record's number, as `tidemark retries list` shows it.")]
 
 
-def filter_of(
-    numbers: Sequence[int] | None,
-    states: Sequence[StateName] | None,
+def _asked(name: str, kind: Any, what: str, metavar: str | None = None, **options: Any) -> inspect.Parameter:
+    flag = typer.Option(f"--{name.replace('_', '-')}", help=what, metavar=metavar, show_default=False, rich_help_panel=FILTER, **options)
+    nothing = False if kind is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=nothing, annotation=Annotated[kind, flag])
+
+
+ASKED = (
+    _asked("number", list[int] | None, "These records, by number; may be given several times.", "N", min=1),
+    _asked("state", list[StateName] | None, "Only in this state; may be given several times."),
+    _asked("error", str | None, "The type of the last error: KeyError.", "TYPE"),
+    _asked("text", str | None, "A part of the error's text.", "TEXT"),
+    _asked("topic", str | None, "The topic that it was read from.", "TOPIC"),
+    _asked("partition", int | None, "Its partition.", "N", min=0),
+    _asked("from_offset", int | None, "From this offset on.", "N", min=0),
+    _asked("to_offset", int | None, "Up to this offset, which is not included.", "N", min=0),
+    _asked("key", str | None, "The record's key, as text.", "TEXT"),
+    _asked("key_hex", str | None, "The record's key, in hex.", "HEX"),
+    _asked("since", str | None, "First failed at this time or later: 2026-03-24T14:00:00Z.", "TIME"),
+    _asked("until", str | None, "First failed before this time.", "TIME"),
+    _asked("tier", str | None, "The topic that it is in or goes to: 5m, now, failed.", "TIER"),
+    _asked("refused", bool, "The broker did not take it."),
+)
+"""The options of `FILTER`."""
+
+
+def filtered(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `FILTER`; what they say is its ``wanted``."""
+    hints = get_type_hints(command, localns={"Filter": object}, include_extras=True)
+    own = [
+        each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(command).parameters.values()
+        if each.name != "wanted"
+    ]
+
+    @functools.wraps(command)
+    def asked(**options: Any) -> None:
+        command(wanted=_filter(**{one.name: options.pop(one.name) for one in ASKED}), **options)
+
+    asked.__signature__ = inspect.Signature([*own, *ASKED])  # type: ignore[attr-defined]  # which is where Typer looks
+    asked.__annotations__ = {each.name: each.annotation for each in (*own, *ASKED)}
+    return asked
+
+
+def _filter(
+    *,
+    number: Sequence[int] | None,
+    state: Sequence[StateName] | None,
     error: str | None,
     text: str | None,
-    topic: str | None,
-    partition: int | None,
-    from_offset: int | None,
-    to_offset: int | None,
     key: str | None,
     key_hex: str | None,
     since: str | None,
     until: str | None,
-    tier: str | None,
-    refused: bool,
+    **same: Any,
 ) -> Filter:
-    """What the options of `FILTER` say. Raises `BadInput`."""
+    """Raises `BadInput`."""
     from tidemark.errors import BadInput
     from tidemark.retry.filter import Filter, State
     from tidemark.rewind.moment import parse_moment
@@ -90,19 +113,14 @@ def filter_of(
     if key is not None and key_hex is not None:
         raise BadInput(what="key", found="--key and --key-hex are given", fix="Leave out one of them.")
     return Filter(
-        numbers=tuple(numbers or ()),
-        states=tuple(State(state.value) for state in states or ()),
+        numbers=tuple(number or ()),
+        states=tuple(State(one.value) for one in state or ()),
         error_type=error,
         error_text=text,
-        topic=topic,
-        partition=partition,
-        from_offset=from_offset,
-        to_offset=to_offset,
         key=_from_hex(key_hex) if key_hex is not None else None if key is None else key.encode(),
         since=None if since is None else parse_moment(since),
         until=None if until is None else parse_moment(until),
-        tier=tier,
-        refused=refused,
+        **same,
     )
 
 
@@ -169,22 +187,10 @@ def topics(
 
 
 @app.command("list")
+@filtered
 def list_(
     name: Name,
-    number: Numbers = None,
-    state: States = None,
-    error: ErrorType = None,
-    text: ErrorText = None,
-    topic: TopicName = None,
-    partition: Partition = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    since: Since = None,
-    until: Until = None,
-    tier: Tier = None,
-    refused: Refused = False,
+    wanted: Filter,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="The first ones.")] = 50,
     after: Annotated[int, typer.Option(min=0, help="Behind this number: go on where a list has ended.")] = 0,
     consumers: Consumers = None,
@@ -193,7 +199,6 @@ def list_(
     """List records that were not loaded at once, in the order in which they failed."""
     from tidemark.retry.admin import list_records
 
-    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
     spec = _spec(name, consumers)
     with _connected() as connection:
         found = list_records(connection, spec.group, wanted, limit=limit, after=after)
@@ -211,22 +216,10 @@ def list_(
 
 
 @app.command()
+@filtered
 def count(
     name: Name,
-    number: Numbers = None,
-    state: States = None,
-    error: ErrorType = None,
-    text: ErrorText = None,
-    topic: TopicName = None,
-    partition: Partition = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    since: Since = None,
-    until: Until = None,
-    tier: Tier = None,
-    refused: Refused = False,
+    wanted: Filter,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -235,7 +228,6 @@ def count(
     from tidemark.retry.agenda import due
     from tidemark.retry.agenda import tried as tries_of
 
-    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
     spec = _spec(name, consumers)
     with _connected() as connection:
         found = count_records(connection, spec.group, wanted)
@@ -279,29 +271,16 @@ def show(
 
 
 @app.command()
+@filtered
 def export(
     name: Name,
-    number: Numbers = None,
-    state: States = None,
-    error: ErrorType = None,
-    text: ErrorText = None,
-    topic: TopicName = None,
-    partition: Partition = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    since: Since = None,
-    until: Until = None,
-    tier: Tier = None,
-    refused: Refused = False,
+    wanted: Filter,
     consumers: Consumers = None,
 ) -> None:
     """Print records as JSON, one a line, bytes in base64. `edit --from` reads the lines again."""
     from tidemark.cli import options
     from tidemark.retry.admin import export_records
 
-    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
     spec = _spec(name, consumers)
     with _connected() as connection:
         for record in export_records(connection, spec.group, wanted):
@@ -309,30 +288,17 @@ def export(
 
 
 @app.command()
+@filtered
 def discard(
     name: Name,
+    wanted: Filter,
     reason: Reason,
-    number: Numbers = None,
-    state: States = None,
-    error: ErrorType = None,
-    text: ErrorText = None,
-    topic: TopicName = None,
-    partition: Partition = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
-    key: Key = None,
-    key_hex: KeyHex = None,
-    since: Since = None,
-    until: Until = None,
-    tier: Tier = None,
-    refused: Refused = False,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Settle records that wait or have failed: nobody tries them again. They stay in the table."""
     from tidemark.retry.admin import discard as settle
 
-    wanted = filter_of(number, state, error, text, topic, partition, from_offset, to_offset, key, key_hex, since, until, tier, refused)
     spec = _spec(name, consumers)
     with _connected() as connection:
         records = settle(connection, spec.group, wanted, reason=reason, by=_who())
