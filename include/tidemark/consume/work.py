@@ -166,7 +166,8 @@ def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Itera
 class _Kept:
     """Records that are not loaded, kept for the hand-off: reading a slice again for a few of them costs as much as the first time.
 
-    Past `KEPT_BYTES`, and for records that Postgres has refused, it is read again all the same.
+    Past `KEPT_BYTES`, and for records that Postgres has refused, it is read again all the same; also where headers cannot be read, because
+    no such message can be asked for them twice.
     """
 
     def __init__(self, kafka: KafkaConfig) -> None:
@@ -177,7 +178,7 @@ class _Kept:
     def keep(self, messages: Sequence[Message], rejects: Sequence[Reject]) -> None:
         if not rejects or self._bytes > KEPT_BYTES:
             return
-        wanted = {reject.offset for reject in rejects}
+        wanted = {reject.offset for reject in rejects if reject.error_text != BAD_HEADERS}
         chosen = [message for message in messages if message.offset() in wanted]
         self._bytes += sum(map(len, chosen)) + MESSAGE_BYTES * len(chosen)
         if self._bytes > KEPT_BYTES:
