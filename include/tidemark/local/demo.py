@@ -104,7 +104,6 @@ def run(folder: Path) -> None:
         with _step(f"a year of flights into topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
             expected = produce(servers)
             console.print(f"  {expected.total:,} records, {expected.truncated} of them truncated on the way")
-            make_retry_topics(servers)
         outage = folder / "outage"
         outage.write_text(f"{BACK_SOON} {BACK_LATE}")
         with _step("Airflow: api-server, scheduler, dag-processor, triggerer"):
@@ -172,15 +171,6 @@ def produce(servers: str) -> Expected:
         distance=int(departed.distance.sum()),
         delay_min=int(departed.dep_delay.sum()),
     )
-
-
-def make_retry_topics(servers: str) -> None:
-    """As ``tidemark retries topics departures --create`` does."""
-    from tidemark.kafka.cluster import Cluster
-    from tidemark.retry.topics import ensure_topics
-    from tidemark.spec import find_consumer
-
-    ensure_topics(Cluster({"bootstrap.servers": servers}), find_consumer("departures", project.consumers()), create=True)
 
 
 def create_sink(url: str) -> None:
