@@ -201,8 +201,7 @@ def test_task_marked_failed_leaves_no_driver(lab, half_read):
     eventually(lambda: gone(driver), within_s=8, what="the driver gone")
     assert run.wait() == "failed"
     assert run.tasks()["validate"] == "upstream_failed"
-    consumer.release()
-    lab.check_nothing_runs()
+    lab.check_nothing_runs()  # whoever is released before that may still commit: a Python worker outlives its driver by moments
     assert consumer.rows() == list(range(BATCH))
     assert [attempt[0] for attempt in consumer.attempts()] == ["FAILED"]
 
