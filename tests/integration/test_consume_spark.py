@@ -19,6 +19,16 @@ from tidemark.sink.table import SinkMismatch
 from tidemark.sink.tally import BadOutput
 from tidemark.spark.engine import DataLoss, SparkFailed
 
+LOOKS_AT_HEADERS = """
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+
+
+    def transform(records: DataFrame) -> DataFrame:
+        names = sorted({row.headers[0].key for row in records.select("headers").collect()})
+        return records.select("kafka_topic", "kafka_partition", "kafka_offset", F.lit(" ".join(names)).alias("names"))
+"""
+
 pytestmark = pytest.mark.usefixtures("session_here")
 
 
@@ -37,6 +47,17 @@ def test_every_part_of_a_record_reaches_the_transform_as_it_was_produced(scenari
     run_here(scenario)
     assert echoed(scenario) == told(scenario, topic)
     assert scenario.rows("count(*) OVER ()", where="names IS NULL")[0] == 11
+    scenario.check()
+
+
+def test_a_transform_may_look_at_headers_while_it_builds_its_dataframe(scenario: Scenario) -> None:
+    """A batch is read without headers first, and with them for a plan, or an action, that wants some."""
+    topic = scenario.topics.create()
+    for name in ("first", "second"):
+        scenario.topics.produce(topic, numbers(0, 2), headers=[(name, b"x")])
+    scenario.write(LOOKS_AT_HEADERS, topics=topic).make_sink("names text")
+    run_here(scenario)
+    assert scenario.rows("names") == ["first second"] * 4
     scenario.check()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import subprocess
@@ -17,6 +18,7 @@ from tidemark.connections import Connections
 from tidemark.consume.work import TransformFailed
 from tidemark.local.java import find_java
 from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.spark.engine import HEADERS_ARE_MISSING, kafka_records, output_schema
 from tidemark.spark.plan import passed_on, reads_headers, why_staged
 
 if TYPE_CHECKING:
@@ -41,12 +43,17 @@ def topic(kafka_servers: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def records(spark: SparkSession, topic: str, kafka_servers: str) -> DataFrame:
-    """A batch of two slices, as a transform gets it."""
-    from tidemark.spark.engine import kafka_records
-
+def batch(spark: SparkSession, topic: str, kafka_servers: str) -> Callable[[bool], DataFrame]:
+    """A batch of two slices, with headers or without."""
     slices = [Slice(TopicPartition(topic, partition), 1, 0, 2, Epoch(1)) for partition in range(2)]
-    return kafka_records(spark, Connections("postgresql:///", {"bootstrap.servers": kafka_servers}), slices)
+    connections = Connections("postgresql:///", {"bootstrap.servers": kafka_servers})
+    return lambda headers: kafka_records(spark, connections, slices, headers=headers)
+
+
+@pytest.fixture
+def records(batch: Callable[[bool], DataFrame]) -> DataFrame:
+    """A batch as a transform gets it that reads everything."""
+    return batch(True)
 
 
 def small(records: DataFrame) -> DataFrame:
@@ -68,6 +75,12 @@ def pandas_udf(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     return text(records).withColumn("upper", F.pandas_udf(lambda words: words.str.upper(), "string")("word"))
+
+
+def udf_of_headers(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return records.select(F.udf(lambda headers: len(headers or ()), "int")("headers").alias("many"))
 
 
 def chained(records: DataFrame) -> DataFrame:
@@ -165,8 +178,6 @@ def test_plan_that_moves_rows_between_tasks_is_staged_and_the_operator_is_named(
 
 def test_records_of_a_batch_are_the_slices_and_nothing_else(spark: SparkSession, topics: Topics) -> None:
     """Spark's connector reads ``[start, end)`` of each slice, with headers and lineage."""
-    from tidemark.spark.engine import kafka_records
-
     topic = topics.create(3)
     for partition in range(3):
         topics.produce(topic, [str(number) for number in range(10)], partition=partition, headers=[("h", b"\xff")])
@@ -184,8 +195,6 @@ def test_records_of_a_batch_are_the_slices_and_nothing_else(spark: SparkSession,
 
 def test_transform_whose_dataframe_cannot_be_built_is_refused(spark: SparkSession) -> None:
     """Spark's own complaint about a column is passed on."""
-    from tidemark.spark.engine import output_schema
-
     with pytest.raises(TransformFailed, match="carier"):
         output_schema(spark, lambda records: records.select("carier"))
     with pytest.raises(TransformFailed, match="it returned NoneType; it must return a DataFrame"):
@@ -197,14 +206,31 @@ HEADERS = {
     "passed on": (lambda records: records.select("headers", "kafka_offset"), True),
     "computed from": (lambda records: records.selectExpr("size(headers) AS many"), True),
     "filtered by": (lambda records: records.where("headers IS NULL").select("value"), True),
+    "asked for": (lambda records: records.selectExpr("headers IS NOT NULL AS there"), True),
+    "one of several": (lambda records: records.selectExpr("coalesce(headers, array()) AS some"), True),
+    "behind a condition": (lambda records: records.selectExpr("CASE WHEN kafka_offset >= 0 THEN headers[0].key END AS first"), True),
+    "exploded": (lambda records: records.selectExpr("explode_outer(headers) AS one"), True),
+    "joined by": (lambda records: broadcast(records.selectExpr("*", "headers[0].key AS word")).select("kafka_offset"), True),
+    "in a Python function": (udf_of_headers, True),
     "dropped": (lambda records: records.drop("headers"), False),
-    "cached": (lambda records: text(records).select("word").cache(), True),
+    "replaced": (lambda records: records.selectExpr("1 AS headers", "kafka_offset"), False),
 }
 
 
 @pytest.mark.parametrize(("transform", "wanted"), HEADERS.values(), ids=HEADERS.keys())
-def test_headers_are_unpacked_where_a_transform_looks_at_them(records: DataFrame, transform, wanted: bool) -> None:
-    assert reads_headers(transform(records)) is wanted
+def test_headers_are_unpacked_where_a_transform_looks_at_them(
+    batch: Callable[[bool], DataFrame], transform: Callable[[DataFrame], DataFrame], wanted: bool
+) -> None:
+    """Read without them, records are fit for a plan that does not; any other would fail on its first record, and is told before."""
+    without = transform(batch(False))
+    assert reads_headers(without) is wanted
+    assert without.schema == transform(batch(True)).schema
+    with pytest.raises(Exception, match=HEADERS_ARE_MISSING) if wanted else contextlib.nullcontext():
+        without.collect()
+
+
+def test_headers_count_as_read_where_that_cannot_be_told(batch: Callable[[bool], DataFrame]) -> None:
+    assert reads_headers(text(batch(False)).select("word").cache())
 
 
 PASSED_ON = {

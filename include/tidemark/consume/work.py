@@ -79,7 +79,6 @@ def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
         from tidemark.consume.drained import drain_slice  # here, because it is made of this module's parts
 
         return drain_slice(work, part, isolate=isolate)
-    collect_less_garbage()
     order = None if work.target.max_held is None else KeyOrder(work.target.max_held)
     kept = _Kept(work.kafka)
     return commit_slice(work.target, part, _answers(work, part, order, kept), kept.payloads, isolate=isolate, order=order)
@@ -95,7 +94,14 @@ def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: _Kept) -> It
 
 @functools.cache
 def collect_less_garbage() -> None:
-    """Python looks for garbage after every 700 new objects, and 10,000 messages are alive at a time: half of a reader's CPU went there."""
+    """What a worker has imported is left alone for good, and the rest looked at seldom.
+
+    Python looks for garbage after every 700 new objects, and 10,000 messages are alive at a time: half of a reader's CPU went there. And
+    Spark has a worker look through all that it holds after each task, which took 50 ms of it.
+    """
+    import pyarrow as pa
+
+    pa.array([0])  # with its first list it imports pandas, if there is one
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
 

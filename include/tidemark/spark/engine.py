@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.connections import Connections
 from tidemark.consume.describe import layout_of
 from tidemark.consume.drained import batch_of, read_all_tries
-from tidemark.consume.work import TransformFailed, Work, consume_slice, input_schema, payloads, records
+from tidemark.consume.work import TransformFailed, Work, collect_less_garbage, consume_slice, input_schema, payloads, records
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailable
 from tidemark.kafka.config import jvm
 from tidemark.kafka.reader import read
@@ -32,7 +32,7 @@ from tidemark.sink.load import SinkRejected
 from tidemark.sink.staged import Staged, drop_staging, make_staging, promote, promote_drained, stage
 from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import BadOutput, judge
-from tidemark.spark.plan import partitions_of_tasks, passed_on, reads_headers, why_staged
+from tidemark.spark.plan import STANDS_FOR_HEADERS, partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import start_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+ORDER = "tidemark.slices"
+"""The property of a job that tells its tasks which of the slices each has: the order is known with the plan, and functions are in it."""
+HEADERS_ARE_MISSING = "tidemark: the records were read without their headers"
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
     "kafka.isolation.level": "read_committed",
@@ -132,19 +135,37 @@ class SparkEngine:
             return self._by_plan(target, slices, isolate)
 
     def _by_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
-        given = kafka_records(self._spark, self._connections, slices)
-        result = _transformed(self._transform.function, given)
-        if not reads_headers(result):  # unpacking them costs a twentieth of the whole way
-            given = kafka_records(self._spark, self._connections, slices, headers=False)
-            result = _transformed(self._transform.function, given)
-        why = why_staged(result)
+        """The plan that is looked at is the one that runs, so that it is made once: making one takes longer than 10,000 records do."""
+        with _translated():
+            try:
+                result, job = self._planned(target, slices, isolate, headers=False)
+                headers = reads_headers(job)
+            except TransformFailed as error:
+                headers = HEADERS_ARE_MISSING in error.problem  # it looked at them at once
+                if not headers:
+                    raise
+            if headers:
+                result, job = self._planned(target, slices, isolate, headers=True)
+            why = why_staged(job)
         if why is not None:
             log.info("staged commit, rows of several slices may come together group=%s plan=%s", self._spec.group, why)
             return self._staged(target, slices, result, isolate)
         if not target.layout.by_record:
             problem = f"the plan makes each row of one record, so the row must say of which: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
-        return self._direct(target, slices, result, passed_on(given, result, GIVEN[:2]), isolate)
+        with _translated():
+            number = {part.partition: number for number, part in enumerate(slices)}
+            order = [number[TopicPartition(*partition)] for partition in partitions_of_tasks(job)]
+        self._spark.sparkContext.setLocalProperty(ORDER, json.dumps(order))
+        return _collected(job)
+
+    def _planned(self, target: Target, slices: Sequence[Slice], isolate: bool, *, headers: bool) -> tuple[DataFrame, DataFrame]:
+        """What the transform makes of the slices, and the job that commits each by its own task."""
+        given = kafka_records(self._spark, self._connections, slices, headers=headers)
+        result = _transformed(self._transform.function, given)
+        known = passed_on(given, result, GIVEN[:2])
+        task = partial(_direct_task, target, dict(self._connections.kafka), slices, isolate, known)
+        return result, _in_arrow(result.drop(*known), task)
 
     def cancel(self) -> None:
         self._spark.sparkContext.cancelAllJobs()
@@ -160,15 +181,6 @@ class SparkEngine:
         parts = self._spark.sparkContext.parallelize(slices, len(slices))
         with _translated():
             return _answers(parts.mapPartitions(partial(_worker_task, work, isolate)).collect())
-
-    def _direct(
-        self, target: Target, slices: Sequence[Slice], result: DataFrame, known: Sequence[str], isolate: bool
-    ) -> list[Receipt | TidemarkError]:
-        """``known``: lineage columns that are the source's own, so that the slice of a task says what is in them; they need not travel."""
-        by_partition = {part.partition: part for part in slices}
-        parts = [by_partition[TopicPartition(*partition)] for partition in partitions_of_tasks(result)]
-        task = partial(_direct_task, target, dict(self._connections.kafka), parts, isolate, known)
-        return self._in_arrow(result.drop(*known), task)
 
     def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
         kafka = self._connections.kafka
@@ -191,7 +203,7 @@ class SparkEngine:
         self._batches += 1
         table = make_staging(target, self._batches)
         try:
-            staged = self._in_arrow(result, partial(_staging_task, target, table, origins_, isolate))
+            staged = _collected(_in_arrow(result, partial(_staging_task, target, table, origins_, isolate)))
             errors = [answer for answer in staged if isinstance(answer, TidemarkError)]
             if errors:
                 raise min(errors, key=lambda error: error.retriable)
@@ -226,13 +238,22 @@ class SparkEngine:
             lambda table, staged: promote_drained(target, slices, table, staged, tried, isolate=isolate),
         )
 
-    def _in_arrow(self, result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> list[Any]:
-        with _translated():
-            return _answers(bytes(row.answer) for row in result.mapInArrow(task, "answer binary").collect())
+
+def _in_arrow(result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
+    return result.mapInArrow(task, "answer binary")
+
+
+def _collected(job: DataFrame) -> list[Any]:
+    with _translated():
+        return _answers(bytes(row.answer) for row in job.collect())
 
 
 def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice], *, headers: bool = True) -> DataFrame:
-    """Exactly the slices' records, with the columns of `tidemark.consume.work.input_schema`. Without ``headers`` these are null."""
+    """Exactly the slices' records, with the columns of `tidemark.consume.work.input_schema`.
+
+    Unpacking headers costs a twentieth of the whole way. Without ``headers`` their column has the right type and is made of
+    `STANDS_FOR_HEADERS`, which nobody is given, so that a plan shows whether it uses them (`reads_headers`); to read them is an error.
+    """
     from pyspark.sql import functions as F
 
     def offsets(pick: Callable[[Slice], int]) -> str:
@@ -255,7 +276,8 @@ def kafka_records(spark: SparkSession, connections: Connections, slices: Sequenc
         .load()
     )
     if not headers:
-        source = source.withColumn("headers", F.expr("CAST(NULL AS array<struct<key: string, value: binary>>)"))
+        missing = F.when(F.col(STANDS_FOR_HEADERS).isNotNull(), F.raise_error(F.lit(HEADERS_ARE_MISSING)))
+        source = source.withColumn("headers", missing.cast("array<struct<key: string, value: binary>>"))
     return source.select(*_given(F))
 
 
@@ -316,6 +338,7 @@ def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:
     import pgpq  # noqa: F401
     import pyarrow.compute  # noqa: F401
 
+    collect_less_garbage()
     time.sleep(0.2)
     yield from given
 
@@ -349,12 +372,12 @@ def _direct_task(
     known: Sequence[str],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """``parts`` are the tasks' slices in their order: what the rows say of themselves is compared with it, and not believed."""
+    """The task's is one of ``parts``, by `ORDER`: what the rows say of themselves is compared with it, and not believed."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
-    part = parts[context.partitionId()]
+    part = parts[json.loads(context.getLocalProperty(ORDER))[context.partitionId()]]
 
     def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
         judged = (judge(_with_known(batch, part, known), part) for batch in rest)
@@ -394,6 +417,7 @@ def _in_task(
 
 def _answer(act: Callable[[], object]) -> bytes:
     """What a task has to say, or its error, as bytes: an error that Spark carries arrives as text, and loses its class and its facts."""
+    collect_less_garbage()
     try:
         return pickle.dumps(act())
     except TidemarkError as error:

@@ -43,6 +43,10 @@ BROADCAST_JOINS = frozenset({"BroadcastHashJoinExec", "BroadcastNestedLoopJoinEx
 BROADCASTS = frozenset({"BroadcastExchangeExec", "ReusedExchangeExec", "BroadcastQueryStageExec"})
 
 
+STANDS_FOR_HEADERS = "timestampType"
+"""A column of Spark's Kafka source that transforms are not given."""
+
+
 def why_staged(result: DataFrame) -> str | None:
     """What in the plan of ``result`` may bring rows of several slices together; `None` if each of its tasks works on one slice alone."""
     node = result._jdf.queryExecution().executedPlan()  # noqa: SLF001 - the plan is not in PySpark's public interface
@@ -84,17 +88,17 @@ def passed_on(given: DataFrame, result: DataFrame, names: Sequence[str]) -> list
 
 
 def reads_headers(result: DataFrame) -> bool:
-    """Does anything in the plan above the scan use a column called ``headers``? True also where that cannot be told."""
+    """Does anything in the plan above the scan use the column that `STANDS_FOR_HEADERS`? True also where that cannot be told."""
     nodes = [result._jdf.queryExecution().optimizedPlan()]  # noqa: SLF001 - the plan is not in PySpark's public interface
     if any(word in str(nodes[0].toString()) for word in ("InMemoryRelation", "subquery")):
         return True
     while nodes:
         node = nodes.pop()
         children = _children(node)
-        if children and any(str(attribute.name()) == "headers" for attribute in _listed(node.references().toSeq())):
+        if children and any(str(attribute.name()) == STANDS_FOR_HEADERS for attribute in _listed(node.references().toSeq())):
             return True
         nodes += children
-    return any(str(attribute.name()) == "headers" for attribute in _listed(result._jdf.queryExecution().optimizedPlan().output()))  # noqa: SLF001
+    return False
 
 
 def _ids(frame: DataFrame) -> dict[str, int]:
