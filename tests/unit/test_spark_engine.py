@@ -1,6 +1,9 @@
-"""What becomes of a call to a JVM that is gone."""
+"""What becomes of a call to a JVM that is gone, and what a worker keeps from one task to the next."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -21,3 +24,11 @@ def test_a_jvm_that_is_gone_is_an_outage_wherever_it_shows(error: Exception) -> 
 def test_what_is_wrong_for_another_reason_stays_what_it_is() -> None:
     with pytest.raises(KeyError), lost_jvm():
         raise KeyError("x")
+
+
+def test_a_worker_does_not_look_through_what_it_has_imported_after_each_task() -> None:
+    """Spark collects garbage after each of a worker's tasks: among 100,000 objects that took 50 ms of it, as much as 15,000 records."""
+    code = "import gc, pyarrow; from tidemark.spark import engine; {}; pyarrow.array([1]); print(len(gc.get_objects()))"
+    asked = [code.format(task) for task in ("engine._answer(lambda: None)", "list(engine._idle(None, iter(())))", "0")]
+    found = [int(subprocess.run([sys.executable, "-c", each], capture_output=True, check=True).stdout) for each in asked]
+    assert max(found[:2]) < 2_000 < 50_000 < found[2]

@@ -377,7 +377,9 @@ def _direct_task(
 
     context = TaskContext.get()
     assert context is not None
-    part = parts[json.loads(context.getLocalProperty(ORDER))[context.partitionId()]]
+    order = context.getLocalProperty(ORDER)
+    assert order is not None
+    part = parts[json.loads(order)[context.partitionId()]]
 
     def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
         judged = (judge(_with_known(batch, part, known), part) for batch in rest)
