@@ -101,9 +101,9 @@ def collect_less_garbage() -> None:
     """
     import pyarrow as pa
 
+    gc.set_threshold(100_000, 20, 100)
     pa.array([0])  # with its first list it imports pandas, if there is one
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
 
 
 def input_schema() -> pa.Schema:
