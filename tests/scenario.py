@@ -187,11 +187,16 @@ class Scenario:
     # ---- runs
 
     def run(
-        self, *, before: Callable[[Slice], None] = lambda part: None, task: TaskIdentity | None = None, drain: bool = False
+        self,
+        *,
+        before: Callable[[Slice], None] = lambda part: None,
+        task: TaskIdentity | None = None,
+        drain: bool = False,
+        backfill_of: int | None = None,
     ) -> launch.Progress:
-        """One run in this process, or one drain; raises what made it fail."""
+        """One run in this process, or one drain, or one of what a rewind has skipped; raises what made it fail."""
         spec = self.spec
-        attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity())
+        attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity(), backfill_of=backfill_of)
         self.engine = None
 
         def start(_records: int | None) -> LocalEngine:

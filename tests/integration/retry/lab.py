@@ -218,18 +218,17 @@ class Lab:
         if not self.cluster.topics([name], missing_ok=True):
             self.topics.create(partitions, name=name, **FIT)
 
-    def plan(self, scenario: Rewind, *scope: str) -> Plan:
+    def plan(self, scenario: Rewind, *scope: str, backfill: bool = False) -> Plan:
+        why = {"reason": "the transform was wrong", "by": "ann"}
         with session(self.url, application="tidemark rewind") as connection:
-            return plan(
-                connection, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, reason="the transform was wrong", by="ann"
-            )
+            return plan(connection, lambda _: self.cluster, [self.spec], Scope.parse(scope), scenario, backfill=backfill, **why)
 
     def apply(self, rewind_id: int) -> Plan:
         with session(self.url, application="tidemark rewind") as connection:
             return apply(connection, lambda _: self.cluster, lambda _: self.spec, rewind_id, by="bob").plan
 
-    def rewind(self, scenario: Rewind, *scope: str) -> Plan:
-        return self.apply(self.plan(scenario, *scope).rewind_id)
+    def rewind(self, scenario: Rewind, *scope: str, backfill: bool = False) -> Plan:
+        return self.apply(self.plan(scenario, *scope, backfill=backfill).rewind_id)
 
     def undo(self, rewind_id: int) -> Plan:
         return self.rewind(Undo(rewind_id))

@@ -372,6 +372,28 @@ def test_rewind_withdraws_held_records_and_its_undo_puts_them_back(ordered: Lab)
     assert drain(ordered) == ["a2", "a3", "b3"]
 
 
+@both_forms
+def test_backfill_and_group_hold_a_keys_later_records_for_each_other(scenario: Scenario, topics: Topics, transform: str) -> None:
+    """Whichever of the two has read the record that waits. An earlier one is not held by a later one, nor by what the group has loaded."""
+    with ordered_on(scenario, topics, transform=transform) as lab:
+        send(lab, "a0")
+        lab.run()
+        lab.say({"a1": "retry", "b2": "retry"})
+        send(lab, "a1 b1 a2 b2 a3")
+        skipped = lab.rewind(ToOffset(4), backfill=True)
+        lab.run()
+        assert (lab.loaded(), states(lab)) == (["a0", "a3"], {"b2": "WAITING"})
+        lab.run(backfill_of=skipped.rewind_id)
+        assert (lab.loaded(), states(lab)) == (["a0", "b1", "a3"], {"a1": "WAITING", "a2": "HELD", "b2": "WAITING"})
+        send(lab, "a4 b3")
+        lab.run()
+        assert states(lab) == {"a1": "WAITING", "a2": "HELD", "b2": "WAITING", "a4": "HELD", "b3": "HELD"}
+        lab.say({})
+        assert sorted(drain(lab, 5)) == ["a1", "b2"]
+        assert sorted(drain(lab), key=lambda value: value[0]) == ["a2", "a4", "b3"]  # by key, and of each in the order that it was tried in
+        assert lab.loaded() == ["a0", "a1", "b1", "a2", "b2", "a3", "a4", "b3"]
+
+
 # ---- at the same moment
 
 

@@ -23,7 +23,6 @@ from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
 from tests.integration.rewind.test_deaths import Watched, struck
 from tests.kafka_topics import Topics
 from tests.ledger import eventually, in_thread, payloads
-from tests.scenario import LocalEngine
 from tests.scenario import Scenario as Consumer
 
 from tidemark import schema
@@ -42,7 +41,6 @@ from tidemark.rewind.plan import PlanRefused
 from tidemark.sink import commit
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.tally import Judged
-from tidemark.spec.transform import load_permanent, load_transform
 
 OLD, NEW, END = 30, 70, 90
 """The rewind skips from the first to the second; the group reads on to the third."""
@@ -99,15 +97,7 @@ class FillLab(Lab):
 
     def run_back(self, rewind_id: int, before: Callable[[Slice], None] = lambda part: None) -> launch.Progress:
         """A run as `tidemark backfill` starts it."""
-        spec = self.spec
-        attempt = run.open_attempt(self.url, spec.group, TaskIdentity(), backfill_of=rewind_id)
-
-        def start(_records: int | None) -> LocalEngine:
-            transform, folders = load_transform(spec, self.consumer.folders), self.consumer.folders
-            return LocalEngine(spec, transform, self.consumer.connections, load_permanent(spec, folders), before)
-
-        run.consume(spec, self.consumer.connections, attempt, start)
-        return launch.progress(self.url, attempt)
+        return self.consumer.run(before=before, backfill_of=rewind_id)
 
     def audit(self) -> list[Any]:
         """Also the backfills, and the positions of side groups."""
