@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from tests.points import until
 from tests.scenario import Scenario
 
-from tidemark.consume import launch
+from tidemark.consume import claims, launch
 from tidemark.db import session
-from tidemark.errors import BadInput
-from tidemark.group.coordinator import Coordinator
+from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.group.coordinator import Coordinator, Leaving
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import TaskIdentity
 
@@ -111,6 +114,29 @@ def test_member_that_comes_late_takes_its_share(team: Team) -> None:
         go_on.set()
         counts = [first.result(60).records, second.result(60).records]
     assert min(counts) > 0
+    team.check()
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["of what it was assigned", "after a batch that failed"])
+def test_claim_that_is_the_first_to_find_the_member_removed_joins_again(team: Team, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Its heartbeat, in another thread, may hear of it later."""
+    calls, slices = itertools.count(1), itertools.count(1)
+    claim: Callable[..., Any] = claims.claim_all
+
+    def removed(*arguments: Any) -> Any:
+        if next(calls) == at:
+            with session(team.scenario.database_url) as connection:
+                seat = Leaving("", "consume__team/consume/0", "removed by an operator")
+                assert Coordinator(connection, team.scenario.spec.group).leave([seat]) == [None]
+        return claim(*arguments)
+
+    def fail_once(_: Slice) -> None:
+        if next(slices) == 1:
+            raise DatabaseUnavailable(cause="the first slice")
+
+    monkeypatch.setattr(claims, "claim_all", removed)
+    assert team.scenario.run(task=team.task(0), before=fail_once).records == PARTITIONS * RECORDS
+    assert team.describe() == 0
     team.check()
 
 

@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from tidemark.consume.claims import Claimant, Found, Holding
 from tidemark.consume.window import subscribed
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
+from tidemark.group.errors import UnknownMemberId
 from tidemark.group.listener import Listeners, RebalanceListener
 from tidemark.group.named import find_class
 from tidemark.kafka.cluster import Cluster
@@ -149,10 +150,12 @@ class GroupSeat:
 
     def see(self, found: Found) -> None:
         """Reads on up to other ends."""
-        self.held.see(found)
+        with self._removed_meanwhile():
+            self.held.see(found)
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        self._member.poll(timeout_s)
+        with self._removed_meanwhile():
+            self._member.poll(timeout_s)
 
     def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
         """A batch that the group had cut off, whose partitions were taken meanwhile, or that met an outage, is read again from the last
@@ -161,11 +164,21 @@ class GroupSeat:
 
     def start_over(self) -> None:
         """Hears what has changed, and claims what is still ours again: nothing of the failed batch commits after that."""
-        self._member.poll()
-        self.held.claim_again()
+        self.poll()
+        with self._removed_meanwhile():
+            self.held.claim_again()
 
     def close(self) -> None:
         self._member.close("the run has ended")
+
+    @contextlib.contextmanager
+    def _removed_meanwhile(self) -> Iterator[None]:
+        """A claim may be the first to find that the group has removed the member: it joins again, as when a heartbeat finds it."""
+        try:
+            yield
+        except UnknownMemberId as error:
+            if error.member_id == self._member.member_id:
+                self._member.enforce_rebalance("a claim found it removed")
 
 
 def group_settings(config: KafkaConfig) -> dict[str, Any]:

@@ -228,6 +228,15 @@ class Member:
             self._shared.woken = True
             self._changed.notify_all()
 
+    def enforce_rebalance(self, reason: str) -> None:
+        """Joins again although the group has not asked for it, as Kafka's ``enforceRebalance``; until then it is not `settled`. A member
+        that is on its way into a generation is left to it."""
+        with self._changed:
+            if self._shared.phase is not Phase.STABLE:
+                return
+            self._shared.rejoin = reason
+        self._wakeups.wake()
+
     def close(self, reason: str = "the consumer is closed") -> None:
         """Gives the partitions back and leaves the group, static or not: a run that ends leaves nothing to wait for.
 
@@ -490,7 +499,7 @@ class Member:
 
     def _lose(self) -> None:
         with self._changed:
-            self._shared.pending = None
+            self._shared.pending = self._shared.rejoin = None
             self._shared.lost = bool(self._shared.owned)
             self._shared.had, self._shared.owned_generation = (), NO_GENERATION
             lost = self._shared.lost
