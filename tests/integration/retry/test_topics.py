@@ -176,8 +176,8 @@ def test_what_the_cluster_does_not_make_is_told_in_its_words(outbox: Outbox) -> 
 
 
 def test_the_consumers_own_topics_must_be_there(outbox: Outbox) -> None:
-    outbox.consumer.set(topics=["nowhere"])
-    with pytest.raises(TopicsMissing, match="nowhere"):
+    outbox.consumer.set(topics=[missing := f"{outbox.topic}.missing"])
+    with pytest.raises(TopicsMissing, match=missing):
         ensure(outbox)
 
 
