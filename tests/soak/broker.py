@@ -38,12 +38,13 @@ def ends(servers: str, sources: Sequence[Source], isolation: IsolationLevel = Is
     return {Source(wire.topic, wire.partition): future.result().offset for wire, future in answers.items()}
 
 
-def closed(servers: str, sources: Sequence[Source]) -> bool:
-    """Is no transaction open any more?"""
+def still_open(servers: str, sources: Sequence[Source]) -> list[str]:
+    """The partitions in which a transaction is open; what the broker says if it cannot answer."""
     try:
-        return ends(servers, sources) == ends(servers, sources, IsolationLevel.READ_UNCOMMITTED)
-    except KafkaException:  # it has just been started again
-        return False
+        stable, high = ends(servers, sources), ends(servers, sources, IsolationLevel.READ_UNCOMMITTED)
+    except KafkaException as error:  # it has just been started again
+        return [str(error)]
+    return [f"{source}: stable up to {stable[source]} of {high[source]}" for source in sources if stable[source] != high[source]]
 
 
 def read_all(servers: str, source: Source) -> tuple[Int64s, Int64s]:

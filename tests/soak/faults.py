@@ -30,6 +30,8 @@ PROGRESS_BATCHES = 2
 STRIKE_LIMIT_S = 45.0
 """How long a fault waits for a commit to come to its step. A server is struck without, after a shorter time."""
 SERVER_LIMIT_S = 5.0
+MARKERS_S = 1.0
+"""The broker answers who ends a transaction before it has written the markers."""
 TAKEOVER_FACTOR = 5
 TAKEOVER_LIMIT_S = 90.0
 """One stopped driver in two wakes up after so many times its pause, the other when the newer attempt has ended, or after the limit."""
@@ -283,9 +285,10 @@ class Injector:
 
     def _kill_broker(self, planned: Planned) -> str | None:
         with self._held(planned, SERVER_LIMIT_S) as held, self._servers:
-            if self._over.is_set():
-                return None
-            self._stack.kill_kafka()
+            with self._setting.ending:
+                if self._over.wait(MARKERS_S):
+                    return None
+                self._stack.kill_kafka()
             if held is not None:
                 held.release()
             try:

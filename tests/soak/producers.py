@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,9 @@ class Setting:
     recorder: Recorder
     values: Values
     seed: int
+    ending: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who ends transactions, and by who kills the broker. A broker without others, killed between a transaction's end and its
+    markers, comes back without leaders for a moment, takes the partitions for deleted and skips the markers: it stays open for ever."""
 
     def client(self, **settings: Any) -> Producer:
         return Producer({"bootstrap.servers": self.servers, "linger.ms": 10, "log_level": 0, "reconnect.backoff.max.ms": 500, **settings})
@@ -136,12 +139,13 @@ class Transactional:
         while not stop.is_set():
             producer = self._setting.client(**{"transactional.id": self._id, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS})
             try:
-                producer.init_transactions(CALL_S)
+                with self._setting.ending:
+                    producer.init_transactions(CALL_S)
                 while not stop.is_set():
                     self._transaction(producer, stop)
             except KafkaException:  # an outage, or fenced: a new producer with the same id ends what this one has left open
                 stop.wait(0.5)
-        self._end()
+        end_transaction(self._setting, self._id)  # as the next start of this producer would
 
     def _transaction(self, producer: Producer, stop: threading.Event) -> None:
         """Raises `KafkaException` if the producer can go on no more; what became of the transaction is recorded all the same."""
@@ -158,27 +162,27 @@ class Transactional:
                     break
             if commit:
                 outcome = Outcome.UNKNOWN
-                _patiently(producer.commit_transaction)
+                self._end(producer.commit_transaction)
                 outcome = Outcome.COMMITTED
             else:
                 if flush:
                     producer.flush(CALL_S)
-                _patiently(producer.abort_transaction)
+                self._end(producer.abort_transaction)
         except KafkaException as error:
             if error.args[0].txn_requires_abort():
-                _patiently(producer.abort_transaction)
+                self._end(producer.abort_transaction)
             else:
                 raise
         finally:
             producer.poll(0)
             sent.record(self._setting.recorder, outcome, unanswered=outcome)
 
-    def _end(self) -> None:
-        """Ends what may be open, as the next start of this producer would."""
-        end_transaction(self._setting, self._id)
+    def _end(self, ask: Callable[[float], None]) -> None:
+        with self._setting.ending:
+            _patiently(ask)
 
 
-def _patiently(ask: Any) -> None:
+def _patiently(ask: Callable[[float], None]) -> None:
     """Asks again as long as librdkafka says that this is right."""
     deadline = time.monotonic() + END_LIMIT_S
     while True:

@@ -159,7 +159,7 @@ class _Soak:
         self._producing_over.set()
         self._finish(producers, CATCH_UP_LIMIT_S, "producers")
         injector.end_transactions(YOUNG_S)
-        self._await(lambda: broker.closed(self._setting.servers, self._sources), CLOSE_LIMIT_S, "a transaction is still open")
+        self._await_none(lambda: broker.still_open(self._setting.servers, self._sources), CLOSE_LIMIT_S, "a transaction is still open")
 
         self._say(f"producers have ended: {self._recorder.records.total():,} records; consumers are killed once more and catch up")  # ④
         self._deadline = time.monotonic() + CATCH_UP_LIMIT_S
@@ -239,11 +239,11 @@ class _Soak:
         if not_done:
             raise Unfinished(f"{what} did not end within {limit_s} s")
 
-    def _await(self, condition: Callable[[], bool], limit_s: float, problem: str) -> None:
+    def _await_none(self, ask: Callable[[], list[str]], limit_s: float, problem: str) -> None:
         deadline = time.monotonic() + limit_s
-        while not condition():
+        while left := ask():
             if time.monotonic() > deadline:
-                raise Unfinished(f"{problem} after {limit_s} s")
+                raise Unfinished(f"{problem} after {limit_s} s: {left}")
             self._quit.wait(_LOOK_S)
 
     def _stop(self) -> None:  # ⑥

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,12 @@ def test_short_soak_strikes_drivers_servers_and_producers_and_finds_no_anomaly(t
     """Two groups on one topic, and faults of every sort for half a minute: all that was committed is stored once, and nothing else."""
     lines: list[str] = []
     options = Options(27, SEED, rate=800, every_s=1.6, patience_s=0, consumers=("function", "arrow"))
-    result = soak(options, lines.append)
+
+    def say(line: str) -> None:
+        lines.append(line)
+        sys.stdout.write(f"{line}\n")  # shown if the soak does not come to its end
+
+    result = soak(options, say)
     log = "\n".join(lines)
     assert result.problems() == [], log
     assert f"seed {SEED}" in lines[0]
