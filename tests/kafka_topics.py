@@ -26,6 +26,7 @@ class Topics:
         settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
         self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result()
         self._made.append(name)
+        _until(lambda: self._led(name))
         return name
 
     def produce(self, topic: str, values: Iterable[Value], *, partition: int = 0, key: Value = None, **options: Any) -> None:
@@ -80,6 +81,11 @@ class Topics:
     def adopt(self, names: Iterable[str]) -> None:
         """Topics that something else has made, and that are to go after the test."""
         self._made += [name for name in names if name not in self._made]
+
+    def _led(self, topic: str) -> bool:
+        """Has the broker heard of its partitions, and that it leads them? That comes a moment after the controller's answer."""
+        found = self._admin.list_topics(timeout=10).topics.get(topic)
+        return found is not None and found.error is None and all(part.leader >= 0 for part in found.partitions.values())
 
     def delete_all(self) -> None:
         if self._made:

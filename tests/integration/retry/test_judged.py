@@ -119,7 +119,8 @@ def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab)
 
 
 def scans(lab: Lab) -> tuple[int, int]:
-    """Of the sink: sequential ones, and those of its index. What a session has done is told when it has ended."""
+    """Of the sink: sequential ones, and those of its index. What another session has done is told when it has ended."""
+    lab.sql("SELECT pg_stat_force_next_flush()")  # else what this one did is told a second later
     query = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = %(name)s"
     (found,) = lab.sql(query, name=lab.table.partition(".")[2])
     return found[0], found[1]
