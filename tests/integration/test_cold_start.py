@@ -17,8 +17,8 @@ import pytest
 from tests.scenario import eventually
 
 from tidemark.local.jars import cache, spark_jars
-from tidemark.local.java import find_java
-from tidemark.spark.session import COLLECTOR, LARGE_YOUNG, SMALL_YOUNG, local_archive
+from tidemark.local.java import find_java, released
+from tidemark.spark.session import COLLECTOR, KNOW_ZEROED, LARGE_YOUNG, SMALL_YOUNG, ZEROED, local_archive
 
 DRIVER = """
 import json, sys
@@ -35,7 +35,7 @@ words, maps = (process / "cmdline").read_text().split("\\0"), (process / "maps")
 found = {
     "sum": spark.range(1000).selectExpr("sum(id)").first()[0],
     "kafka": spark.read.format("kafka").option("kafka.bootstrap.servers", "host:1").option("subscribe", "t").load().columns,
-    "options": [word for word in words if word.startswith(("-XX:Tiered", "-XX:+UsePar", "-XX:NewRatio", "-Xmn", "-Dmine", "-Dtheirs"))],
+    "options": [word for word in words if word.startswith(("-XX:T", "-XX:+UseP", "-XX:N", "-XX:+Zero", "-Xmn", "-Dmine", "-Dtheirs"))],
     "archives": sorted({line[line.index("/") :] for line in maps if line.endswith(".jsa")}),
 }
 spark.stop()
@@ -117,6 +117,12 @@ def test_a_driver_maps_the_archive_and_the_users_options_have_the_last_word(driv
     found = ended(drivers.start(cache(), conf=conf))
     assert str(archive) in found["archives"]
     assert found["options"] == ["-XX:TieredStopAtLevel=1", COLLECTOR, SMALL_YOUNG, "-Dtheirs=1", "-XX:TieredStopAtLevel=4", "-Dmine=1"]
+
+
+def test_a_driver_through_whose_jvm_records_pass_has_memory_cleared_in_large_pieces(drivers: Drivers, archive: Path) -> None:
+    found = ended(drivers.start(cache(), records=None))
+    assert str(archive) in found["archives"]
+    assert found["options"] == [COLLECTOR, LARGE_YOUNG, *([ZEROED] if released(find_java()) in KNOW_ZEROED else [])]
 
 
 @pytest.mark.parametrize("where", ["spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions", "JDK_JAVA_OPTIONS"])

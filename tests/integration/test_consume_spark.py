@@ -132,6 +132,22 @@ def test_records_of_1_mb_are_loaded_and_failed_ones_kept_whole(scenario: Scenari
     check_conserved(scenario)
 
 
+def test_slices_with_large_rows_are_read_again_and_only_those(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
+    """A job that finds some goes on with the other slices; from then on bytes are counted, in this run."""
+    topic = scenario.topics.create(3)
+    for partition in range(3):
+        scenario.topics.produce(topic, numbers(0, 40), partition=partition)
+    produce_large(scenario.topics, topic, 30)
+    scenario.topics.produce(topic, numbers(0, 40))
+    scenario.write(SPARK, topics=topic, batch={"max_records": 120}).make_sink("payload bytea")
+    with caplog.at_level("INFO", engine := "tidemark.spark.engine"):
+        run_here(scenario)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == engine]
+    assert said.startswith("rows of more than 6500 bytes")
+    assert len(scenario.rows("payload")) == 40 * 4 + 30
+    scenario.check()
+
+
 def test_records_may_be_compressed_in_any_way(scenario: Scenario) -> None:
     """Each of Kafka's codecs, in one partition."""
     topic = scenario.topics.create()

@@ -18,8 +18,9 @@ from tidemark.connections import Connections
 from tidemark.consume.work import TransformFailed
 from tidemark.local.java import find_java
 from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, marked, not_counted, unmarked
 from tidemark.spark.engine import HEADERS_ARE_MISSING, kafka_records, output_schema
-from tidemark.spark.plan import passed_on, reads_headers, why_staged
+from tidemark.spark.plan import hands_over_once, passed_on, reads_headers, why_staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -251,12 +252,76 @@ def test_lineage_that_is_the_sources_own_need_not_travel(records: DataFrame, tra
     assert passed_on(records, transform(records), ["kafka_topic", "kafka_partition"]) == names
 
 
+HANDED_OVER = {
+    "once": (in_arrow, True),
+    "after a UDF that gets no Arrow": (lambda records: in_arrow(udf(records)), True),
+    "twice": (lambda records: pandas_udf(records).select("upper").mapInArrow(lambda batches: batches, "upper string"), False),
+    "and in a broadcast": (lambda records: in_arrow(records.join(small(records).mapInArrow(list, "n long").hint("broadcast"))), False),
+}
+
+
+@pytest.mark.parametrize(("transform", "once"), HANDED_OVER.values(), ids=HANDED_OVER.keys())
+def test_it_is_known_whether_a_transform_hands_rows_to_python_itself(records: DataFrame, transform, once: bool) -> None:
+    """What it hands over is not marked, and Spark has to count its bytes."""
+    assert hands_over_once(transform(records)) is once
+
+
+SIZED: dict[str, tuple[list[str], bool | None]] = {
+    "texts and bytes": (["value", "CAST(value AS STRING) AS word", "kafka_offset", "timestamp", "CAST(1 AS DECIMAL(9, 2)) AS price"], True),
+    "a name that needs quotes": (["value AS `a.``b`", "kafka_offset"], True),
+    "nothing that varies": (["kafka_offset", "timestamp", "true AS yes", "current_date() AS today"], False),
+    "an array": (["value", "array(value) AS some"], None),
+    "a struct": (["value", "named_struct('v', value) AS some"], None),
+    "too many columns for a small row": ([f"kafka_offset AS c{number}" for number in range(LARGE_B // 16 + 1)], None),
+}
+
+
+@pytest.mark.parametrize(("columns", "with_mark"), SIZED.values(), ids=SIZED.keys())
+def test_rows_whose_size_is_cheaply_told_are_marked(records: DataFrame, columns: list[str], with_mark: bool | None) -> None:
+    """Others are left to Spark, which asks each column after each row."""
+    found = marked(records.selectExpr(*columns))
+    assert (None if found is None else LARGE in found.columns) is with_mark
+
+
+def test_large_rows_are_emptied_so_that_what_is_handed_over_stays_small(spark: SparkSession) -> None:
+    """Up to 10,000 rows go at a time. Small ones arrive as they are, null or not; of a slice with a large one nothing is taken."""
+    part = Slice(TopicPartition("t", 0), 1, 0, 12_000, Epoch(1))
+    word, name = "repeat('x', IF(id < 10000, 6000, 100000)) AS word", "IF(id > 1, NULL, 'y') AS name"
+    sized = spark.range(0, 12_000, 1, 1).selectExpr("id", word, name)
+    rows = marked(sized)
+    assert rows is not None
+
+    def look(batches):
+        for batch in batches:
+            with contextlib.suppress(LargeRows):
+                small = unmarked(batch, part)
+                assert small.schema.names == ["id", "word", "name"]
+                assert small["word"].to_pylist() == ["x" * 6000] * len(small)
+                assert small["name"].null_count == len(small) - 2
+            yield batch.select(["id"]).append_column("bytes", [batch.nbytes] * len(batch)).append_column(LARGE, batch[LARGE])
+
+    with not_counted(spark):
+        found = rows.mapInArrow(look, f"id long, bytes long, {LARGE} boolean").toPandas()
+    assert found["bytes"].nunique() == 2, "batches of 10,000 and of 2,000"
+    assert found["bytes"].max() < 64 * 1024 * 1024
+    assert found[LARGE].tolist() == [False] * 10_000 + [True] * 2_000
+
+
+def test_spark_counts_bytes_again_for_the_next_job(spark: SparkSession) -> None:
+    """100 MB in 10,000 rows."""
+    rows = spark.range(0, 10_000, 1, 1).selectExpr("repeat('x', 10000) AS word")
+    job = rows.mapInArrow(lambda batches: (batch.slice(0, 1) for batch in batches), "word string")
+    with not_counted(spark):
+        assert len(job.collect()) == 1
+    assert len(job.collect()) == 2
+
+
 def test_a_batch_that_is_done_leaves_nothing_of_kafkas_in_the_heap(spark: SparkSession, records: DataFrame) -> None:
     """Spark keeps consumers and what they have fetched for 5 minutes, for a reader of the same name, and each batch's has one of its own:
     within some tens of batches the heap was full, and the JVM did little but collect garbage."""
     assert records.count() == 4
-    eventually(lambda: in_heap(spark, "org.apache.kafka.clients.consumer.KafkaConsumer") == 0)
-    assert in_heap(spark, "org.apache.kafka.clients.consumer.ConsumerRecord") == 0
+    for kept in ("KafkaConsumer", "ConsumerRecord"):  # each has an evictor of its own
+        eventually(lambda kept=kept: in_heap(spark, f"org.apache.kafka.clients.consumer.{kept}") == 0)  # type: ignore[misc]
 
 
 def in_heap(spark: SparkSession, name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemark.local.errors import JavaUnusable
-from tidemark.local.java import find_java, major
+from tidemark.local.java import find_java, major, released
 
 
 def java(folder, version, status=0):
@@ -38,6 +38,19 @@ def machine(monkeypatch):
 def test_the_major_version_is_read_from_every_form_of_answer(text, version):
     """Old releases count 1.8, early access ones have a suffix, and a line about options may come first."""
     assert major(text) == version
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [('IMPLEMENTOR="x"\nJAVA_VERSION="17.0.15"\n', 17), ('JAVA_VERSION="25-ea"\n', 25), ('IMPLEMENTOR="x"\n', None), (None, None)],
+)
+def test_the_major_version_is_read_from_a_javas_home_also_through_a_link(tmp_path, text, version):
+    """Not each vendor's Java says it there."""
+    home = java(tmp_path / "home", "0")
+    if text is not None:
+        (home / "release").write_text(text)
+    (tmp_path / "java").symlink_to(home / "bin" / "java")
+    assert released(tmp_path / "java") == version
 
 
 def test_java_home_goes_before_path(machine, tmp_path):

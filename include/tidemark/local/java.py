@@ -50,6 +50,13 @@ def _asked(java: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
 
 
+def released(java: Path) -> int | None:
+    """The major version by the ``release`` file of a Java's home, which need not be started for it; `None` if there is no such file."""
+    file = java.resolve().parents[1] / "release"
+    match = re.search(r'^JAVA_VERSION="(\d+)', file.read_text(), re.MULTILINE) if file.is_file() else None
+    return int(match[1]) if match else None
+
+
 def major(text: str) -> int | None:
     """The major version in what ``java -version`` prints: 17 for ``"17.0.15"``, 8 for ``"1.8.0_402"``, 25 for ``"25-ea"``."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)

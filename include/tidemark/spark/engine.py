@@ -32,7 +32,8 @@ from tidemark.sink.load import SinkRejected
 from tidemark.sink.staged import Staged, drop_staging, make_staging, promote, promote_drained, stage
 from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import BadOutput, judge
-from tidemark.spark.plan import STANDS_FOR_HEADERS, partitions_of_tasks, passed_on, reads_headers, why_staged
+from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
+from tidemark.spark.plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import start_session
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform
@@ -101,6 +102,7 @@ class SparkEngine:
         self._permanent = permanent
         self._spark = start_session(spec, connections, attempt_id, folders, records if transform.form is Form.SPARK else 0)
         self._batches = 0
+        self._count_bytes = chosen_by_user(self._spark)
         if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's own 200 are for larger batches
             self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)
 
@@ -132,20 +134,25 @@ class SparkEngine:
                 return self._by_worker(target, slices, isolate)
             if slices[0].drained:
                 return self._drained(target, slices, isolate)
-            return self._by_plan(target, slices, isolate)
+            answers = self._by_plan(target, slices, isolate)
+            if large := [answer.part for answer in answers if isinstance(answer, LargeRows)]:
+                log.info("rows of more than %s bytes, bytes are counted from now on group=%s", LARGE_B, self._spec.group)
+                self._count_bytes = True
+                answers = [answer for answer in answers if not isinstance(answer, LargeRows)] + self._by_plan(target, large, isolate)
+            return answers
 
     def _by_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         """The plan that is looked at is the one that runs, so that it is made once: making one takes longer than 10,000 records do."""
         with _translated():
             try:
-                result, job = self._planned(target, slices, isolate, headers=False)
+                result, job, marks = self._planned(target, slices, isolate, headers=False)
                 headers = reads_headers(job)
             except TransformFailed as error:
                 headers = HEADERS_ARE_MISSING in error.problem  # it looked at them at once
                 if not headers:
                     raise
             if headers:
-                result, job = self._planned(target, slices, isolate, headers=True)
+                result, job, marks = self._planned(target, slices, isolate, headers=True)
             why = why_staged(job)
         if why is not None:
             log.info("staged commit, rows of several slices may come together group=%s plan=%s", self._spec.group, why)
@@ -156,16 +163,20 @@ class SparkEngine:
         with _translated():
             number = {part.partition: number for number, part in enumerate(slices)}
             order = [number[TopicPartition(*partition)] for partition in partitions_of_tasks(job)]
+            marks = marks and hands_over_once(job)
         self._spark.sparkContext.setLocalProperty(ORDER, json.dumps(order))
-        return _collected(job)
+        with not_counted(self._spark) if marks else contextlib.nullcontext():
+            return _collected(job)
 
-    def _planned(self, target: Target, slices: Sequence[Slice], isolate: bool, *, headers: bool) -> tuple[DataFrame, DataFrame]:
-        """What the transform makes of the slices, and the job that commits each by its own task."""
+    def _planned(self, target: Target, slices: Sequence[Slice], isolate: bool, *, headers: bool) -> tuple[DataFrame, DataFrame, bool]:
+        """What the transform makes of the slices, the job that commits each by its own task, and whether that refuses large rows."""
         given = kafka_records(self._spark, self._connections, slices, headers=headers)
         result = _transformed(self._transform.function, given)
         known = passed_on(given, result, GIVEN[:2])
         task = partial(_direct_task, target, dict(self._connections.kafka), slices, isolate, known)
-        return result, _in_arrow(result.drop(*known), task)
+        rows = result.drop(*known)
+        with_marks = None if self._count_bytes else marked(rows)
+        return result, _in_arrow(rows if with_marks is None else with_marks, task), with_marks is not None
 
     def cancel(self) -> None:
         self._spark.sparkContext.cancelAllJobs()
@@ -382,7 +393,7 @@ def _direct_task(
     part = parts[json.loads(order)[context.partitionId()]]
 
     def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
-        judged = (judge(_with_known(batch, part, known), part) for batch in rest)
+        judged = (judge(_with_known(unmarked(batch, part), part, known), part) for batch in rest)
         return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
 
     return _in_task(batches, commit)

@@ -101,6 +101,17 @@ def reads_headers(result: DataFrame) -> bool:
     return False
 
 
+def hands_over_once(result: DataFrame) -> bool:
+    """Is there one operator in the plan, and not a second one, that hands Arrow batches to Python?"""
+    nodes, found = [result._jdf.queryExecution().executedPlan()], 0  # noqa: SLF001 - as above
+    while nodes:
+        node = nodes.pop()
+        name = str(node.getClass().getSimpleName())
+        found += "Arrow" in name or "Pandas" in name
+        nodes += [node.inputPlan()] if name == "AdaptiveSparkPlanExec" else _children(node)
+    return found == 1
+
+
 def _ids(frame: DataFrame) -> dict[str, int]:
     """The identity that Spark gives each column of ``frame``; a new one for everything that is computed."""
     columns = _listed(frame._jdf.queryExecution().analyzed().output())  # noqa: SLF001 - as above
