@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tidemark.consume.work import EPOCH, Work, by_record, called, collect_less_garbage, input_schema
+from tidemark.consume.work import EPOCH, Work, by_record, called, input_schema
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
@@ -50,7 +50,6 @@ class Try:
 
 def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
     """As `tidemark.consume.work.consume_slice`, of a slice of a retry topic; see `commit_drained`."""
-    collect_less_garbage()
     return commit_drained(work.target, part, lambda records: _judged(work, part, records), isolate=isolate)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import select
 import threading
@@ -68,9 +69,11 @@ class Wakeups:
             left = until - time.monotonic()
             if left <= 0:
                 return
-            files = [self._awoken] if self._connection is None else [self._awoken, self._connection.fileno()]
-            ready, _, _ = select.select(files, [], [], left)
-            if self._awoken in ready:
+            files = select.poll()  # and not select(), which takes no number of 1024 and above
+            for file in (self._awoken, self._connection):
+                if file is not None:
+                    files.register(file, select.POLLIN)
+            if self._awoken in dict(files.poll(math.ceil(left * 1000))):
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._awoken, 4096)
                 return

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import select
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg2
 import pytest
@@ -21,6 +24,7 @@ LONG_S = 60.0
 """A wait that is not ended by anything would run into the limit of the test below."""
 SOON_S = 15.0
 SHORT_S = 0.05
+FD_SETSIZE = 1024
 
 
 @pytest.fixture
@@ -88,6 +92,22 @@ def test_another_group_ends_no_wait(scene: Scene, wakeups: Wakeups) -> None:
     """Each group has a channel of its own."""
     Scene(scene.url, scene.connection, scene.group + "-other").player("a", instance="i").join()
     assert takes_its_time(wakeups)
+
+
+def test_a_process_with_many_open_files_waits_as_any_other(scene: Scene) -> None:
+    """``select`` takes file numbers up to 1023 only."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while files.enter_context(Path(os.devnull).open()).fileno() < FD_SETSIZE:
+            pass
+        with Wakeups(scene.url, scene.group) as wakeups:
+            assert takes_its_time(wakeups)
+            scene.player("a", instance="i").join()
+            assert ends_early(wakeups)
+            wakeups.wake()
+            assert ends_early(wakeups)
 
 
 def test_a_transition_that_is_rolled_back_ends_no_wait(scene: Scene, wakeups: Wakeups) -> None:
