@@ -44,8 +44,11 @@ class MigrationFailed(Refused):
 
 
 def known() -> list[str]:
-    """The migrations of this code, in order."""
-    return sorted(path.stem for path in project.migrations().glob("[0-9]*.sql"))
+    """The migrations of this code, in order. Raises `BadInput` if there are none."""
+    names = sorted(path.stem for path in project.migrations().glob("[0-9]*.sql"))
+    if not names:
+        raise BadInput(what="migrations", found=f"{project.migrations()} has none", fix="Unset TIDEMARK_HOME, or set it to the checkout.")
+    return names
 
 
 def applied(connection: Connection) -> list[str]:
@@ -138,9 +141,6 @@ def _apply(url: str) -> None:
                     raise DatabaseUnavailable(cause=message) from error
                 raise MigrationFailed(migration=migration.id, message=message) from error
 
-    scripts = sorted(project.migrations().glob("[0-9]*.sql"))
-    if not scripts:
-        raise BadInput(what="migrations", found=f"none in {project.migrations()}", fix="Set TIDEMARK_HOME to the project's folder.")
     with Backend(parse_uri("postgresql:///"), "migration") as backend:
         backend.init_database()
         migrations = read_migrations(str(project.migrations()))
