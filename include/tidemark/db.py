@@ -2,6 +2,9 @@
 
 `connect` opens one, `transaction` bounds one, `statements` reads the SQL that stands beside a module. Statements never commit:
 whoever opened the transaction ends it.
+
+Every transaction begins with `FIX_PATH`. Otherwise a role that may create functions in any schema of the session's ``search_path`` could
+have ours call its own: Postgres prefers the function whose argument types fit best, wherever it is.
 """
 
 from __future__ import annotations
@@ -18,21 +21,25 @@ from psycopg2.extensions import cursor as Cursor
 
 from tidemark.errors import BadInput, DatabaseUnavailable
 
-__all__ = ["Connection", "Cursor", "connect", "is_outage", "rows", "session", "statements", "transaction"]
+__all__ = ["FIX_PATH", "Connection", "Cursor", "connect", "is_outage", "rows", "session", "statements", "transaction"]
 
 CONNECT_TIMEOUT_S = 10
 KEEPALIVE_IDLE_S = 30
 """A peer that vanished without a word is noticed after this, plus three probes of 10 s."""
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""Temporary tables last: they could hide those of the catalog otherwise. Everything else is written with its schema."""
+FIX_PATH = f"SET LOCAL search_path TO {SEARCH_PATH}"
+"""For one transaction, so that it neither gets lost nor reaches other clients behind a pooler that shares sessions by transaction."""
+_URL_FIX = "Write postgresql://user:password@host:port/database with names and password percent-encoded: %40 for an @, %2F for a slash."
 
 
 def connect(url: str, *, application: str = "tidemark") -> Connection:
     """A new session, outside any transaction; the caller closes it.
 
     ``application`` becomes ``application_name``, so that an operator sees in ``pg_stat_activity`` whose session it is.
-    Raises `BadInput` for something that is no URL and `DatabaseUnavailable` if no session could be had.
+    Raises `BadInput` for a URL that cannot be read, without quoting any of it, and `DatabaseUnavailable` if no session could be had.
     """
-    if url.partition("://")[0] not in {"postgresql", "postgres"}:
-        raise BadInput(what="database URL", found="it does not begin with postgresql://", fix="Write postgresql://user@host:port/database.")
+    _check_url(url)
     try:
         return psycopg2.connect(
             url,
@@ -46,19 +53,31 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
         said = str(error).strip()
         if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
             raise DatabaseUnavailable(cause=said) from error
-        found = "libpq cannot read it"  # its own message quotes the URL, and with it the password
-        fix = "Write postgresql://user@host:port/database, with what is special in a name or password percent-encoded."
-        raise BadInput(what="database URL", found=found, fix=fix) from None
+    except ValueError:
+        pass  # a NUL, or bytes that are not UTF-8
+    # Outside the handlers: libpq's message quotes the URL and with it the password, and must not become this error's context.
+    raise BadInput(what="database URL", found="libpq cannot read it", fix=_URL_FIX)
+
+
+def _check_url(url: str) -> None:
+    """Refuses what libpq would misread so that a part of the password becomes the host, the port or the database, which errors name."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"postgresql", "postgres"}:
+        raise BadInput(what="database URL", found="it does not begin with postgresql://", fix=_URL_FIX)
+    before, _, after = rest.partition("@")
+    if "@" in after or ("@" in rest and re.search("[/?]", before)):
+        raise BadInput(what="database URL", found="it has an @ that is not between password and host", fix=_URL_FIX)
 
 
 @contextlib.contextmanager
 def transaction(connection: Connection) -> Iterator[Cursor]:
-    """One transaction: commits when the block ends, rolls back when it raises.
+    """One transaction with `FIX_PATH`: commits when the block ends, rolls back when it raises.
 
     A session that was lost shows as `DatabaseUnavailable`; whether a COMMIT that was under way then happened is not known here.
     """
     try:
         with connection, connection.cursor() as cursor:
+            Cursor.execute(cursor, FIX_PATH)
             yield cursor
     except (psycopg2.OperationalError, psycopg2.InterfaceError, psycopg2.InternalError) as error:
         if is_outage(error):

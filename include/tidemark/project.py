@@ -10,19 +10,32 @@ import os
 from pathlib import Path
 
 
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_SHIPPED = Path(__file__).resolve().parent / "_project"
+"""Migrations and entry point as a wheel has them; a checkout has its own."""
+
+
 def root() -> Path:
-    """The project folder: ``TIDEMARK_HOME``, or the checkout that this package is installed from (``pip install -e .``)."""
+    """The project folder: ``TIDEMARK_HOME``; else the checkout that this package is installed from, or the current folder if it is a wheel."""
     home = os.environ.get("TIDEMARK_HOME")
-    return Path(home).resolve() if home else Path(__file__).resolve().parents[2]
+    if home:
+        return Path(home).resolve()
+    return Path.cwd() if _SHIPPED.is_dir() else _CHECKOUT
 
 
 def migrations() -> Path:
-    return root() / "sql"
+    return _own("sql")
 
 
 def consume_job() -> Path:
     """The one entry point that the command line, Airflow and spark-submit start."""
-    return root() / "spark_jobs" / "consume.py"
+    return _own("spark_jobs/consume.py")
+
+
+def _own(name: str) -> Path:
+    """A part of Tidemark itself: the project's, where it has one, or the wheel's."""
+    project, shipped = root() / name, _SHIPPED / name
+    return shipped if shipped.exists() and not project.exists() else project
 
 
 def transforms() -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemark import project
-from tidemark.db import is_outage, session, transaction
+from tidemark.db import SEARCH_PATH, is_outage, session, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused
 
 if TYPE_CHECKING:
@@ -44,8 +44,11 @@ class MigrationFailed(Refused):
 
 
 def known() -> list[str]:
-    """The migrations of this code, in order."""
-    return sorted(path.stem for path in project.migrations().glob("[0-9]*.sql"))
+    """The migrations of this code, in order. Raises `BadInput` if there are none."""
+    names = sorted(path.stem for path in project.migrations().glob("[0-9]*.sql"))
+    if not names:
+        raise BadInput(what="migrations", found=f"{project.migrations()} has none", fix="Unset TIDEMARK_HOME, or set it to the checkout.")
+    return names
 
 
 def applied(connection: Connection) -> list[str]:
@@ -77,6 +80,7 @@ def migrate(url: str) -> list[str]:
     with session(url, application="tidemark migrate") as guard:
         guard.autocommit = True
         with guard.cursor() as cursor:
+            cursor.execute(f"SET search_path TO {SEARCH_PATH}")
             cursor.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))  # until this session ends, however it ends
             have = applied(guard)
             unknown = [name for name in have if name not in known()]
@@ -107,8 +111,22 @@ def _apply(url: str) -> None:
 
             connection = connect(url, application="tidemark migrate")
             connection.autocommit = True
-            self.schema = "tidemark"
             return connection
+
+        def init_connection(self, connection: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET search_path TO {SEARCH_PATH}")
+
+        def quote_identifier(self, s: str) -> str:
+            quoted: str = super().quote_identifier(s)
+            return f"tidemark.{quoted}" if s in (self.migration_table, self.lock_table, self.log_table, self.version_table) else quoted
+
+        def list_tables(self, **_: Any) -> list[str]:
+            return [name for (name,) in self.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'tidemark'")]
+
+        def _check_transactional_ddl(self) -> bool:
+            """yoyo would find out with a table of its own."""
+            return True
 
         def apply_one(self, migration: Any, force: bool = False, mark: bool = True) -> None:
             """Statements and bookkeeping in one transaction: yoyo's two would leave a migration that nobody knows of if killed between."""
@@ -123,9 +141,6 @@ def _apply(url: str) -> None:
                     raise DatabaseUnavailable(cause=message) from error
                 raise MigrationFailed(migration=migration.id, message=message) from error
 
-    scripts = sorted(project.migrations().glob("[0-9]*.sql"))
-    if not scripts:
-        raise BadInput(what="migrations", found=f"none in {project.migrations()}", fix="Set TIDEMARK_HOME to the project's folder.")
     with Backend(parse_uri("postgresql:///"), "migration") as backend:
         backend.init_database()
         migrations = read_migrations(str(project.migrations()))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidemark import connections
+from tidemark import connections, db
+from tidemark.cli.main import main
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, Connections, from_env
 from tidemark.consume.work import Work
 from tidemark.db import connect
-from tidemark.errors import BadInput
+from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.sink.commit import Target
 from tidemark.sink.table import Layout
 from tidemark.spec.transform import Form
@@ -93,6 +95,50 @@ def test_a_database_url_that_cannot_be_read_is_refused_without_showing_it(url: s
         connect(url)
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+def parts_of(password: str) -> set[str]:
+    return {password[at : at + 4] for at in range(len(password) - 3)}
+
+
+@given(st.text("@/?#%:[]&=+,;'\"\\ XYZ789\x00\udc80", min_size=4, max_size=20))
+@example("ABCD@EFGH")
+@example("ABCD@EFGH/IJKL")
+@example("ABCD@EFGH?application_name=IJKL")
+@example("ABCD?application_name=EFGH")
+@example("ABCD/EFGH")
+@example("ABCD[EFGH")
+@example("ABCD%ZZEF")
+@settings(deadline=None)
+def test_no_part_of_a_password_that_is_not_encoded_is_shown(password: str) -> None:
+    """Neither in the error nor in what led to it, which a traceback would print: libpq takes parts of it for host, port or database."""
+    with pytest.raises((BadInput, DatabaseUnavailable)) as raised:
+        connect(f"postgresql://me:{password}@127.0.0.1:1/x")
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert not {part for part in parts_of(password) if part in f"{error} {error!r}"} - parts_of(str(db._URL_FIX))
+        error = error.__cause__ or error.__context__
+
+
+@given(st.text(min_size=1, max_size=20).filter(lambda password: "\x00" not in password))
+@settings(deadline=None)
+def test_password_that_is_percent_encoded_is_taken_whatever_it_holds(password: str) -> None:
+    """The URL is good; nobody listens at its port."""
+    with pytest.raises(DatabaseUnavailable, match=r'connection to server at "127.0.0.1", port 1 failed'):
+        connect(f"postgresql://me:{quote(password, safe='')}@127.0.0.1:1/x")
+
+
+@pytest.mark.parametrize("password", ["ABCD@EFGH", "ABCD/EFGH", "ABCD?EFGH", "ABCD%ZZEF", "ABCD@EFGH/IJKL"])
+def test_command_line_shows_no_part_of_such_a_password(
+    password: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(DATABASE_URL, f"postgresql://me:{password}@127.0.0.1:1/x")
+    monkeypatch.setattr("sys.argv", ["tidemark", "groups", "list"])
+    with pytest.raises(SystemExit):
+        main()
+    told = "".join([*capfd.readouterr(), caplog.text])
+    assert "percent-encoded" in told
+    assert not [part for part in parts_of(password) if part in told]
 
 
 def test_password_with_an_unencoded_slash_is_refused_without_being_shown() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
-from tidemark.db import rows, session, statements, transaction
+from tidemark.db import FIX_PATH, rows, session, statements, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality.conservation import Kind, Violation, check_conservation, group_number
 from tidemark.quality.judge import ExpectationError, Judged, copy_loaded, expose, judge
@@ -120,7 +120,7 @@ def _snapshot(connection: Connection) -> Iterator[Cursor]:
     connection.autocommit = True
     try:
         with connection.cursor() as cursor:
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ; {FIX_PATH}")
             try:
                 yield cursor
             finally:

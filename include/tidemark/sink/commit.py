@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from tidemark.db import connect, is_outage, session, transaction
+from tidemark.db import FIX_PATH, connect, is_outage, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
@@ -186,7 +186,7 @@ def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor
             with connection.cursor() as cur:
                 reached(Step.BEGIN, parts[0])
                 cur.execute(
-                    "SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true)",
+                    f"{FIX_PATH}; SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true)",
                     (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)),
                 )
                 receipts = store_parts(cur)

@@ -32,6 +32,8 @@ SQL = statements("tidemark.sink", "load.sql")
 
 SLICE = "pg_temp.tidemark_slice"
 """Where the rows of an upsert wait for the merge; dropped with the transaction."""
+NOT_FOUND = frozenset({"42P01", "42883", "42704"})
+"""SQLSTATEs of a table, a function or operator, and a type that the session does not find."""
 KEY_OF_OTHER_PARTITION = "KeyOfOtherPartition"
 CARE_ROWS = 8192
 """Rows that `load_carefully` tries at once."""
@@ -239,6 +241,8 @@ def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool)
         return DatabaseUnavailable(cause=str(error).strip())
     message = error.diag.message_primary or str(error).strip()
     text = " ".join(said if said.endswith(".") else f"{said}." for said in (message, error.diag.message_detail) if said)
+    if error.pgcode in NOT_FOUND:
+        text += " Triggers and functions run with a search_path of pg_catalog: write schemas out, or ALTER FUNCTION … SET search_path."
     name = type(error).__name__
     return SinkRejected(part=part, table=table, error_type=name, message=text, of_rows=of_rows and _of_rows(error.pgcode or ""))
 

@@ -1,0 +1,128 @@
+"""Sessions look names up in ``pg_catalog`` and nowhere else, so that nobody's function is called in place of Postgres' own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg2
+import pytest
+from tests.ledger import DDL, Group, all_loaded
+from tests.scenario import Scenario
+
+from tidemark import project, schema
+from tidemark.db import session, transaction
+from tidemark.local import LocalStack
+from tidemark.sink.table import has_unique_index
+
+PLANTED = """
+    CREATE TABLE {schema}.called (what text);
+    GRANT INSERT ON {schema}.called TO PUBLIC;
+    CREATE FUNCTION {schema}.format(text, text) RETURNS text LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO {schema}.called VALUES ('format'); RETURN pg_catalog.format($1, $2); END$$;
+    CREATE FUNCTION {schema}.unnest(text[]) RETURNS SETOF text LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO {schema}.called VALUES ('unnest'); RETURN QUERY SELECT pg_catalog.unnest($1); END$$;
+    CREATE FUNCTION {schema}.pg_advisory_lock(integer) RETURNS void LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO {schema}.called VALUES ('pg_advisory_lock'); END$$;
+    CREATE FUNCTION {schema}.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO {schema}.called VALUES ('set_config'); RETURN pg_catalog.set_config($1, $2, $3); END$$;
+"""
+"""Each fits a call of ours better than, or as well as, Postgres' own, and tells that it was called."""
+
+
+def plant(url: str, where: str) -> None:
+    """Functions in schema ``where``, which the database's ``search_path`` names, even before ``pg_catalog``."""
+    with contextlib.closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cur:
+        cur.execute(PLANTED.format(schema=where))
+        cur.execute(f"ALTER DATABASE {connection.info.dbname} SET search_path TO {where}, pg_catalog")
+
+
+def called(url: str, where: str) -> set[str]:
+    with contextlib.closing(psycopg2.connect(url)) as connection, connection.cursor() as cur:
+        cur.execute(f"SELECT DISTINCT what FROM {where}.called")
+        return {what for (what,) in cur.fetchall()}
+
+
+@pytest.fixture
+def empty_database(stack: LocalStack) -> Iterator[str]:
+    """A database without the schema ``tidemark``, and a role that has a default privilege there, which two migrations act upon."""
+    name, role = f"test_{uuid.uuid4().hex[:12]}", f"role_{uuid.uuid4().hex[:12]}"
+    url = stack.create_database(name)
+    with contextlib.closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cur:
+        cur.execute(f"CREATE ROLE {role}; CREATE SCHEMA tidemark; GRANT USAGE ON SCHEMA tidemark TO {role}")
+        cur.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO {role}")
+    yield url
+    with contextlib.closing(psycopg2.connect(stack.postgres.url())) as admin:
+        admin.autocommit = True
+        with admin.cursor() as cur:
+            cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            cur.execute(f"DROP ROLE {role}")
+
+
+def test_migrations_do_not_call_functions_planted_in_the_schema(empty_database: str) -> None:
+    """A role with CREATE on the schema ``tidemark``, which staging tables need, must not run code as the owner who migrates."""
+    plant(empty_database, "tidemark")
+    assert schema.migrate(empty_database) == schema.known()
+    assert called(empty_database, "tidemark") == set()
+
+
+def test_transactions_do_not_call_functions_planted_on_the_search_path(database_url: str) -> None:
+    plant(database_url, "public")
+    with session(database_url) as connection, transaction(connection) as cur:
+        has_unique_index(cur, "tidemark.topic", ["topic_id"])
+    assert called(database_url, "public") == set()
+
+
+def test_commit_of_a_slice_does_not_call_functions_planted_on_the_search_path(database_url: str) -> None:
+    plant(database_url, "public")
+    with contextlib.closing(psycopg2.connect(database_url)) as watch:
+        group = Group(database_url, watch)
+        group.sql(DDL)
+        part = group.slice(end=10)
+        group.commit(part, all_loaded(part))
+        group.check_conserved()
+    assert called(database_url, "public") == set()
+
+
+def test_path_is_the_sessions_own_again_after_a_transaction(database_url: str) -> None:
+    """Behind a transaction pooler the session is the next client's."""
+    with session(database_url) as connection:
+        with transaction(connection) as cur:
+            cur.execute("SHOW search_path")
+            assert cur.fetchone() == ("pg_catalog, pg_temp",)
+        connection.autocommit = True
+        with connection.cursor() as cur:
+            cur.execute("SHOW search_path")
+            assert cur.fetchone() == ('"$user", public',)
+
+
+def test_only_db_py_opens_transactions_without_the_path() -> None:
+    """Whoever takes a cursor elsewhere fixes the path by hand, or listens."""
+    library = Path(project.root()) / "include" / "tidemark"
+    own = {
+        str(path.relative_to(library))
+        for path in library.rglob("*.py")
+        if re.search(r"connection\.cursor\(", text := path.read_text()) and "FIX_PATH" not in text and "SEARCH_PATH" not in text
+    }
+    assert own == {"group/wake.py", "quality/judge.py"}  # LISTEN; savepoints of a transaction that validation.py has begun
+
+
+def test_trigger_that_needs_the_search_path_is_refused_with_the_way_out(scenario: Scenario) -> None:
+    """As with postgres_fdw and logical replication: the function names its schemas or sets its path. Nothing is stored until then."""
+    topic = scenario.topics.create(1)
+    scenario.topics.produce(topic, ["a"])
+    scenario.write(topics=topic).make_sink()
+    scenario.sql("""
+        CREATE TABLE public.heard (what text);
+        CREATE FUNCTION public.hear() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN INSERT INTO heard VALUES ('row'); RETURN NEW; END$$;
+    """)
+    scenario.sql(f"CREATE TRIGGER hear BEFORE INSERT ON {scenario.table} FOR EACH ROW EXECUTE FUNCTION public.hear()")
+    with pytest.raises(Exception, match=r'relation "heard" does not exist.*ALTER FUNCTION … SET search_path'):
+        scenario.run()
+    scenario.sql("ALTER FUNCTION public.hear() SET search_path TO public")
+    scenario.run()
+    assert scenario.sql("SELECT what FROM public.heard") == [("row",)]
+    scenario.check()
