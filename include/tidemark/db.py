@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
 import psycopg2
+from psycopg2.extensions import PYDATETIMETZ, new_type, register_type
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
@@ -34,7 +36,7 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
     if url.partition("://")[0] not in {"postgresql", "postgres"}:
         raise BadInput(what="database URL", found="it does not begin with postgresql://", fix="Write postgresql://user@host:port/database.")
     try:
-        return psycopg2.connect(
+        connection = psycopg2.connect(
             url,
             connect_timeout=CONNECT_TIMEOUT_S,
             application_name=application,
@@ -49,6 +51,27 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
         found = "libpq cannot read it"  # its own message quotes the URL, and with it the password
         fix = "Write postgresql://user@host:port/database, with what is special in a name or password percent-encoded."
         raise BadInput(what="database URL", found=found, fix=fix) from None
+    register_type(TIMESTAMPTZ, connection)
+    return connection
+
+
+def _moment(text: str | bytes | None, cursor: Cursor) -> datetime | str | None:
+    """A timestamptz: as a ``datetime``, or as Postgres writes it where Python has none (years outside 1 to 9999, infinity). A time that a
+    producer made up is data, and must not stop whoever reads its row."""
+    if text is None:
+        return None
+    text = text if isinstance(text, str) else text.decode()
+    if text.endswith("infinity"):
+        return text
+    try:
+        moment: datetime = PYDATETIMETZ(text, cursor)
+        moment.astimezone(UTC)  # in the session's time zone the year may be one of Python's, and none in UTC
+    except (ValueError, OverflowError):
+        return text
+    return moment
+
+
+TIMESTAMPTZ = new_type(PYDATETIMETZ.values, "TIMESTAMPTZ", _moment)
 
 
 @contextlib.contextmanager
