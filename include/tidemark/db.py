@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
 import psycopg2
+from psycopg2.extensions import PYDATETIMETZ, new_type, register_type
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
@@ -41,7 +43,7 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
     """
     _check_url(url)
     try:
-        return psycopg2.connect(
+        connection = psycopg2.connect(
             url,
             connect_timeout=CONNECT_TIMEOUT_S,
             application_name=application,
@@ -53,10 +55,14 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
         said = str(error).strip()
         if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
             raise DatabaseUnavailable(cause=said) from error
+        connection = None
     except ValueError:
-        pass  # a NUL, or bytes that are not UTF-8
-    # Outside the handlers: libpq's message quotes the URL and with it the password, and must not become this error's context.
-    raise BadInput(what="database URL", found="libpq cannot read it", fix=_URL_FIX)
+        connection = None  # a NUL, or bytes that are not UTF-8
+    if connection is None:
+        # Outside the handlers: libpq's message quotes the URL and with it the password, and must not become this error's context.
+        raise BadInput(what="database URL", found="libpq cannot read it", fix=_URL_FIX)
+    register_type(TIMESTAMPTZ, connection)
+    return connection
 
 
 def _check_url(url: str) -> None:
@@ -67,6 +73,25 @@ def _check_url(url: str) -> None:
     before, _, after = rest.partition("@")
     if "@" in after or ("@" in rest and re.search("[/?]", before)):
         raise BadInput(what="database URL", found="it has an @ that is not between password and host", fix=_URL_FIX)
+
+
+def _moment(text: str | bytes | None, cursor: Cursor) -> datetime | str | None:
+    """A timestamptz: as a ``datetime``, or as Postgres writes it where Python has none (years outside 1 to 9999, infinity). A time that a
+    producer made up is data, and must not stop whoever reads its row."""
+    if text is None:
+        return None
+    text = text if isinstance(text, str) else text.decode()
+    if text.endswith("infinity"):
+        return text
+    try:
+        moment: datetime = PYDATETIMETZ(text, cursor)
+        moment.astimezone(UTC)  # in the session's time zone the year may be one of Python's, and none in UTC
+    except (ValueError, OverflowError):
+        return text
+    return moment
+
+
+TIMESTAMPTZ = new_type(PYDATETIMETZ.values, "TIMESTAMPTZ", _moment)
 
 
 @contextlib.contextmanager

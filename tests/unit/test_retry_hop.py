@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tidemark.retry.hop import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, cut, ours, outgoing, own_headers
 
 RECORD: dict[str, Any] = {
-    "failed_record_id": 7, "topic": "flights", "partition": 5, "record_offset": 1200, "record_timestamp": None, "key": None, "value": None,
+    "failed_record_id": 7, "topic": "flights", "partition": 5, "record_offset": 1200, "record_millis": None, "key": None, "value": None,
     "headers": [], "error_type": "KeyError", "error_text": "no such city", "retry_number": 2, "due_at": None,
     "hop_topic": "departures.retry.5m",
 }  # fmt: skip
@@ -24,7 +24,7 @@ def record(**changed: Any) -> dict[str, Any]:
 
 
 def test_our_headers_say_in_text_where_the_record_comes_from_and_what_happened() -> None:
-    """UTF-8, numbers in digits, times in RFC 3339; null where there is nothing to say."""
+    """UTF-8, numbers in digits, times in ISO 8601; null where there is nothing to say."""
     moment = datetime(2026, 3, 24, 13, 0, 0, 123_456, tzinfo=UTC)
     said = dict(ours("departures", record(due_at=moment, error_text="né Zürich")))
     assert said == {
@@ -70,7 +70,7 @@ def test_our_headers_never_take_more_than_the_room_that_is_kept_for_them() -> No
     """Scenario 11: a huge stack trace, the longest names that Kafka and a group may have, the greatest numbers."""
     longest = record(
         failed_record_id=2**63 - 1, topic="t" * 249, partition=2**31 - 1, record_offset=2**63 - 1, retry_number=2**31 - 1,
-        record_timestamp=datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), due_at=datetime(9999, 12, 31, tzinfo=UTC),
+        record_millis=-210_866_803_200_000, due_at=datetime(9999, 12, 31, tzinfo=UTC),
         error_type="Ü" * 100_000, error_text="🛫" * 1_000_000,
     )  # fmt: skip
     made = ours("g" * 255, longest)

@@ -36,7 +36,6 @@ from tidemark import project
 from tidemark.airflow.dags import RETRY_POLICY, START
 from tidemark.airflow.due import DUE
 from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
-from tidemark.errors import TidemarkError
 from tidemark.spec import ConsumerSpec, read_folder
 
 DRAIN_DAG = "drain_retries"
@@ -111,11 +110,9 @@ class RelayOperator(BaseOperator):
     """
 
     def execute(self, context: Context) -> dict[str, int]:
-        import psycopg2
-
         from tidemark.airflow.connections import database_url, resolve
         from tidemark.db import session
-        from tidemark.retry.agenda import obstacles
+        from tidemark.retry.agenda import obstacles, trouble
         from tidemark.retry.relay import relay
 
         problems: list[str] = []
@@ -124,8 +121,8 @@ class RelayOperator(BaseOperator):
             try:
                 with session(database_url(spec), application="tidemark relay") as connection:
                     done = relay(connection, resolve(spec).kafka, spec)
-            except (TidemarkError, psycopg2.Error) as error:
-                problems.append(f"{spec.name}: {str(error).strip()}")
+            except Exception as error:  # noqa: BLE001 - whatever it is, it stops no other consumer's relay
+                problems.append(f"{spec.name}: {trouble(error)}")
                 continue
             problems += obstacles(done, spec.name)
             if done.records:
@@ -143,26 +140,32 @@ class RelayOperator(BaseOperator):
 class DueOperator(BaseOperator):
     """Pushes the names of the consumers of which something is due; none of them is no failure, and skips the drains.
 
-    Its log says of each how many records are due, and for how long they have been.
+    Its log says of each how many records are due, and for how long they have been. A consumer that this cannot be found out of is pushed as
+    well: its own drain fails with the reason, or finds nothing due.
     """
 
     def execute(self, context: Context) -> list[str]:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
-        from tidemark.retry.agenda import due
+        from tidemark.retry.agenda import due, trouble
 
         problems: list[str] = []
         found = []
         for specs, busy in _busy_groups(problems):
-            with session(database_url(specs[0]), application="tidemark due") as connection:
-                for spec in specs:
-                    late = due(connection, spec.group) if spec.group in busy else None
-                    if late is not None:
-                        found.append(spec.name)
-                        self.log.info(
-                            "due consumer=%s records=%s late_median_s=%.1f late_p99_s=%.1f late_oldest_s=%.1f",
-                            spec.name, late.records, *(one.total_seconds() for one in (late.median, late.p99, late.oldest)),
-                        )  # fmt: skip
+            for spec in (spec for spec in specs if spec.group in busy):
+                try:
+                    with session(database_url(spec), application="tidemark due") as connection:
+                        late = due(connection, spec.group)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it stops no other consumer's drain
+                    self.log.warning("cannot find out what is due consumer=%s cause=%s", spec.name, trouble(error))
+                    found.append(spec.name)
+                    continue
+                if late is not None:
+                    found.append(spec.name)
+                    self.log.info(
+                        "due consumer=%s records=%s late_median_s=%.1f late_p99_s=%.1f late_oldest_s=%.1f",
+                        spec.name, late.records, *(one.total_seconds() for one in (late.median, late.p99, late.oldest)),
+                    )  # fmt: skip
         for problem in problems:  # the relay has failed with it, and the run fails with the relay
             self.log.warning("%s", problem)
         self.log.info("due consumers=%s", ",".join(found) or "none")
@@ -197,12 +200,10 @@ class PublishDrainOperator(BaseOperator):
 def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:
     """The consumers of each database, and the groups that there is something to do for. A database that does not answer becomes a problem;
     one that no consumer with a ladder has anything in is none."""
-    import psycopg2
-
     from tidemark import schema
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
-    from tidemark.retry.agenda import busy
+    from tidemark.retry.agenda import busy, trouble
 
     good, _ = read_folder(project.consumers())
     databases: dict[str, list[ConsumerSpec]] = {}
@@ -213,9 +214,9 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
             with session(database_url(specs[0]), application="tidemark relay") as connection:
                 schema.require_current(connection)
                 groups = frozenset(busy(connection))
-        except (TidemarkError, psycopg2.Error) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it stops no other database's consumers
             if any(spec.retry.delays for spec in specs):
-                problems.append(f"{name}: {str(error).strip()}")
+                problems.append(f"{name}: {trouble(error)}")
             continue
         yield specs, groups
 

@@ -540,8 +540,10 @@ def _shown(value: bytes | None, as_: As) -> str:
     return text if len(text) <= TEXT_WIDTH else f"{text[:TEXT_WIDTH]}… ({len(value):,} bytes)"
 
 
-def _when(moment: datetime | None) -> str:
-    return "no time" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+def _when(moment: datetime | str | None) -> str:
+    if isinstance(moment, str):  # as Postgres writes what Python cannot hold
+        return moment
+    return "no time" if moment is None else f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(' ', 'seconds')} UTC"
 
 
 def _minute(moment: datetime) -> str:

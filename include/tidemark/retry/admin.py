@@ -44,7 +44,8 @@ class Summary:
     topic: str
     partition: int
     offset: int
-    timestamp: datetime | None
+    timestamp: datetime | str | None
+    """As Postgres writes it where Python has no such time."""
     retry_number: int
     due_at: datetime | None
     due: bool | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tidemark.connections import Connections
     from tidemark.db import Connection
     from tidemark.spec import ConsumerSpec
+
+log = logging.getLogger(__name__)
 
 SQL = statements("tidemark.retry", "agenda.sql")
 
@@ -77,9 +80,17 @@ def relay_at_end(connections: Connections, spec: ConsumerSpec) -> list[str]:
     try:
         with session(connections.database_url, application="tidemark relay") as connection:
             done = relay(connection, connections.kafka, spec)
-    except (TidemarkError, psycopg2.Error) as error:
-        return [f"What failed is not published yet: {str(error).strip()}"]
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run has committed
+        return [f"What failed is not published yet: {trouble(error)}"]
     return obstacles(done, spec.name)
+
+
+def trouble(error: Exception) -> str:
+    """What to say of an error that ends one consumer's part and no other's. One that nobody expected is logged with its traceback."""
+    if isinstance(error, TidemarkError | psycopg2.Error):
+        return str(error).strip()
+    log.error("unexpected error, going on with the rest error=%s", type(error).__name__, exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def obstacles(done: Relayed, name: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from tidemark.kafka.producer import Outgoing
@@ -28,12 +28,15 @@ NAMES = (
     "tidemark.error_type",
     "tidemark.error_text",
 )
-"""Of our headers, in their order. Values are UTF-8: numbers in digits, times in RFC 3339."""
+"""Of our headers, in their order. Values are UTF-8: numbers in digits, times in ISO 8601."""
 COUNT = len(NAMES)
 TYPE_BYTES, TEXT_BYTES = 250, 2_000
 """What a header says of an error at most; Postgres has all of it."""
 HEADER_BYTES = 4_096
 """Our headers take no more: by so much a retry topic's max.message.bytes must exceed the source's."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+YEARS_A_CYCLE, CYCLE_MS = 400, 146_097 * 86_400_000
+"""The Gregorian calendar repeats after so long."""
 
 
 def outgoing(group: str, record: Mapping[str, Any], partitions: int) -> Outgoing:
@@ -57,11 +60,11 @@ def ours(group: str, record: Mapping[str, Any]) -> list[tuple[str, bytes | None]
         group,
         str(record["failed_record_id"]),
         str(record["retry_number"]),
-        _moment(record["due_at"]),
+        _iso(_millis(record["due_at"])),
         record["topic"],
         str(record["partition"]),
         str(record["record_offset"]),
-        _moment(record["record_timestamp"]),
+        _iso(record["record_millis"]),
         cut(record["error_type"], TYPE_BYTES),
         cut(record["error_text"], TEXT_BYTES),
     )
@@ -83,5 +86,16 @@ def _bytes(value: memoryview | bytes | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _millis(moment: datetime | None) -> int | None:
+    return None if moment is None else (moment - EPOCH) // timedelta(milliseconds=1)
+
+
+def _iso(millis: int | None) -> str | None:
+    """Milliseconds since 1970 in ISO 8601. Years before 0 and after 9999 have a sign, as Java's Instant writes them."""
+    if millis is None:
+        return None
+    cycles, rest = divmod(millis, CYCLE_MS)  # the calendar repeats: Python need not know the year
+    moment = EPOCH + timedelta(milliseconds=rest)
+    year = moment.year + YEARS_A_CYCLE * cycles
+    sign = "+" if year > 9999 else "-" if year < 0 else ""
+    return f"{sign}{abs(year):04}-{moment:%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z"

@@ -8,7 +8,8 @@ SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 -- name: lock_due
 -- The records whose registered messages lie in a slice of a retry topic and that are due, as far as they still wait there. Locks them.
 SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
-       (extract(epoch FROM record_timestamp) * 1000)::bigint, nullif(headers::text, '[]')
+       CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END,
+       nullif(headers::text, '[]')
   FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = record.topic_id
  WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
    AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
@@ -17,7 +18,8 @@ SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partiti
 -- name: read_due
 -- The same records as they are now. Locks nothing.
 SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
-       (extract(epoch FROM record_timestamp) * 1000)::bigint, nullif(headers::text, '[]')
+       CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END,
+       nullif(headers::text, '[]')
   FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = record.topic_id
  WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
    AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()

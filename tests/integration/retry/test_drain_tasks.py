@@ -25,11 +25,12 @@ import json
 from airflow.sdk.exceptions import AirflowFailException
 from tidemark.airflow.retries import DueOperator, RelayOperator
 
+{before}
 try:
-    relayed = RelayOperator(task_id="relay").execute({})
+    relayed = RelayOperator(task_id="relay").execute({{}})
 except AirflowFailException as error:
     relayed = str(error).splitlines()
-print("FACTS" + json.dumps([relayed, DueOperator(task_id="due").execute({})]))
+print("FACTS" + json.dumps([relayed, DueOperator(task_id="due").execute({{}})]))
 """
 
 
@@ -40,12 +41,12 @@ def other(lab: Lab) -> Iterator[Lab]:
         yield other
 
 
-def relay_and_due(lab: Lab, home: Path) -> Any:
-    """What the two tasks push; of a relay that fails, what it says."""
+def relay_and_due(lab: Lab, home: Path, *, before: str = "") -> Any:
+    """What the two tasks push; of a relay that fails, what it says. ``before``: Python that runs first."""
     connections = connections_env(lab.url, lab.consumer.connections.kafka, "local[1]")
     away = connections_env(NOWHERE, {}, "local[1]")["AIRFLOW_CONN_TIDEMARK_POSTGRES"]
     done = subprocess.run(
-        [sys.executable, "-c", TASKS],
+        [sys.executable, "-c", TASKS.format(before=before)],
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TIDEMARK"))},
             **connections,
@@ -89,3 +90,37 @@ def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nob
     (folder / "faraway.yaml").unlink()
     other.relay()
     assert relay_and_due(lab, tmp_path) == [{}, sorted([lab.spec.name, other.spec.name])]
+
+
+BROKEN = """
+from tidemark.retry import agenda, relay
+
+def broken(function):
+    def raise_or_call(connection, *rest):
+        if any("{name}" in getattr(each, "name", str(each)) for each in rest):
+            raise ValueError("year 10000 is out of range")
+        return function(connection, *rest)
+    return raise_or_call
+
+relay.relay, agenda.due = broken(relay.relay), broken(agenda.due)
+"""
+"""What nobody expected, wherever the relay of a consumer comes upon it, and the look at what is due of it."""
+
+
+def test_error_that_nobody_expected_holds_up_no_other_consumer(lab: Lab, other: Lab, tmp_path: Path) -> None:
+    """The others' records are published and tried. The relay fails in the end with the error's name; the consumer's own drain shows what is
+    wrong with it."""
+    for each in (lab, other):
+        each.topics.adopt(one.topic.name for one in ensure_topics(each.cluster, each.spec, create=True))
+        each.say({"*": "retry"})
+        each.produce("a")
+        each.run()
+    for broken, sound in ((lab, other), (other, lab)):
+        before = BROKEN.format(name=broken.spec.name)
+        relayed, _ = relay_and_due(lab, tmp_path, before=before)
+        assert relayed == [f"{broken.spec.name}: ValueError: year 10000 is out of range"]
+        assert sound.failed("hop_offset") == [(0,)]
+        sound.age(minutes(5))
+        _, due = relay_and_due(lab, tmp_path, before=before)
+        assert due == sorted([broken.spec.name, sound.spec.name])
+        sound.sql("UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL")

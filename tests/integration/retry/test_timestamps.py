@@ -1,0 +1,117 @@
+"""Records whose timestamp Python cannot hold, and trouble of any kind: what is wrong with one consumer stays with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from tests.integration.retry.lab import Lab, lab_on, minutes
+from tests.integration.retry.outbox import Outbox
+from tests.kafka_topics import Topics
+from tests.raw_records import RawRecord, produce_raw
+from tests.scenario import Scenario
+
+from tidemark.db import session
+from tidemark.retry import agenda
+from tidemark.retry.agenda import relay_at_end
+
+ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
+"""Lets a topic take timestamps that lie more than an hour ahead."""
+TIMES = {
+    -210_866_803_200_000: "-4713-11-24T00:00:00.000Z",
+    -62_167_219_200_001: "-0001-12-31T23:59:59.999Z",
+    -62_135_596_800_001: "0000-12-31T23:59:59.999Z",
+    -62_135_596_800_000: "0001-01-01T00:00:00.000Z",
+    253_402_300_799_999: "9999-12-31T23:59:59.999Z",
+    253_402_300_800_000: "+10000-01-01T00:00:00.000Z",
+    9_223_372_036_854_775: "+294247-01-10T04:00:54.775Z",
+}
+"""Milliseconds since 1970, and the same in ISO 8601. The first and the last are the bounds of what Tidemark stores."""
+ARROW = """
+    import pathlib
+
+    import pyarrow as pa
+
+    ANSWERS = pathlib.Path(__file__).with_name("answers.json")
+
+
+    def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+        lineage = {name: batch[name] for name in ("kafka_topic", "kafka_partition", "kafka_offset")}
+        said = pa.array(["retry" if "retry" in ANSWERS.read_text() else None] * batch.num_rows, pa.string())
+        rows = {"payload": batch["value"], "at": batch["timestamp"], "disposition": said}
+        return pa.RecordBatch.from_pydict({**rows, **lineage})
+"""
+
+
+@pytest.fixture
+def far(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
+    """A consumer whose records, one for each of `TIMES`, have failed at their first reading."""
+    topic = topics.create(1, **ANY_TIME)
+    with lab_on(scenario, topics, topic=topic, transform=ARROW, ddl="payload bytea, at timestamptz") as lab:
+        produce_raw(topics.servers, topic, [RawRecord(b"x", millis) for millis in TIMES])
+        lab.say({"*": "retry"})
+        lab.run()
+        yield lab
+
+
+def test_relay_tells_any_timestamp_that_kafka_takes(far: Lab) -> None:
+    """The header has ISO 8601, for years outside 0 to 9999 with a sign, as Java's Instant reads it."""
+    for name in far.ladder.topics:
+        far.make_topic(name)
+    assert relay_at_end(far.consumer.connections, far.spec) == []
+    messages = far.consumer.records(f"{far.group}.retry.5m")
+    assert [dict(message.headers)["tidemark.timestamp"].decode() for message in messages.values()] == list(TIMES.values())
+
+
+def test_drain_loads_a_record_of_any_time_as_what_it_was(far: Lab) -> None:
+    """The transform is told the same time as at the first reading."""
+    far.relay()
+    far.say({})
+    far.age(minutes(5))
+    far.drain()
+    query = f"SELECT (extract(epoch FROM at) * 1000)::bigint FROM {far.table} ORDER BY kafka_offset"
+    assert [millis for (millis,) in far.sql(query)] == list(TIMES)
+    assert far.states() == {"LOADED": len(TIMES)}
+
+
+def test_list_show_and_export_tell_times_that_python_cannot_hold(far: Lab) -> None:
+    """As Postgres writes them; all others as ever."""
+    far.sql("UPDATE tidemark.failed_record SET record_timestamp = 'infinity' WHERE record_offset = 0")
+
+    def command(*words: str) -> str:
+        done = far.consumer.command("retries", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    listed = {one["offset"]: one["timestamp"] for one in json.loads(command("list", far.spec.name, "--output", "json"))}
+    exported = [json.loads(line) for line in command("export", far.spec.name).splitlines()]
+    assert {one["offset"]: one["timestamp"] for one in exported} == listed
+    assert [listed[0], listed[2], listed[5]] == ["infinity", "0001-12-31 23:59:59.999+00 BC", "10000-01-01 00:00:00+00"]
+    assert datetime.fromisoformat(listed[4]) == datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
+    numbers = {one["offset"]: one["number"] for one in exported}
+    assert "0@5, 10000-01-01 00:00:00+00\n" in command("show", far.spec.name, str(numbers[5]))
+    assert "0@3, 0001-01-01 00:00:00 UTC\n" in command("show", far.spec.name, str(numbers[3]))
+
+
+def test_what_a_relay_raises_after_a_run_never_fails_the_run(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has committed: whatever is wrong is told, and nothing is raised."""
+
+    def broken(*_: object) -> None:
+        raise ValueError("year 10000 is out of range")
+
+    monkeypatch.setattr(agenda, "relay", broken)
+    (said,) = relay_at_end(outbox.consumer.connections, outbox.spec)
+    assert said == "What failed is not published yet: ValueError: year 10000 is out of range"
+
+
+def test_session_reads_infinite_and_distant_times(database_url: str) -> None:
+    """In every session of Tidemark's, whatever reads the column."""
+    with session(database_url) as connection, connection.cursor() as cur:
+        cur.execute("SET TimeZone = '-5'")
+        texts = ["infinity", "-infinity", "4713-01-01 00:00:00-05 BC", "10000-01-01 00:00:00-05", "9999-12-31 23:59:59-05"]
+        cur.execute("SELECT unnest(%s::timestamptz[])", (texts,))
+        assert [moment for (moment,) in cur.fetchall()] == texts
+        cur.execute("SELECT '2026-01-01 00:00:00Z'::timestamptz, NULL::timestamptz")
+        assert cur.fetchone() == (datetime(2026, 1, 1, tzinfo=UTC), None)
