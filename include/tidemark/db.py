@@ -10,24 +10,63 @@ have ours call its own: Postgres prefers the function whose argument types fit b
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
+import socket
+import struct
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import PYDATETIMETZ, new_type, register_type
+from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, new_type, parse_dsn, register_type
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
-from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable
 
-__all__ = ["FIX_PATH", "Connection", "Cursor", "connect", "is_outage", "rows", "session", "statements", "transaction"]
+__all__ = [
+    "FIX_PATH",
+    "Connection",
+    "Cursor",
+    "answering",
+    "connect",
+    "is_outage",
+    "release_if_lost",
+    "rows",
+    "session",
+    "statements",
+    "transaction",
+    "unavailable",
+]
 
-CONNECT_TIMEOUT_S = 10
-KEEPALIVE_IDLE_S = 30
-"""A peer that vanished without a word is noticed after this, plus three probes of 10 s."""
+log = logging.getLogger(__name__)
+
+CLIENT_DEFAULTS = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""libpq's settings, where the URL does not state them. A peer that vanished is noticed after 60 s: without ``tcp_user_timeout`` Linux
+retransmits for a quarter of an hour. It also bounds how long a peer may take nothing of a COPY."""
+SERVER_DEFAULTS = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""The same for the server's side of a session, by Postgres' names; see `release_if_lost`."""
+READ_ONLY = "25006"
+"""The SQLSTATE of a statement that writes in a transaction that may not."""
+SILENCE_S = 1800.0
+"""A server that is asked and that sends and takes no byte for so long is given up. A staged batch of 10 million rows is one statement."""
 SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary tables last: they could hide those of the catalog otherwise. Everything else is written with its schema."""
 FIX_PATH = f"SET LOCAL search_path TO {SEARCH_PATH}"
@@ -43,14 +82,9 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
     """
     _check_url(url)
     try:
-        connection = psycopg2.connect(
-            url,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            application_name=application,
-            keepalives_idle=KEEPALIVE_IDLE_S,
-            keepalives_interval=10,
-            keepalives_count=3,
-        )
+        stated = parse_dsn(url)
+        defaults = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
+        connection = psycopg2.connect(url, application_name=application, **defaults)
     except psycopg2.Error as error:
         said = str(error).strip()
         if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
@@ -106,8 +140,14 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
             yield cursor
     except (psycopg2.OperationalError, psycopg2.InterfaceError, psycopg2.InternalError) as error:
         if is_outage(error):
-            raise DatabaseUnavailable(cause=str(error).strip()) from error
+            raise unavailable(error) from error
         raise
+
+
+def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:
+    """An outage (`is_outage`) as ours."""
+    said = str(error).strip()
+    return DatabaseReadOnly(cause=said) if error.pgcode == READ_ONLY else DatabaseUnavailable(cause=said)
 
 
 def is_outage(error: psycopg2.Error) -> bool:
@@ -115,9 +155,9 @@ def is_outage(error: psycopg2.Error) -> bool:
 
     Classes of SQLSTATE: 08 connection, 40 rolled back for another's sake, 53 out of a resource, 55 lock not had in time,
     57 ended by an operator, 58 system error, and XX000 an error of the server's own (a file that may not grow is one); no SQLSTATE at
-    all: the session was lost.
+    all: the session was lost. And `READ_ONLY`: a standby, which a failover may make the primary.
     """
-    return error.pgcode in {None, "XX000"} or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
+    return error.pgcode in {None, "XX000", READ_ONLY} or error.pgcode[:2] in {"08", "40", "53", "55", "57", "58"}
 
 
 @contextlib.contextmanager
@@ -125,6 +165,56 @@ def session(url: str, *, application: str = "tidemark") -> Iterator[Connection]:
     """`connect`, closed when the block ends."""
     with contextlib.closing(connect(url, application=application)) as connection:
         yield connection
+
+
+def release_if_lost(cur: Cursor) -> None:
+    """Has the server end this transaction, and let its locks go, soon after the client has vanished. By default it waits for hours.
+
+    Set for the transaction alone, because a pooler hands the session on; where the server's side is no TCP it does nothing.
+    """
+    values = [word for pair in SERVER_DEFAULTS.items() for word in pair]
+    cur.execute(f"SELECT {', '.join('set_config(%s, %s, true)' for _ in SERVER_DEFAULTS)}", values)
+
+
+@contextlib.contextmanager
+def answering(connection: Connection, within_s: float = SILENCE_S) -> Iterator[None]:
+    """Within the block a statement fails as an outage when the session has been silent both ways for so long.
+
+    The kernel notices a peer that is gone. This is for one that acknowledges and never answers: a server that is stopped, a pooler that
+    is stuck. Where the kernel does not count bytes (no Linux, no TCP), nothing is bounded.
+    """
+    ended = threading.Event()
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        thread = threading.Thread(target=_end_silence, args=(connection, line, within_s, ended), name="silence", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _end_silence(connection: Connection, line: socket.socket, within_s: float, ended: threading.Event) -> None:
+    seen, since = _bytes_passed(line), time.monotonic()
+    while seen is not None and not ended.wait(within_s / 20):
+        passed = _bytes_passed(line)
+        if passed != seen or connection.closed or connection.get_transaction_status() != TRANSACTION_STATUS_ACTIVE:
+            seen, since = passed, time.monotonic()
+        elif time.monotonic() - since > within_s:
+            log.warning("session given up, Postgres was silent silence_s=%.0f", within_s)
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+            return
+
+
+def _bytes_passed(line: socket.socket) -> tuple[int, int] | None:
+    """Bytes that the peer has acknowledged, and bytes received: ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``tcp_info``."""
+    try:
+        told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        acked, received = struct.unpack_from("=QQ", told, 120)
+    except (AttributeError, OSError, struct.error):
+        return None
+    return acked, received
 
 
 def statements(package: str, file: str) -> Mapping[str, str]:

@@ -77,6 +77,17 @@ class DatabaseUnavailable(Unavailable):
 
 
 @dataclass(kw_only=True, eq=False)
+class DatabaseReadOnly(DatabaseUnavailable):
+    """Postgres answers, but takes no writes: a standby, or a failover that is under way."""
+
+    def __str__(self) -> str:
+        return (
+            f"Postgres is read-only: {self.cause}. It is a standby, or default_transaction_read_only is on. Point the database URL at the "
+            "primary, for example with several hosts and target_session_attrs=read-write."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class BrokerUnavailable(Unavailable):
     """Kafka cannot be reached; ``cause`` is the client's own message."""
 

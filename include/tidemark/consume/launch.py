@@ -13,20 +13,29 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
+
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from tidemark import project
 from tidemark.connections import Connections
 from tidemark.consume.process import child_env
-from tidemark.db import Connection, connect, session, transaction
+from tidemark.db import Connection, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.offsets import store
 
 POLL_S = 0.5
 KILL_WAIT_S = 10
+CLOSE_S = 2.0
+SILENT_S = 30.0
+"""After so long without an answer the log says that nothing is known of the run's progress."""
+OUTCOME_WAIT_S = 60
+"""How long a database that is away is asked again how an attempt ended: a failover takes about as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,19 @@ class DriverDied(Unavailable):
         return f"The driver of attempt {self.attempt_id} {how}. What it had committed stays; the next attempt goes on from there."
 
 
+@dataclass(kw_only=True, eq=False)
+class AttemptGone(Unavailable):
+    """The row of an attempt that was written is not there."""
+
+    attempt_id: int
+
+    def __str__(self) -> str:
+        return (
+            f"The row of attempt {self.attempt_id} is gone: Postgres was restored, or failed over to a replica that lagged behind. Offsets "
+            "went back together with the rows that they stand for, so the next run reads those records again."
+        )
+
+
 def run_attempt(
     name: str,
     connections: Connections,
@@ -139,7 +161,7 @@ def run_attempt(
     ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state twice a
     second, both in the caller's thread; ``on_start`` the process, for whoever must kill it. The driver dies with the calling thread.
     ``drain``: the run is one of the consumer's retry topics.
-    Raises one of the ``Attempt...`` errors or `DriverDied`.
+    Raises one of the ``Attempt...`` errors or `DriverDied`. While Postgres does not answer, the driver is followed all the same.
     """
     command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
     command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
@@ -163,7 +185,7 @@ def run_attempt(
         reader.start()
         while not _ended_within(driver, POLL_S):
             _drain(lines, on_log)
-            follow.show(on_progress)
+            follow.show(on_progress, on_log)
         reader.join(KILL_WAIT_S)
         _drain(lines, on_log)
     except BaseException as error:  # a time-out, Ctrl-C: nobody will follow the driver any more
@@ -200,27 +222,59 @@ def progress(database_url: str, attempt_id: int) -> Progress:
 
 
 class _Follow:
-    """Reads an attempt's state again and again over one session; a database that is away is the driver's to tell."""
+    """Reads an attempt's state again and again, over one session, in a thread of its own: Postgres may not answer for long, and whoever
+    follows the driver must not wait for that. A database that is away is the driver's to tell."""
 
     def __init__(self, database_url: str, attempt_id: int) -> None:
         self._url = database_url
         self._attempt_id = attempt_id
-        self._connection: Connection | None = None
+        self._seen: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        self._error: Exception | None = None
+        self._heard, self._heard_at = time.monotonic(), datetime.now(UTC)
+        self._silent = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look, name=f"follow {attempt_id}", daemon=True)
+        self._thread.start()
 
-    def show(self, on_progress: Callable[[Progress], None]) -> None:
-        try:
-            self._connection = self._connection or connect(self._url, application=f"tidemark follow {self._attempt_id}")
-            with transaction(self._connection) as cur:
-                seen, _ = _progress(cur, self._attempt_id)
-        except DatabaseUnavailable:
-            self.close()
-        else:
+    def show(self, on_progress: Callable[[Progress], None], on_log: Callable[[str], None]) -> None:
+        """The latest that was heard since the last call; and once, that nothing was heard for `SILENT_S`. Raises `AttemptGone`."""
+        if self._error is not None:
+            raise self._error
+        seen = None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                seen = self._seen.get_nowait()
+        if seen is not None:
             on_progress(seen)
+        silent = time.monotonic() - self._heard >= SILENT_S
+        if silent and not self._silent:
+            on_log(f"no answer from Postgres since {self._heard_at:%H:%M:%S} UTC attempt={self._attempt_id}")
+        elif self._silent and not silent:
+            on_log(f"Postgres answers again attempt={self._attempt_id}")
+        self._silent = silent
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        """Returns soon. A thread that still waits for Postgres ends when its session does, see `tidemark.db.CLIENT_DEFAULTS`."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+
+    def _look(self) -> None:
+        while not self._closing.wait(POLL_S):
+            try:
+                with session(self._url, application=f"tidemark follow {self._attempt_id}") as connection:
+                    self._watch(connection)
+            except DatabaseUnavailable:
+                continue
+            except Exception as error:  # noqa: BLE001 - `show` raises it in the caller's thread
+                self._error = error
+                return
+
+    def _watch(self, connection: Connection) -> None:
+        while not self._closing.wait(POLL_S):
+            with transaction(connection) as cur:
+                seen, _ = _progress(cur, self._attempt_id)
+            self._heard, self._heard_at = time.monotonic(), datetime.now(UTC)
+            self._seen.put(seen)
 
 
 def _ended_within(driver: subprocess.Popen[str], seconds: float) -> bool:
@@ -231,6 +285,12 @@ def _ended_within(driver: subprocess.Popen[str], seconds: float) -> bool:
     return True
 
 
+@retry(
+    retry=retry_if_exception_type(DatabaseUnavailable),
+    stop=stop_after_delay(OUTCOME_WAIT_S),
+    wait=wait_exponential(multiplier=0.5, max=5),
+    reraise=True,
+)
 def _ended(database_url: str, attempt_id: int, status: int) -> Progress:
     with session(database_url) as connection, transaction(connection) as cur:
         seen, error = _progress(cur, attempt_id)
@@ -254,7 +314,8 @@ def _abandon(database_url: str, attempt_id: int, error: BaseException) -> None:
 
 def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | None]:
     row = store.read_attempt(cur, attempt_id)
-    assert row is not None, attempt_id
+    if row is None:
+        raise AttemptGone(attempt_id=attempt_id)
     done = {(part["topic"], part["partition"]): part for part in store.attempt_ledger(cur, attempt_id)}
     parts = []
     for planned in row["planned"] or []:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from tidemark.kafka.reader import SETTINGS
 from tidemark.offsets.ranges import TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka import TopicCollection
     from confluent_kafka.admin import AdminClient
 
 REQUEST_TIMEOUT_S = 15
@@ -89,7 +90,10 @@ class Topic:
 
 
 class Cluster:
-    """Look-ups over one admin client; may be shared by threads. Raises `BrokerUnavailable` when nobody answers."""
+    """Look-ups over one admin client; may be shared by threads. Raises `BrokerUnavailable` when nobody answers.
+
+    A client remembers brokers, and goes on asking one that is away. So a client that got no answer is replaced.
+    """
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
@@ -118,9 +122,8 @@ class Cluster:
         wanted = list(dict.fromkeys(names))
         if not wanted:
             return []
-        futures = self._admin().describe_topics(TopicCollection(wanted), request_timeout=REQUEST_TIMEOUT_S)
         found, missing, denied = [], [], []
-        for name, future in futures.items():
+        for name, future in self._describe(TopicCollection(wanted)).items():
             try:
                 described = future.result()
             except KafkaException as error:
@@ -284,16 +287,37 @@ class Cluster:
         except KafkaException as error:
             raise self._unavailable(error) from error
 
+    def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
+        """The answers for these topics, all of them there. librdkafka asks the broker that it takes for the controller, and an old client
+        keeps asking it while it is away, though the others are healthy: then a new client is asked, once."""
+        new = self._client is None
+        while True:
+            futures: dict[str, Future[Any]] = self._admin().describe_topics(names, request_timeout=REQUEST_TIMEOUT_S)
+            wait(futures.values())
+            if new or not any(map(_unanswered, futures.values())):
+                return futures
+            self._client, new = None, True
+
     def _admin(self) -> AdminClient:
-        if self._client is None:
+        client = self._client
+        if client is None:
             from confluent_kafka.admin import AdminClient
 
-            self._client = connected(AdminClient, {**self._config, "log_level": "0"})
-        return self._client
+            client = self._client = connected(AdminClient, {**self._config, "log_level": "0"})
+        return client
 
     def _unavailable(self, error: Exception) -> BrokerUnavailable:
+        self._client = None
         detail = error.args[0] if error.args else error
         return BrokerUnavailable(cause=f"{self.servers}: {detail.str() if hasattr(detail, 'str') else detail}")
+
+
+def _unanswered(future: Future[Any]) -> bool:
+    """Did no broker answer? librdkafka's own errors are negative, a broker's are not."""
+    from confluent_kafka import KafkaException
+
+    error = future.exception()
+    return isinstance(error, KafkaException) and error.args[0].code() < 0
 
 
 def _without_leader(error: BaseException) -> bool:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
+import psycopg2.errors
 
-from tidemark.db import FIX_PATH, rows, session, statements, transaction
+from tidemark.db import FIX_PATH, rows, session, statements, transaction, unavailable
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality.conservation import Kind, Violation, check_conservation, group_number
 from tidemark.quality.judge import ExpectationError, Judged, copy_loaded, expose, judge
@@ -65,6 +66,8 @@ def validate(connection_url: str, run: Run, *, group: str, table: str, suite: Pa
             if connection.closed:  # and not that expectation's fault
                 raise DatabaseUnavailable(cause=str(error).strip()) from error
             raise
+        except psycopg2.errors.ReadOnlySqlTransaction as error:
+            raise unavailable(error) from error
 
 
 def _validate(connection: Connection, run: Run, group: str, table: str, suite: Suite | None, upsert: bool, started: float) -> Verdict:

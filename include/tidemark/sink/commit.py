@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from tidemark.db import FIX_PATH, connect, is_outage, session, transaction
+from tidemark.db import FIX_PATH, answering, connect, is_outage, release_if_lost, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
@@ -181,7 +181,7 @@ def commit_slice(
 
 def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
     """One transaction around steps ② to ⑤, which are ``store_parts``; returns what it returns once that is stored for sure."""
-    with contextlib.closing(connect(target.database_url, application=target.application)) as connection:
+    with contextlib.closing(connect(target.database_url, application=target.application)) as connection, answering(connection):
         try:
             with connection.cursor() as cur:
                 reached(Step.BEGIN, parts[0])
@@ -189,6 +189,7 @@ def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor
                     f"{FIX_PATH}; SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true)",
                     (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)),
                 )
+                release_if_lost(cur)
                 receipts = store_parts(cur)
         except psycopg2.Error as error:
             raise translated(error, target.layout.table, parts[0], of_rows=False) from error

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import is_outage, statements
-from tidemark.errors import Broken, DatabaseUnavailable, Refused
+from tidemark.db import is_outage, statements, unavailable
+from tidemark.errors import Broken, Refused
 from tidemark.offsets.ranges import Slice
 from tidemark.sink import kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
@@ -238,7 +238,7 @@ def copy(
 def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool) -> Exception:
     """Postgres' error as ours: an outage, or rows that were refused. ``of_rows``: rows were on their way, and could be to blame."""
     if is_outage(error):
-        return DatabaseUnavailable(cause=str(error).strip())
+        return unavailable(error)
     message = error.diag.message_primary or str(error).strip()
     text = " ".join(said if said.endswith(".") else f"{said}." for said in (message, error.diag.message_detail) if said)
     if error.pgcode in NOT_FOUND:

@@ -1,0 +1,72 @@
+"""A way to Postgres that can be lost without a word: connections stay open, and nothing passes any more."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
+
+
+class BlackHole:
+    """A TCP proxy on loopback, whose address is `url`.
+
+    ``swallow``: what comes is acknowledged and thrown away. ``stand_still``: nothing is taken, so the windows close.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or parse_qs(parts.query).get("host", ["127.0.0.1"])[0]
+        self._port = parts.port or 5432
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"postgresql://{parts.netloc.rpartition('@')[0]}@127.0.0.1:{self._listener.getsockname()[1]}{parts.path}?sslmode=disable"
+        self.swallow, self.stand_still, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._open: list[socket.socket] = []
+        self._start(self._accept)
+
+    def close(self) -> None:
+        self._closing.set()
+        for each in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _start(self, act: object, *arguments: object) -> None:
+        threading.Thread(target=act, args=arguments, daemon=True).start()  # type: ignore[arg-type]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = self._connect()
+                self._open += [client, server]
+                self._start(self._pass, client, server)
+                self._start(self._pass, server, client)
+
+    def _connect(self) -> socket.socket:
+        if not self._host.startswith("/"):
+            return socket.create_connection((self._host, self._port))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{self._host}/.s.PGSQL.{self._port}")
+        return server
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if self.stand_still.is_set():
+                    self._closing.wait()
+                    return
+                if not self.swallow.is_set():
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def before(url: str) -> Iterator[BlackHole]:
+    """Between clients and the Postgres at ``url``."""
+    hole = BlackHole(url)
+    try:
+        yield hole
+    finally:
+        hole.close()

@@ -1,0 +1,42 @@
+"""Kafka of which one broker of three is away: look-ups go on with the other two."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests import kafka_trio
+from tests.kafka_trio import Node, Trio
+from tests.points import until
+
+from tidemark.kafka.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def trio() -> Iterator[Trio]:
+    with tempfile.TemporaryDirectory(prefix="tidemark-trio-") as folder, kafka_trio.running(Path(folder)) as trio:
+        yield trio
+
+
+def controller(cluster: Cluster, trio: Trio) -> Node:
+    """The broker that the client's metadata call controller; in KRaft any broker that is up may be."""
+    number = cluster._admin().list_topics(timeout=10).controller_id
+    return next(node for node in trio.nodes if node.number == number)
+
+
+@pytest.mark.parametrize("strike", [Node.freeze, Node.kill], ids=["frozen", "killed"])
+def test_client_that_lives_long_describes_topics_while_its_controller_is_away(trio: Trio, strike: Callable[[Node], None]) -> None:
+    """Two of three brokers are healthy. The one that the client has stuck to costs it one time-out and no more."""
+    topic = trio.create(f"orders-{strike.__name__}", 3)
+    cluster = Cluster({"bootstrap.servers": trio.servers})
+    (before,) = until(lambda: cluster.topics([topic], missing_ok=True), "the topic is known")
+    node = controller(cluster, trio)
+    strike(node)
+    try:
+        for _ in range(2):
+            assert [one.kafka_uuid for one in cluster.topics([topic])] == [before.kafka_uuid]
+    finally:
+        node.revive()
+        until(lambda: kafka_trio.brokers(trio.servers) == 3, "it is back")

@@ -1,0 +1,183 @@
+"""A Postgres that has fallen silent: nobody waits for it longer than is written down, and its locks are let go."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Iterator
+
+import psycopg2
+import pytest
+from tests import black_hole
+from tests.black_hole import BlackHole
+from tests.ledger import DDL, Group, eventually, rows
+
+from tidemark import db
+from tidemark.consume import launch
+from tidemark.consume.launch import AttemptGone
+from tidemark.db import answering, session, transaction
+from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable
+from tidemark.offsets.ranges import Slice
+from tidemark.sink import commit as commit_module
+from tidemark.sink.tally import Judged
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel tells of a connection")
+
+
+@pytest.fixture
+def hole(database_url: str) -> Iterator[BlackHole]:
+    with black_hole.before(database_url) as hole:
+        yield hole
+
+
+@pytest.fixture
+def group(database_url: str) -> Iterator[Group]:
+    with contextlib.closing(psycopg2.connect(database_url)) as watch:
+        group = Group(database_url, watch)
+        group.sql(DDL)
+        yield group
+        group.check_conserved()
+
+
+def shown(url: str, *names: str) -> dict[str, str]:
+    with session(url) as connection:
+        told = connection.get_dsn_parameters()
+        return {name: told[name] for name in names}
+
+
+def test_session_has_bounds_by_default_and_the_url_wins(database_url: str) -> None:
+    """A peer that vanished is noticed by the kernel, in a minute, unless the user knows better."""
+    names = ("connect_timeout", "keepalives_idle", "tcp_user_timeout")
+    assert shown(database_url, *names) == {"connect_timeout": "10", "keepalives_idle": "30", "tcp_user_timeout": "60000"}
+    more = "&" if "?" in database_url else "?"
+    assert shown(f"{database_url}{more}connect_timeout=3&tcp_user_timeout=5000", *names) == {
+        "connect_timeout": "3",
+        "keepalives_idle": "30",
+        "tcp_user_timeout": "5000",
+    }
+
+
+@linux
+def test_server_lets_a_commits_locks_go_when_its_client_has_vanished(hole: BlackHole, group: Group, monkeypatch) -> None:
+    """By its own keepalives, which by default begin after two hours. They are the transaction's, so a pooler hands on none of them."""
+    with session(hole.url) as connection:
+        with transaction(connection) as cur:
+            db.release_if_lost(cur)
+            assert keepalives(cur) == ["30", "10", "3", "60000"]
+        with transaction(connection) as cur:
+            assert keepalives(cur) != ["30", "10", "3", "60000"]
+    seen = []
+    monkeypatch.setattr(commit_module, "release_if_lost", seen.append)
+    group.commit(group.slice())
+    assert len(seen) == 1
+
+
+def keepalives(cur: db.Cursor) -> list[str]:
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    cur.execute("SELECT name, setting FROM pg_settings WHERE name = ANY (%s)", (list(names),))
+    found = dict(cur.fetchall())
+    return [found[name] for name in names]
+
+
+def endless(part: Slice, hole: BlackHole, way: str) -> Iterator[Judged]:
+    """More rows than the buffers on the way hold; after the first, nothing passes."""
+    for offset in range(part.start, part.end):
+        yield Judged(rows(part, [offset], "x" * 1_000_000))
+        getattr(hole, way).set()
+
+
+@linux
+def test_copy_to_a_peer_that_takes_nothing_is_an_outage(hole: BlackHole, group: Group) -> None:
+    """The peer's window is closed, and its kernel acknowledges every probe of it: ``tcp_user_timeout`` ends that too."""
+    part = group.slice(end=200)
+    begun = time.monotonic()
+    with pytest.raises(DatabaseUnavailable):
+        group.commit(part, endless(part, hole, "stand_still"), url=f"{hole.url}&tcp_user_timeout=2000")
+    assert time.monotonic() - begun < 60
+    hole.close()
+    eventually(lambda: not group.sessions())
+    assert group.counted() == (0, 0, 0, 0)
+
+
+@linux
+def test_commit_that_is_never_answered_is_an_outage(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer takes everything and says nothing, as a pooler that is stuck: the session is given up, and stores nothing."""
+    monkeypatch.setattr(commit_module, "answering", lambda connection: answering(connection, 1.0))
+    part = group.slice(end=3)
+    with pytest.raises(DatabaseUnavailable):
+        group.commit(part, endless(part, hole, "swallow"), url=hole.url)
+    hole.close()
+    eventually(lambda: not group.sessions())
+    assert group.counted() == (0, 0, 0, 0)
+
+
+@linux
+def test_server_that_works_is_not_given_up(database_url: str) -> None:
+    """Bytes that pass, and time between two statements, are no silence."""
+    with session(database_url) as connection, answering(connection, 1.0), transaction(connection) as cur:
+        for _ in range(3):
+            cur.execute("SELECT pg_sleep(0.5)")
+        time.sleep(1.5)
+        cur.execute("SELECT 1")
+
+
+def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: str, group: Group) -> None:
+    """A standby, or a primary that a failover has not made one yet: a later try may find another."""
+    more = "&" if "?" in database_url else "?"
+    url = f"{database_url}{more}options=-cdefault_transaction_read_only%3Don"
+    part = group.slice()
+    with pytest.raises(DatabaseReadOnly, match="target_session_attrs=read-write") as raised:
+        group.commit(part, url=url)
+    assert raised.value.retriable
+    with session(url) as connection, pytest.raises(DatabaseReadOnly), transaction(connection) as cur:
+        cur.execute("DELETE FROM tidemark.attempt")
+
+
+def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows a driver does not wait for Postgres: the driver's own words still come through, and a kill still kills."""
+    follow = launch._Follow(hole.url, group.attempt())
+    heard: list[launch.Progress] = []
+    said: list[str] = []
+    try:
+        eventually(lambda: follow.show(heard.append, said.append) or heard)
+        assert said == []
+        monkeypatch.setattr(launch, "SILENT_S", 1.0)
+        hole.swallow.set()
+        eventually(lambda: follow.show(heard.append, said.append) or said)
+        begun = time.monotonic()
+        follow.show(heard.append, said.append)
+        assert time.monotonic() - begun < 1
+        assert len(said) == 1
+        assert re.match(r"no answer from Postgres since \d\d:\d\d:\d\d UTC", said[0])
+    finally:
+        hole.close()
+        follow.close()
+
+
+def test_follower_whose_attempt_is_gone_says_what_happened(group: Group) -> None:
+    """A failover to a replica that lagged, or a restore, takes the attempt's row away, and what it committed with it."""
+    attempt = group.attempt()
+    follow = launch._Follow(group.url, attempt)
+    heard: list[launch.Progress] = []
+    try:
+        eventually(lambda: follow.show(heard.append, heard.append) or heard)
+        group.sql("DELETE FROM tidemark.attempt WHERE attempt_id = %s", attempt)
+        with pytest.raises(AttemptGone, match=f"attempt {attempt} is gone.*the next run reads"):
+            eventually(lambda: follow.show(heard.append, heard.append))
+    finally:
+        follow.close()
+    with pytest.raises(AttemptGone):
+        launch.progress(group.url, attempt)
+    assert AttemptGone.retriable
+
+
+def test_end_of_an_attempt_is_asked_for_again_while_the_server_is_read_only(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover that takes less than a minute leaves no attempt RUNNING whose driver has died."""
+    attempt = group.attempt()
+    ways = iter([f"{group.url}{'&' if '?' in group.url else '?'}options=-cdefault_transaction_read_only%3Don"])
+    monkeypatch.setattr(launch, "session", lambda url: session(next(ways, url)))
+    with pytest.raises(launch.DriverDied):
+        launch._ended(group.url, attempt, -9)
+    assert group.sql("SELECT state FROM tidemark.attempt WHERE attempt_id = %s", attempt) == [("FAILED",)]

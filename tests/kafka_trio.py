@@ -1,0 +1,117 @@
+"""Three brokers that are controllers too, on loopback: a cluster that loses one of them and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.points import until
+from tidemark.local import ports, processes
+from tidemark.local.kafka import Kafka, cluster_id
+
+HEAP = "-Xmx256m"
+
+
+class Node(Kafka):
+    """One of the three; ``voters`` are all of them."""
+
+    def __init__(self, folder: Path, number: int, port: int, controller_port: int, voters: str, cluster: str) -> None:
+        super().__init__(folder, port)
+        self.number, self._voters, self._cluster = number, voters, cluster
+        folder.mkdir()
+        self.remember(replace(self.remembered(), controller_port=controller_port))
+
+    def answers(self) -> bool:
+        assert self.asked_port is not None
+        return ports.accepts(self.asked_port)
+
+    def freeze(self) -> None:
+        """It keeps its connections, and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def revive(self) -> None:
+        """Returns when it runs again, frozen or killed before."""
+        if self.process() is None:
+            self.start(lambda _: None)
+        self.thaw()
+        self.wait(lambda _: None)
+
+    def _signal(self, number: int) -> None:
+        process = self.process()
+        if process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def _initialise(self, fresh: Path) -> str | None:
+        settings = f"{fresh.name}.properties"
+        self._write_settings(settings, port=9092, controller_port=9093, data=fresh.name)
+        command = [*self._java(), "kafka.tools.StorageTool", "format", "-t", self._cluster, "-c", settings]
+        return processes.run(command, folder=self.folder, limit_s=120, account=None, environment=os.environ)
+
+    def _java(self, *options: str) -> list[str]:
+        return super()._java(*(HEAP if option.startswith("-Xmx") else option for option in options))
+
+    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
+        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
+        file = self.folder / name
+        lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        lines |= {"node.id": str(self.number), "controller.quorum.voters": self._voters, "log.cleaner.dedupe.buffer.size": "4194304"}
+        file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+
+
+class Trio:
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+
+    @property
+    def servers(self) -> str:
+        return ",".join(f"{ports.HOST}:{node.asked_port}" for node in self.nodes)
+
+    def create(self, name: str, partitions: int) -> str:
+        """A topic with a replica on each broker, led as soon as this returns."""
+        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        admin.create_topics([NewTopic(name, partitions, 3)])[name].result()
+        until(lambda: len(admin.list_topics(name, timeout=10).topics[name].partitions) == partitions, "the topic is there")
+        return name
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Trio]:
+    """Three brokers, up within the block."""
+    taken: list[int] = []
+    while len(taken) < 6:
+        taken.append(ports.find_free(besides=taken))
+    voters = ",".join(f"{number + 1}@{ports.HOST}:{taken[2 * number + 1]}" for number in range(3))
+    cluster = cluster_id()
+    nodes = [Node(folder / f"kafka-{n + 1}", n + 1, taken[2 * n], taken[2 * n + 1], voters, cluster) for n in range(3)]
+    try:
+        for node in nodes:
+            node.prepare(lambda _: None)
+            node.start(lambda _: None)
+        for node in nodes:
+            node.wait(lambda _: None)
+        trio = Trio(nodes)
+        until(lambda: brokers(trio.servers) == 3, "three brokers have found each other", within_s=90)
+        yield trio
+    finally:
+        for node in nodes:
+            node.thaw()
+            node.kill()
+
+
+def brokers(servers: str) -> int:
+    try:
+        return len(AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=5).brokers)
+    except KafkaException:
+        return 0
