@@ -43,6 +43,7 @@ class Claimant:
     """Who claims: an attempt, for a group; ``owner`` is what stands on the rows.
 
     ``member_id`` is set where the group protocol says who it is: then a claim holds only as long as the group has this member.
+    ``by_name``: its partitions were named one by one, so one without a position is not new in its topic, but was not read so far.
     """
 
     group: str
@@ -53,6 +54,7 @@ class Claimant:
     owner: str
     seat: str | None = None
     member_id: str | None = None
+    by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +223,8 @@ def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Co
         for partition in (partition for partition in topic.all() if partition in partitions):
             try:
                 # what is new under a name that the group has read is read from its start, also under `latest`
-                log_ = found.logs[partition]
-                claims.append(_claim(connection, me, ids[topic.name], log_, log_now, found.backfill, topic_known=bool(mine or old)))
+                log_, topic_known = found.logs[partition], bool(old) or (bool(mine) and not me.by_name)
+                claims.append(_claim(connection, me, ids[topic.name], log_, log_now, found.backfill, topic_known=topic_known))
             except ClaimRefused as error:
                 if me.member_id is None:
                     raise
