@@ -147,7 +147,7 @@ class GroupSeat:
 
     @property
     def settled(self) -> bool:
-        return self._member.settled
+        return self._member.settled and self.held.complete
 
     def see(self, found: Found) -> None:
         """Reads on up to other ends."""
