@@ -33,8 +33,8 @@ from tidemark.offsets import store
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import ToEarliest
 from tidemark.rewind.plan import plan
-from tidemark.rewind.scope import Scope
 from tidemark.spec import ConsumerSpec, load_consumer
+from tidemark.spec.scope import Scope
 
 RATIO = "supersede/delete_returning"
 BAR = 1.5

@@ -35,13 +35,14 @@ def main() -> int:
 
 def _consume(options: argparse.Namespace) -> None:
     from tidemark.consume import run
+    from tidemark.consume.fixed import narrowed
     from tidemark.consume.run import consume, open_attempt
     from tidemark.offsets.store import TaskIdentity
     from tidemark.spec import find_consumer
     from tidemark.spec.transform import import_from, load_permanent, load_transform
 
     connections = from_env()
-    spec = find_consumer(options.name, options.consumers or project.consumers())
+    spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)
     folders = [*options.transforms, project.transforms()]
     import_from(folders)  # an assignor of the user's is needed before the transform is
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--consumers", type=Path, metavar="DIR", help="where the consumers' files are")
     parser.add_argument("--transforms", type=Path, action="append", default=[], metavar="DIR", help="a further folder of transforms")
     parser.add_argument("--drain", action="store_true", help="read what is due in its retry topics, and not its topics")
+    parser.add_argument("--partition", action="append", default=[], metavar="TOPIC:0,1,5-9", help="read only these partitions")
     parser.add_argument("--attempt", type=int, metavar="ID", help="the attempt whose row is written")
     return parser
 

@@ -26,6 +26,7 @@ from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, SPARK_MASTER, 
 from tidemark.consume import launch, run
 from tidemark.consume.check import sink_ddl
 from tidemark.consume.describe import layout_of
+from tidemark.consume.fixed import narrowed
 from tidemark.consume.work import Work, consume_slice
 from tidemark.db import Connection
 from tidemark.errors import TidemarkError
@@ -193,9 +194,10 @@ class Scenario:
         task: TaskIdentity | None = None,
         drain: bool = False,
         backfill_of: int | None = None,
+        partitions: Sequence[str] = (),
     ) -> launch.Progress:
         """One run in this process, or one drain, or one of what a rewind has skipped; raises what made it fail."""
-        spec = self.spec
+        spec = narrowed(self.spec, partitions)
         attempt = self.attempt_id = run.open_attempt(self.database_url, spec.group, task or TaskIdentity(), backfill_of=backfill_of)
         self.engine = None
 

@@ -30,8 +30,8 @@ from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
 from tidemark.rewind.model import FromFile
 from tidemark.rewind.plan import plan
-from tidemark.rewind.scope import Scope
 from tidemark.sink.steps import Step
+from tidemark.spec.scope import Scope
 
 PARTITIONS, BACKLOG, SLICE = 4, 20, 40
 """Partitions, rounds of the feed that are there before anybody reads, and offsets of a batch."""

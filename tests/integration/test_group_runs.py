@@ -15,8 +15,9 @@ from tests.scenario import Scenario
 
 from tidemark.consume import claims, launch
 from tidemark.db import session
-from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.errors import BadInput, DatabaseUnavailable, Fenced
 from tidemark.group.coordinator import Coordinator, Leaving
+from tidemark.group.member import Member
 from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import TaskIdentity
 
@@ -37,6 +38,11 @@ class Team:
             first = self.produced[partition]
             self.scenario.topics.produce(self.topic, [f"{partition}-{first + number}" for number in range(count)], partition=partition)
             self.produced[partition] += count
+
+    def next_run(self) -> None:
+        """Another DAG run, with as much to read."""
+        self.run_id += 1
+        self.produce()
 
     def task(self, member: int, try_number: int = 1) -> TaskIdentity:
         return TaskIdentity("consume__team", f"run {self.run_id}", "consume", member, try_number)
@@ -137,6 +143,59 @@ def test_claim_that_is_the_first_to_find_the_member_removed_joins_again(team: Te
     monkeypatch.setattr(claims, "claim_all", removed)
     assert team.scenario.run(task=team.task(0), before=fail_once).records == PARTITIONS * RECORDS
     assert team.describe() == 0
+    team.check()
+
+
+def test_static_member_that_takes_the_seat_of_one_killed_before_it_left_reads_on(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partitions are released, and the group is still Stable in the same generation: no rebalance will follow."""
+    with monkeypatch.context() as killed:
+        killed.setattr(Member, "_leave", lambda member, reason: None)
+        team.scenario.run(task=team.task(0))
+    assert team.describe() == 1
+    team.next_run()
+    assert team.scenario.run(task=team.task(0)).records == PARTITIONS * RECORDS
+    assert team.describe() == 0
+    team.check()
+
+
+def taken(team: Team, generation: str) -> None:
+    """Somebody else claims the partitions in this generation."""
+    team.scenario.sql(
+        f"UPDATE tidemark.partition_offset SET owner = 'somebody else', owner_epoch = owner_epoch + 1, generation = ({generation})"
+    )
+
+
+def test_run_whose_partitions_somebody_outside_the_group_has_taken_does_not_end_well(team: Team) -> None:
+    """No rebalance will give them back: a run by hand is newer than this one."""
+    team.scenario.run(task=team.task(0))
+    team.next_run()
+    calls = itertools.count(1)
+
+    def take(_: Slice) -> None:
+        if next(calls) == 1:
+            taken(team, "SELECT nextval('tidemark.generation')")
+
+    with pytest.raises(Fenced):
+        team.scenario.run(task=team.task(0), before=take)
+    assert team.scenario.attempt()["error"]["kind"] == "fenced"
+    assert team.describe() == 0
+
+
+def test_run_that_was_too_late_to_claim_waits_for_the_rebalance_that_follows(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group went on to another generation, and its claims were first; the next generation is this member's as well."""
+    team.scenario.run(task=team.task(0))
+    team.next_run()
+    calls = itertools.count(1)
+    claim: Callable[..., Any] = claims.claim_all
+
+    def late(connection: Any, me: Any, *arguments: Any) -> Any:
+        if next(calls) == 1:
+            team.scenario.sql("UPDATE tidemark.consumer_group SET generation = nextval('tidemark.generation')")
+            taken(team, "SELECT generation FROM tidemark.consumer_group")
+        return claim(connection, me, *arguments)
+
+    monkeypatch.setattr(claims, "claim_all", late)
+    assert team.scenario.run(task=team.task(0)).records == PARTITIONS * RECORDS
     team.check()
 
 

@@ -13,6 +13,7 @@ import yaml
 from tidemark import project
 from tidemark.quality import load_suite
 from tidemark.spec import ConsumerSpec, load_consumer
+from tidemark.spec.model import FILLED_IN
 from tidemark.transform import Fail, Record
 
 README = (project.root() / "README.md").read_text(encoding="utf-8")
@@ -59,10 +60,8 @@ def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
     load_consumer(tmp_path / "orders.yaml")
     (tmp_path / "live.yaml").write_text(re.sub(r"^(run|schedule):.*\n", "", text, flags=re.MULTILINE) + continuous)
     load_consumer(tmp_path / "live.yaml")
-    assert set(yaml.safe_load(text)) | set(yaml.safe_load(continuous)) | {"topic_pattern"} == set(ConsumerSpec.model_fields) - {
-        "name",
-        "source",
-    }
+    shown = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous))
+    assert shown | {"topic_pattern"} == set(ConsumerSpec.model_fields) - set(FILLED_IN)
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((project.root() / "docs").glob("*.md")))])

@@ -100,6 +100,15 @@ def test_a_full_file_is_read_as_it_stands(write):
     }
 
 
+def test_fixed_partitions_are_written_as_numbers_and_ranges(write):
+    """YAML reads a lone one as a number, and needs quotes around a comma between braces."""
+    spec = load_consumer(write(SMALL + 'partitions: {flights: "7,0-2"}\n'))
+    assert str(spec.fixed) == "flights:0-2,7"
+    assert str(load_consumer(write(SMALL + "partitions:\n  flights: 3\n")).fixed) == "flights:3"
+    assert str(load_consumer(write(SMALL)).fixed) == "all"
+    assert hash(spec) == hash(copy.deepcopy(spec))
+
+
 def test_a_spec_is_a_value(write):
     """Specs are frozen, compare and hash by what they say, and survive pickling and copying."""
     path = write(FULL)

@@ -175,6 +175,38 @@ def test_a_wrong_value_is_pointed_at_and_told_with_its_fix(tmp_path, line, colum
     assert bool(found[0].fix) is bool(fix)
 
 
+FIXED = [
+    # the fourth line of the file, column and length of the place, message, fix
+    ("partitions: {flights: 2-0}", 23, 3, 'partitions.flights is not a list of partitions: "2-0"', "write 0-2 for 2-0"),
+    ("partitions: {flights: x}", 23, 1, 'partitions.flights is not a list of partitions: "x"', "write 0-2, or 0,4,7-9"),
+    ("partitions: {flights: -1}", 23, 2, "partitions.flights is not a list of partitions: -1", "write 0-2, or 0,4,7-9"),
+    ("partitions: {flights: yes}", 23, 3, "partitions.flights is not a list of partitions: yes", 'write 0-2, or "0,4,7-9" in quotes'),
+    ("partitions: {flights: [0, 4]}", 23, 6, "partitions.flights is not a list of partitions: a list", 'write 0-2, or "0,4,7-9" in quotes'),
+    ("partitions: 0-2", 13, 3, 'partitions is not a mapping: "0-2"', "write {flights: 0-2}"),
+    ("partitions:", 1, 10, "partitions is empty: nothing", "write a value, or remove the key"),
+    ("partitions: {}", 1, 10, 'partitions names none of "flights"', "add flights: 0-2"),
+    ("partitions: {fligths: 0-2, flights: 0}", 14, 7, 'partitions names "fligths", which is not one of topics', "write flights"),
+    ("partitions: {orders: 0-2, flights: 0}", 14, 6, 'partitions names "orders", which is not one of topics', "add the topic to topics"),
+    ("{partitions: {flights: 0-2}, members: 3}", 1, 10, "partitions cannot be fixed where 3 members share them", "write members: 1"),
+]
+
+
+@pytest.mark.parametrize(("line", "column", "length", "message", "fix"), FIXED, ids=[row[0] for row in FIXED])
+def test_fixed_partitions_are_numbers_of_topics_that_the_consumer_reads(tmp_path, line, column, length, message, fix):
+    """Each topic has its entry, and each entry is of a topic; one consumer reads them, without group management."""
+    text = line.strip("{}").replace(", members", "\nmembers") if line.startswith("{") else line
+    (found,) = [one for one in refused(tmp_path, f"{SMALL}{text}\n").problems if message in one.message]
+    assert (found.line, found.column, found.length) == (4, column, length)
+    assert fix in found.fix
+
+
+def test_partitions_of_topics_that_come_by_a_pattern_cannot_be_fixed(tmp_path):
+    """Which topics those are is not known before the run."""
+    text = "topic_pattern: flights-.*\ntransform: m:f\nsink: {table: t}\npartitions: {flights-eu: 0}\n"
+    (problem,) = refused(tmp_path, text).problems
+    assert (problem.line, problem.message) == (4, "partitions cannot be fixed where topics come by a pattern")
+
+
 SOURCES = [
     ("topics: []", "topics is empty", "write at least one topic"),
     ("topics: [a, a]", "topics[1] stands twice", "remove one"),
@@ -335,6 +367,9 @@ def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
     paths = []
     for name, field in kind.model_fields.items():
         if kind is model.ConsumerSpec and name in model.FILLED_IN:
+            continue
+        if name == "root":  # the model is its one value, a mapping
+            paths.append(f"{above}*")
             continue
         paths.append(f"{above}{name}")
         inner = explain._model_of(field.annotation)

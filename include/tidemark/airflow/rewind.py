@@ -26,10 +26,10 @@ from tidemark.airflow.form import LET_THROUGH, ApproveOperator, by_hand, refuse_
 from tidemark.airflow.operators import ConsumeOperator, spec_of
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
-from tidemark.rewind.scope import Scope
 from tidemark.spec import ConsumerSpec, OnFailure, Run, read_folder
 from tidemark.spec.model import Approval
 from tidemark.spec.problem import quoted
+from tidemark.spec.scope import Scope
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

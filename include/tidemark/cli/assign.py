@@ -10,6 +10,7 @@ from tidemark.cli.options import OutputFormat, plain_table, print_json, stdout
 from tidemark.connections import from_env
 from tidemark.consume.seat import instance_id, metadata_of
 from tidemark.db import session, transaction
+from tidemark.errors import BadInput
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment, find_assignor
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -30,6 +31,8 @@ def show_assignment(
     output: OutputFormat,
 ) -> None:
     spec = find_consumer(name, consumers or project.consumers())
+    if spec.partitions is not None:
+        raise BadInput(what=name, found="its file fixes its partitions", fix="Nothing is assigned: tidemark offsets shows who has them.")
     connections = from_env()
     import_from(transforms)
     assignor = find_assignor((assignors or spec.assignment)[0])

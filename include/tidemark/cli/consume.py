@@ -14,6 +14,7 @@ from tidemark import project
 from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
 from tidemark.connections import Connections, from_env
 from tidemark.consume import launch
+from tidemark.consume.fixed import narrowed
 from tidemark.consume.run import open_attempt
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
@@ -26,9 +27,17 @@ HEADINGS = ("loaded", "skipped", "retry", "failed", "other", "rows")
 """`COUNTS`, short enough for a terminal; other: compaction gaps, transaction markers, rows filtered away."""
 
 
-def consume_once(name: str, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat, *, drain: bool = False) -> None:
-    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises what `run_shown` does."""
-    spec = find_consumer(name, consumers or project.consumers())
+def consume_once(
+    name: str,
+    consumers: Path | None,
+    transforms: Sequence[Path],
+    output: OutputFormat,
+    *,
+    drain: bool = False,
+    partitions: Sequence[str] = (),
+) -> None:
+    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises what `narrowed` and `run_shown` do."""
+    spec = narrowed(find_consumer(name, consumers or project.consumers()), partitions)
     _print(spec.group, run_shown(spec, from_env(), consumers, transforms, drain=drain), output)
 
 
@@ -85,6 +94,7 @@ def run_shown(
                 on_log=lines.append,
                 on_progress=show,
                 drain=drain,
+                partitions=[str(item) for item in spec.only.items],
             )
         except TidemarkError:
             bar.stop()

@@ -14,8 +14,8 @@ from tidemark.db import Cursor, session, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
-from tidemark.rewind.scope import Scope
 from tidemark.spec import find_consumer, format_duration, parse_duration
+from tidemark.spec.scope import Scope
 
 MOST = 10_000
 """Partitions that a range may name."""

@@ -77,11 +77,19 @@ def sink_ddl(
 
 
 @app.command()
-def consume(name: Name, consumers: Consumers = None, transforms: Transforms = None, output: Output = OutputFormat.TABLE) -> None:
+def consume(
+    name: Name,
+    partition: Annotated[
+        list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Read only these partitions; may be given several times.")
+    ] = None,
+    consumers: Consumers = None,
+    transforms: Transforms = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
     """Read what is in the topics now, load it, stop."""
     from tidemark.cli.consume import consume_once
 
-    consume_once(name, consumers, transforms or [], output)
+    consume_once(name, consumers, transforms or [], output, partitions=partition or [])
 
 
 @app.command()

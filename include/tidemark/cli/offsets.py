@@ -34,7 +34,7 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
             filling = [one for one in backfills(cur, spec.group) if one.left]
     cluster = Cluster(connections.kafka)
     topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
-    partitions = [partition for topic in topics for partition in topic.all()]
+    partitions = [partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition)]
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     rows = lags(positions, uuids, cluster.log_starts(partitions), cluster.stable_ends(partitions))
     if output is OutputFormat.JSON:

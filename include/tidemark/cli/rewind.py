@@ -250,8 +250,8 @@ def _planned(
     from tidemark import project
     from tidemark.rewind.plan import plan as make_plan
     from tidemark.rewind.scenario import Problems, check_reason, parse_expiry
-    from tidemark.rewind.scope import Scope
     from tidemark.spec import find_consumer
+    from tidemark.spec.scope import Scope
 
     problems, folder = Problems(), consumers or project.consumers()
     specs = [problems.attempt(lambda name=name: find_consumer(name, folder)) for name in dict.fromkeys(names)]  # type: ignore[misc]

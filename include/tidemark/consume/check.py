@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tidemark import project, schema
 from tidemark.connections import database_url, kafka_config
 from tidemark.consume.describe import SparkSchema, layout_of, output_of
+from tidemark.consume.fixed import problems_of
 from tidemark.db import session
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
@@ -141,6 +142,7 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
             message = f'there is no topic "{name}" on {cluster.servers}'
             report.problems.append(report.spec.problem(("topics", names.index(name)), message, "create it, or correct the name"))
         topics = cluster.topics(name for name in names if name not in error.topics)
+    report.problems += problems_of(report.spec, topics)
     retention = cluster.retention([topic.name for topic in topics])
     report.topics = [TopicFound(topic, retention[topic.name]) for topic in topics]
 

@@ -43,6 +43,7 @@ class Claimant:
     """Who claims: an attempt, for a group; ``owner`` is what stands on the rows.
 
     ``member_id`` is set where the group protocol says who it is: then a claim holds only as long as the group has this member.
+    ``by_name``: its partitions were named one by one, so one without a position is not new in its topic, but was not read so far.
     """
 
     group: str
@@ -53,6 +54,7 @@ class Claimant:
     owner: str
     seat: str | None = None
     member_id: str | None = None
+    by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,18 @@ class Holding(RebalanceListener):
         self._connection, self._cluster, self._found, self._me = connection, cluster, found, me
         self._claims: dict[TopicPartition, Claim] = {}
         self._unborn: set[TopicPartition] = set()
+        self._refused: set[TopicPartition] = set()
         self._planned: dict[TopicPartition, dict[str, object]] = {}
         self._stored_at = time.monotonic()
 
     @property
     def found(self) -> Found:
         return self._found
+
+    @property
+    def complete(self) -> bool:
+        """Is all that was assigned claimed? A run that could not claim a partition has not read it, so it must not end as if it had."""
+        return not self._refused
 
     @property
     def claims(self) -> list[Claim]:
@@ -137,23 +145,27 @@ class Holding(RebalanceListener):
         """Claims each in order: its epoch rises, its position comes back. Writes to the attempt what will be read of them.
 
         Makes the rows that are missing, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. Each partition
-        is a transaction of its own. Raises `OffsetOutOfRange`, `NoPosition` or `TopicRecreated`; what was claimed stays so. A partition
-        that a newer generation holds is left out under the group protocol, where the next rebalance says whose it is; else `ClaimRefused`.
+        is a transaction of its own. Raises `OffsetOutOfRange`, `NoPosition`, `TopicRecreated` or `ClaimRefused`; what was claimed stays so.
+        A partition that a newer generation of the same group holds is claimed with the next assignment, if it is still in it: the member
+        has not heard of the rebalance yet.
         """
         me = self._me()
-        known = [partition for partition in partitions if partition in self._found.logs]
+        known = sorted(partition for partition in {*partitions, *self._refused} if partition in self._found.logs)
         self._unborn = (self._unborn | set(partitions)) - set(known)  # they are read as soon as a look has found them
         for claim in claim_all(self._connection, me, self._found, known, self._log_now):
             self._claims[claim.partition] = claim
+        self._refused = set(known) - self._claims.keys()
         self._note_plan()
         self._store_plan(me)
-        log.info("partitions claimed group=%s attempt=%s generation=%s partitions=%s", me.group, me.attempt_id, me.generation, len(known))
+        claimed = len(known) - len(self._refused)
+        log.info("partitions claimed group=%s attempt=%s generation=%s partitions=%s", me.group, me.attempt_id, me.generation, claimed)
 
     def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Gives partitions back. What is already somebody else's is left alone."""
         me = self._me()
         self._store_plan(me)
         self._unborn -= set(partitions)
+        self._refused -= set(partitions)
         held = [self._claims.pop(partition) for partition in partitions if partition in self._claims]
         with transaction(self._connection) as cur:
             for claim in held:
@@ -162,6 +174,7 @@ class Holding(RebalanceListener):
     def on_partitions_lost(self, partitions: Partitions) -> None:
         """They are not ours to give back."""
         self._unborn -= set(partitions)
+        self._refused -= set(partitions)
         for partition in partitions:
             self._claims.pop(partition, None)
 
@@ -221,13 +234,22 @@ def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Co
         for partition in (partition for partition in topic.all() if partition in partitions):
             try:
                 # what is new under a name that the group has read is read from its start, also under `latest`
-                log_ = found.logs[partition]
-                claims.append(_claim(connection, me, ids[topic.name], log_, log_now, found.backfill, topic_known=bool(mine or old)))
+                log_, topic_known = found.logs[partition], bool(old) or (bool(mine) and not me.by_name)
+                claims.append(_claim(connection, me, ids[topic.name], log_, log_now, found.backfill, topic_known=topic_known))
             except ClaimRefused as error:
-                if me.member_id is None:
+                if not _group_went_on(connection, me, error):
                     raise
-                log.warning("claim refused group=%s: %s", me.group, error)
+                log.warning("claim refused until the next rebalance group=%s: %s", me.group, error)
     return claims
+
+
+def _group_went_on(connection: Connection, me: Claimant, refused: ClaimRefused) -> bool:
+    """Was the claim refused because of a newer generation of the claimant's own group, whose rebalance it will hear of? Somebody outside
+    the group (a run by hand) has a generation that no rebalance leads to."""
+    if me.member_id is None:
+        return False
+    with transaction(connection) as cur:
+        return me.generation < refused.current <= store.group_generation(cur, me.group_id)
 
 
 def _claim(

@@ -155,17 +155,19 @@ def run_attempt(
     on_progress: Callable[[Progress], None],
     on_start: Callable[[subprocess.Popen[str]], None] = lambda driver: None,
     drain: bool = False,
+    partitions: Sequence[str] = (),
 ) -> Progress:
     """Starts the driver for an attempt whose row is written, follows it to its end and returns what it did.
 
     ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state twice a
     second, both in the caller's thread; ``on_start`` the process, for whoever must kill it. The driver dies with the calling thread.
-    ``drain``: the run is one of the consumer's retry topics.
+    ``drain``: the run is one of the consumer's retry topics. ``partitions``: it reads only these (``orders:0-2``).
     Raises one of the ``Attempt...`` errors or `DriverDied`. While Postgres does not answer, the driver is followed all the same.
     """
     command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
     command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
     command += ["--drain"] if drain else []
+    command += [word for part in partitions for word in ("--partition", part)]
     driver = subprocess.Popen(
         command,
         env=child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable}),

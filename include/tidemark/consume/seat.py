@@ -70,7 +70,7 @@ class Interrupt:
 
 
 class TakenByHand:
-    """Every partition, in a generation of its own, without group management (Kafka's ``assign``)."""
+    """Every partition that the run reads, in a generation of its own, without group management (Kafka's ``assign``)."""
 
     settled = True
 
@@ -78,7 +78,8 @@ class TakenByHand:
         with transaction(connection) as cur:
             generation = store.next_generation(cur)
         spec, attempt_id = attempt.spec, attempt.attempt_id
-        me = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, f"attempt {attempt_id}")
+        owner, by_name = f"attempt {attempt_id}", bool(spec.fixed.items or spec.only.items)
+        me = Claimant(spec.group, attempt.group_id, attempt_id, spec.offset_reset, generation, owner, by_name=by_name)
         self.held = Holding(connection, cluster, found, lambda: me)
         self._listeners = Listeners([self.held, *_listeners(spec)])
         self._listeners.assigned(sorted(found.logs))
@@ -146,7 +147,7 @@ class GroupSeat:
 
     @property
     def settled(self) -> bool:
-        return self._member.settled
+        return self._member.settled and self.held.complete
 
     def see(self, found: Found) -> None:
         """Reads on up to other ends."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidemark.consume.claims import Found
+from tidemark.consume.fixed import partitions_of
 from tidemark.db import transaction
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
@@ -158,9 +159,9 @@ def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:
 
 
 def look(cluster: Cluster, spec: ConsumerSpec) -> Found:
-    """The spec's topics as they are now. Raises `TopicsMissing`."""
+    """The spec's topics as they are now, and what the run reads of them. Raises `TopicsMissing`, and what `partitions_of` does."""
     topics = cluster.topics(subscribed(cluster, spec), missing_ok=not spec.topics)
-    partitions = [partition for topic in topics for partition in topic.all()]
+    partitions = partitions_of(spec, topics)
     ends = cluster.stable_ends(partitions)
     starts = cluster.log_starts(partitions)
     logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in partitions}

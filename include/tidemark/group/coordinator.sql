@@ -116,8 +116,9 @@ SELECT topic_id, topic.name AS topic, partition
  WHERE group_id = %(group_id)s ORDER BY topic_id, partition FOR UPDATE OF partition_offset;
 
 -- name: fence_positions
--- Takes every partition of a locked group, and of its backfills, from whoever holds it. Waits for commits that are in flight.
-UPDATE tidemark.partition_offset SET owner = NULL, owner_epoch = owner_epoch + 1
+-- Takes every partition of a locked group, and of its backfills, from its holder, who cannot claim it again. Waits for commits that are in
+-- flight.
+UPDATE tidemark.partition_offset SET owner = NULL, owner_epoch = owner_epoch + 1, generation = nextval('tidemark.generation')
  WHERE group_id IN (SELECT group_id FROM tidemark.consumer_group WHERE group_id = %(group_id)s OR side_of = %(group_id)s);
 
 -- name: bury_group

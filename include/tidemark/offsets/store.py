@@ -181,6 +181,12 @@ def claim(
     return Claim(partition, topic_id, row[0], Epoch(row[1]), row[2])
 
 
+def group_generation(cur: Cursor, group_id: int) -> Generation:
+    """The generation that the group protocol has come to; 0 for a group that never had members."""
+    cur.execute(SQL["group_generation"], {"group_id": group_id})
+    return Generation(int(_one(cur)[0]))
+
+
 def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) -> None:
     """Raises `OffsetFenced` for the first of these partitions whose epoch is another by now."""
     held = {(claim.topic_id, claim.partition.partition): claim for claim in claims}

@@ -38,13 +38,18 @@ SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, 
 SELECT nextval('tidemark.generation');
 
 -- name: claim
--- Takes a partition for a generation. Locks its row. No row returned: a newer generation holds it.
+-- Takes a partition for a generation. Locks its row. No row returned: a newer generation holds it, or another owner of the same one. What
+-- was released may be claimed again in its generation: by the next process in the seat of a static member that ended before it left.
 UPDATE tidemark.partition_offset
    SET owner = %(owner)s, generation = %(generation)s, owner_epoch = owner_epoch + 1,
        seat = CASE WHEN next_offset < %(end)s THEN %(seat)s ELSE seat END
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
-   AND (generation < %(generation)s OR (generation = %(generation)s AND owner = %(owner)s))
+   AND (generation < %(generation)s OR (generation = %(generation)s AND (owner = %(owner)s OR owner IS NULL)))
 RETURNING next_offset, owner_epoch, drained;
+
+-- name: group_generation
+-- The generation of a group's members. Locks nothing.
+SELECT generation FROM tidemark.consumer_group WHERE group_id = %(group_id)s;
 
 -- name: epochs
 -- The fences of a group's partitions. Locks nothing.

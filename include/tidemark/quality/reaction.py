@@ -24,9 +24,9 @@ from tidemark.quality.verdict import Outcome, Run, Verdict
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, ToBatch
 from tidemark.rewind.plan import plan
-from tidemark.rewind.scope import Scope
 from tidemark.rewind.store import reject
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.scope import Scope
 
 if TYPE_CHECKING:
     from tidemark.db import Connection

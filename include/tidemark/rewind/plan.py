@@ -44,7 +44,7 @@ ClusterOf = Callable[[ConsumerSpec], Cluster]
 
 
 class Scope(Protocol):
-    """Which partitions a rewind moves; `tidemark.rewind.scope.Scope` is one."""
+    """Which partitions a rewind moves; `tidemark.spec.scope.Scope` is one."""
 
     def select(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Those of ``partitions`` that are meant. Raises `BadInput` if it names any that are not among them."""
@@ -155,6 +155,7 @@ def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any
         "sink": spec.sink.table,
         "mode": spec.sink.mode.value,
         "key": list(spec.sink.key),
+        **({"partitions": str(spec.fixed)} if spec.partitions is not None else {}),
     }
     return {"spec": said, "columns": [[column.name, column.type] for column in columns], "last_rewind": last_rewind}
 
@@ -200,8 +201,9 @@ def _locate(consumer: Consumer) -> list[str]:
     spec, cluster = consumer.spec, consumer.cluster
     topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
-    held = [position for position in consumer.positions if uuids.get(position.partition.topic) == position.kafka_uuid]
-    known = {position.partition.topic for position in consumer.positions}
+    mine = [position for position in consumer.positions if spec.fixed.covers(position.partition)]  # what it does not read is not moved
+    held = [position for position in mine if uuids.get(position.partition.topic) == position.kafka_uuid]
+    known = {position.partition.topic for position in mine}
     gone = sorted((known & uuids.keys()) - {position.partition.topic for position in held})
     starts = cluster.log_starts(position.partition for position in held)
     ends = cluster.stable_ends(position.partition for position in held)

@@ -14,6 +14,7 @@ from tidemark.errors import BadInput
 from tidemark.spec.duration import FIX as DURATION_FIX
 from tidemark.spec.duration import parse_duration
 from tidemark.spec.problem import nearest
+from tidemark.spec.scope import Ranges, ranges
 
 CONSUMER_NAME_LIMIT = 241
 """Characters of a consumer's name: Airflow allows 250 in a dag id, and ``consume__`` takes nine."""
@@ -180,6 +181,17 @@ def schedule(text: str) -> str:
     except (CroniterBadDateError, CroniterBadCronError, OverflowError) as error:
         raise NotThis("never comes due", "write a day that its month has") from error
     return text
+
+
+def partition_numbers(value: object) -> Ranges:
+    """``0-2`` or ``0,4,7-9``; YAML reads a single one as a number."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str):
+        raise NotThis("is not a list of partitions", 'write 0-2, or "0,4,7-9" in quotes')
+    try:
+        return ranges(text)
+    except BadInput as error:
+        raise NotThis("is not a list of partitions", f"{error.fix[0].lower()}{error.fix[1:].rstrip('.')}") from error
 
 
 def suite_name(text: str) -> str:

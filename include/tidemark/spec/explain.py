@@ -20,6 +20,8 @@ _WORDS: dict[str, tuple[str, str]] = {
     "topics": ("is not a list of topics", "write a list: [flights]"),
     "topics[]": ("is not a topic's name", f"use {_NAMES}, in quotes if it is a number"),
     "topic_pattern": ("is not a regular expression", "write one that matches whole topic names: flights-.*"),
+    "partitions": ("is not a mapping", "write {flights: 0-2}, or remove the key"),
+    "partitions.*": ("is not a list of partitions", 'write 0-2, or "0,4,7-9" in quotes'),
     "transform": ("is not module:function", "write module:function"),
     "sink": ("is not a mapping", "write {table: schema.table}"),
     "sink.table": ("is not a table's name", "write schema.table"),
@@ -141,6 +143,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 def _pattern(path: KeyPath) -> str:
     if path[:2] == ("spark", "conf") and len(path) > 2:
         return "spark.conf.*"
+    if path[:1] == ("partitions",) and len(path) > 1:
+        return "partitions.*"
     return "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 

@@ -10,10 +10,11 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
 from tidemark.spec import checks
 from tidemark.spec.problem import KeyPath, Problem, SpecInvalid
+from tidemark.spec.scope import Item, Ranges, Scope
 from tidemark.spec.source import Source
 
 
@@ -205,21 +206,38 @@ class SparkSettings(_Part):
         return hash(frozenset(self.conf.items()))
 
 
+class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(checks.partition_numbers)]]]):
+    """The partitions of each topic that a consumer reads, whatever else the topics have."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(tuple(Item(topic, numbers) for topic, numbers in self.root.items()))
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.root.items()))
+
+
 class ConsumerSpec(_Part):
     """One consumer as its file declares it, with every default filled in.
 
-    ``name`` is the file's stem and ``source`` the file itself: neither is a key of the file. Exactly one of ``topics`` and
-    ``topic_pattern`` is set (the other is empty, or None).
+    ``name`` is the file's stem, ``source`` the file itself, and ``only`` narrows one run: none of them is a key of the file. Exactly one
+    of ``topics`` and ``topic_pattern`` is set (the other is empty, or None).
     """
 
     name: str
     source: Annotated[Source, Field(repr=False, exclude=True)]
+    only: Annotated[Scope, Field(exclude=True)] = Scope()
+    """What one run reads of the consumer's partitions (``consume --partition``)."""
 
     group: Annotated[str, AfterValidator(checks.group_id)]
     description: Annotated[str | None, _GIVEN] = None
     topics: tuple[Annotated[str, AfterValidator(checks.topic_name)], ...] = ()
     topic_pattern: Annotated[Annotated[str, AfterValidator(checks.topic_pattern)] | None, _GIVEN] = None
     """A Python regular expression; a topic is read when all of its name matches."""
+    partitions: Annotated[FixedPartitions | None, _GIVEN] = None
+    """Kafka's ``assign``. None: all partitions, also those that are added later."""
     transform: Annotated[str, AfterValidator(checks.transform_name)]
     """``module:function``, see `tidemark.transform`."""
     sink: Sink
@@ -244,6 +262,11 @@ class ConsumerSpec(_Part):
     airflow: AirflowSettings = AirflowSettings()
     spark: SparkSettings = SparkSettings()
 
+    @property
+    def fixed(self) -> Scope:
+        """The partitions that the consumer reads, as far as its file fixes them."""
+        return Scope() if self.partitions is None else self.partitions.scope
+
     def problem(self, path: KeyPath, message: str, fix: str) -> Problem:
         """A problem of this file that was found later, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
         return self.source.problem(path, message, fix)
@@ -253,5 +276,5 @@ class ConsumerSpec(_Part):
         return SpecInvalid(consumers=(self.name,), problems=tuple(sorted(problems, key=lambda one: (one.line, one.column))))
 
 
-FILLED_IN = ("name", "source")
+FILLED_IN = ("name", "source", "only")
 """Fields of `ConsumerSpec` that are no keys of the file."""

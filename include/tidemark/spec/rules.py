@@ -14,7 +14,7 @@ from tidemark.errors import BadInput
 from tidemark.retry.ladder import failed_topic, is_own, retry_topic
 from tidemark.spec.checks import KAFKA_NAME_LIMIT
 from tidemark.spec.duration import format_duration, parse_duration
-from tidemark.spec.problem import SECRET, KeyPath, key_text
+from tidemark.spec.problem import SECRET, KeyPath, key_text, nearest, quoted
 
 HANDOVER = timedelta(minutes=2)
 """What a continuous run needs beyond its time, until the next one has taken over."""
@@ -32,6 +32,7 @@ class Finding:
 
 def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _where_records_come_from(data)
+    yield from _fixed_partitions(data)
     yield from _key_of_the_sink(data)
     yield from _how_it_runs(data)
     yield from _lists(data)
@@ -47,6 +48,30 @@ def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(("topic_pattern",), "topics and topic_pattern are both given", "keep one of them", at_key=True)
     if both == 0:
         yield Finding(("topics",), "topics is missing", "say what to read: topics: [flights], or topic_pattern: flights-.*")
+
+
+def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Finding]:
+    fixed, topics, members = data.get("partitions"), data.get("topics"), data.get("members")
+    if not isinstance(fixed, Mapping):
+        return
+    if "topic_pattern" in data:
+        fix = "name the topics, topics: [flights], or remove the key"
+        yield Finding(("partitions",), "partitions cannot be fixed where topics come by a pattern", fix, at_key=True)
+    if isinstance(members, int) and members > 1:
+        said = f"partitions cannot be fixed where {members} members share them"
+        yield Finding(("partitions",), said, "remove the key, or write members: 1", at_key=True)
+    if not isinstance(topics, tuple):
+        return
+    names = [topic for topic in topics if isinstance(topic, str)]
+    for topic in fixed:
+        if topic not in names:
+            near = nearest(topic, names)
+            fix = f"write {near}" if near else "add the topic to topics, or remove the key"
+            yield Finding(("partitions", topic), f"partitions names {quoted(topic)}, which is not one of topics", fix, at_key=True)
+    for topic in names:
+        if topic not in fixed:
+            fix = f"add {topic}: 0-2, with the partitions to read, or remove the topic"
+            yield Finding(("partitions",), f"partitions names none of {quoted(topic)}", fix, at_key=True)
 
 
 def _key_of_the_sink(data: Mapping[str, Any]) -> Iterator[Finding]:

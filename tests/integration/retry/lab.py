@@ -28,11 +28,11 @@ from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, Undo
 from tidemark.rewind.model import Scenario as Rewind
 from tidemark.rewind.plan import plan
-from tidemark.rewind.scope import Scope
 from tidemark.sink import commit as commit_module
 from tidemark.sink import drained as drained_module
 from tidemark.sink.steps import Step
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.scope import Scope
 
 DELAYS = ("5m", "5m", "30m", "30m", "30m", "1h")
 """The ladder of the design: six tries in 2 h 40 min, through three topics."""

@@ -22,11 +22,11 @@ from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
 from tidemark.rewind.model import Plan, Scenario, Undo
 from tidemark.rewind.plan import plan
-from tidemark.rewind.scope import Scope
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Disposition, Judged, reject
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.scope import Scope
 
 REASON = "the transform was wrong"
 COLUMNS = (Column("city", "text"), Column("population", "bigint"))

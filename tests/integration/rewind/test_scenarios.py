@@ -43,9 +43,9 @@ from tidemark.rewind.model import (
 )
 from tidemark.rewind.offsets_file import of_groups, parse_offsets
 from tidemark.rewind.plan import PlanRefused, plan
-from tidemark.rewind.scope import Scope
 from tidemark.rewind.targets import Outside, TargetsOutOfRange
 from tidemark.sink.table import SinkMissing
+from tidemark.spec.scope import Scope
 
 NOON = datetime(2026, 3, 29, 12, 0, tzinfo=UTC)
 

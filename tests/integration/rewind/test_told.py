@@ -15,7 +15,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.rewind import apply as applying
 from tidemark.rewind.model import ToCurrent
 from tidemark.rewind.plan import plan
-from tidemark.rewind.scope import Scope
+from tidemark.spec.scope import Scope
 
 STAGED = (
     HELD

@@ -1,10 +1,13 @@
-"""Which partitions a rewind moves: ``all``, ``flights``, ``flights:0,1,5-9``, several of them. (A topic named all is ``all:0-9``.)"""
+"""Which partitions are meant: ``all``, ``flights``, ``flights:0,1,5-9``, several of them. (A topic named all is ``all:0-9``.)
+
+Rewinds, pauses, ``consume --partition`` and ``partitions`` in a consumer's file are all written like this.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,16 +16,20 @@ from tidemark.offsets.ranges import TopicPartition
 from tidemark.spec.problem import nearest, quoted
 
 ALL = "all"
-_ITEM = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})(?::(?P<partitions>\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*))?", re.ASCII)
+_RANGES = re.compile(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", re.ASCII)
+_ITEM = re.compile(rf"(?P<topic>[A-Za-z0-9._-]{{1,249}})(?::(?P<partitions>{_RANGES.pattern}))?", re.ASCII)
 _SHOWN = 10  # entries of a list in a message
+
+Ranges = tuple[tuple[int, int], ...]
+"""Partitions of a topic as pairs of first and last, both included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A topic, all of it or these partitions: pairs of first and last."""
+    """A topic, all of it or these partitions."""
 
     topic: str
-    partitions: tuple[tuple[int, int], ...] = ()
+    partitions: Ranges = ()
 
     def covers(self, partition: TopicPartition) -> bool:
         if partition.topic != self.topic:
@@ -41,10 +48,10 @@ class Scope:
     items: tuple[Item, ...] = ()
 
     @classmethod
-    def parse(cls, words: Iterable[str]) -> Scope:
+    def parse(cls, words: Iterable[str], *, what: str = "scope") -> Scope:
         """The scope that the words name, each of them one or several, with blanks between. No word at all means ``all``.
 
-        Raises `BadInput` with every word that is none.
+        Raises `BadInput` with every word that is none; ``what`` is its subject.
         """
         asked = [word for text in words for word in text.split()]
         items, bad = [], []
@@ -52,39 +59,42 @@ class Scope:
             if word == ALL:
                 continue
             match = _ITEM.fullmatch(word)
-            backward = match and next((part for part in (match["partitions"] or "").split(",") if _backward(part)), None)
-            if match is None or backward:
-                bad.append((quoted(word), f"Write {'-'.join(reversed(backward.split('-')))} for {backward}." if backward else ""))
+            if match is None:
+                bad.append((quoted(word), ""))
                 continue
-            items.append(Item(match["topic"], _pairs(match["partitions"])))
+            try:
+                items.append(Item(match["topic"], ranges(match["partitions"]) if match["partitions"] else ()))
+            except BadInput as error:
+                bad.append((quoted(word), error.fix))
         if bad:
             fixes = list(dict.fromkeys(fix or f"Write {ALL}, flights, or flights:0,1,5-9." for _, fix in bad))
             found = f"{_listed([word for word, _ in bad])} {'does' if len(bad) == 1 else 'do'} not name topics or partitions"
-            raise BadInput(what="scope", found=found, fix=" ".join(fixes))
+            raise BadInput(what=what, found=found, fix=" ".join(fixes))
         if items and ALL in asked:
-            raise BadInput(
-                what="scope", found=f"{ALL} stands beside {_listed([str(item) for item in items])}", fix="Write one or the other."
-            )
+            raise BadInput(what=what, found=f"{ALL} stands beside {_listed([str(item) for item in items])}", fix="Write one or the other.")
         return cls(tuple(dict.fromkeys(items)))
 
-    def select(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    def covers(self, partition: TopicPartition) -> bool:
+        return not self.items or any(item.covers(partition) for item in self.items)
+
+    def select(self, partitions: Iterable[TopicPartition], *, what: str = "scope") -> list[TopicPartition]:
         """Those of ``partitions`` that the scope names, in order.
 
-        Raises `BadInput` if it names any that are not among them, with all such and with what there is.
+        Raises `BadInput` if it names any that are not among them, with all such and with what there is; ``what`` is its subject.
         """
         there = sorted(set(partitions))
         by_topic: dict[str, list[int]] = defaultdict(list)
         for partition in there:
             by_topic[partition.topic].append(partition.partition)
-        missing = [text for item in self.items for text in _missing(item, by_topic)]
-        if missing:
+        gone = [text for item in self.items for text in missing(item, by_topic)]
+        if gone:
             shown = _listed([f"{topic}:{spans(numbers)}" for topic, numbers in sorted(by_topic.items())])
             guess = next((near for item in self.items if item.topic not in by_topic and (near := nearest(item.topic, by_topic))), None)
             meant = f"Did you mean {guess}? " if guess else ""
             fix = f"{meant}There {'are' if len(there) > 1 else 'is'} {shown}." if there else "The group reads no partition."
-            verb = "is" if len(missing) == 1 else "are"
-            raise BadInput(what="scope", found=f"{_listed(missing)} {verb} not among the group's partitions", fix=fix)
-        return [partition for partition in there if not self.items or any(item.covers(partition) for item in self.items)]
+            verb = "is" if len(gone) == 1 else "are"
+            raise BadInput(what=what, found=f"{_listed(gone)} {verb} not among the group's partitions", fix=fix)
+        return [partition for partition in there if self.covers(partition)]
 
     def __str__(self) -> str:
         return " ".join(map(str, self.items)) or ALL
@@ -98,19 +108,18 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in zip(starts, ends, strict=True))
 
 
-def _pairs(text: str | None) -> tuple[tuple[int, int], ...]:
-    if text is None:
-        return ()
-    parts = [part.partition("-") for part in text.split(",")]
-    return tuple(sorted({(int(first), int(last or first)) for first, _, last in parts}))
+def ranges(text: str) -> Ranges:
+    """The partitions that ``0,1,5-9`` names, in order. Raises `BadInput`."""
+    if not _RANGES.fullmatch(text):
+        raise BadInput(what="partitions", found=f"{quoted(text)} does not name any", fix="Write 0-2, or 0,4,7-9.")
+    pairs = [(int(first), int(last or first)) for first, _, last in (part.partition("-") for part in text.split(","))]
+    if backward := next(((first, last) for first, last in pairs if last < first), None):
+        first, last = backward
+        raise BadInput(what="partitions", found=f"{first}-{last} runs backward", fix=f"Write {last}-{first} for {first}-{last}.")
+    return tuple(sorted(set(pairs)))
 
 
-def _backward(part: str) -> bool:
-    first, dash, last = part.partition("-")
-    return bool(dash) and int(last) < int(first)
-
-
-def _missing(item: Item, by_topic: dict[str, list[int]]) -> list[str]:
+def missing(item: Item, by_topic: Mapping[str, Sequence[int]]) -> list[str]:
     """What the item names and is not there, as a person writes it."""
     if item.topic not in by_topic:
         return [str(item)]

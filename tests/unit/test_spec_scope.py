@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
 from tidemark.offsets.ranges import TopicPartition
-from tidemark.rewind.scope import Scope, spans
+from tidemark.spec.scope import Scope, spans
 
 THERE = [*(TopicPartition("flights", number) for number in range(6)), TopicPartition("weather", 0)]
 

@@ -1,0 +1,61 @@
+"""Which partitions a consumer reads by hand: all that its topics have, those that its file fixes, or those that one run names.
+
+Each run claims only what it reads, in a generation of its own. Runs that have no partition in common do not fence each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tidemark.errors import BadInput
+from tidemark.kafka.cluster import Topic
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.spec import ConsumerSpec, Problem
+from tidemark.spec.problem import nearest
+from tidemark.spec.scope import Item, Scope, missing, spans
+
+OPTION = "--partition"
+
+
+def narrowed(spec: ConsumerSpec, words: Sequence[str]) -> ConsumerSpec:
+    """The consumer as one whose run reads only the partitions that ``words`` name (``orders:0-2``); without words, as it is.
+
+    Raises `BadInput`. Whether the topics have these partitions, only the run can say (`partitions_of`).
+    """
+    only = Scope.parse(words, what=OPTION)
+    if not only.items:
+        return spec
+    if spec.members > 1:
+        fix = "Run it without --partition: its group assigns the partitions."
+        raise BadInput(what=OPTION, found=f"{spec.name} has {spec.members} members", fix=fix)
+    if spec.topic_pattern is not None:
+        fix = "Run it without --partition, or name its topics in the file."
+        raise BadInput(what=OPTION, found=f"{spec.name} reads topics by a pattern", fix=fix)
+    if stranger := next((item.topic for item in only.items if item.topic not in spec.topics), None):
+        near = nearest(stranger, spec.topics)
+        fix = f"Did you mean {near}?" if near else f"Its topics are {', '.join(spec.topics)}."
+        raise BadInput(what=OPTION, found=f"{spec.name} does not read topic {stranger}", fix=fix)
+    return spec.model_copy(update={"only": only})
+
+
+def partitions_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[TopicPartition]:
+    """What a run reads of these topics, in order.
+
+    Raises `SpecInvalid` if the file fixes partitions that they do not have, and `BadInput` if the run names such.
+    """
+    found = list(topics)
+    if problems := problems_of(spec, found):
+        raise spec.invalid(*problems)
+    return spec.only.select((part for topic in found for part in topic.all() if spec.fixed.covers(part)), what=OPTION)
+
+
+def problems_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[Problem]:
+    """The partitions that the file fixes and these topics do not have. A topic that is not among them is somebody else's problem."""
+    have = {topic.name: [part.partition for part in topic.all()] for topic in topics}
+    found = ((item, missing(item, have)) for item in spec.fixed.items if item.topic in have)
+    return [_problem(spec, item, gone, have[item.topic]) for item, gone in found if gone]
+
+
+def _problem(spec: ConsumerSpec, item: Item, gone: Sequence[str], have: Sequence[int]) -> Problem:
+    numbers = ",".join(text.removeprefix(f"{item.topic}:") for text in gone)
+    return spec.problem(("partitions", item.topic), f"topic {item.topic} does not have {numbers}", f"it has {spans(have)}")
