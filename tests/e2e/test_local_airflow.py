@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tidemark import db
 from tidemark.local.airflow import PROCESSES, LocalAirflow
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable
 
@@ -123,6 +124,20 @@ def sleeping_run(client: AirflowClient) -> tuple[str, int]:
     return run_id, eventually(driver)
 
 
+IN_CRITICAL_SECTION = """
+SELECT pid FROM pg_locks AS held WHERE locktype = 'advisory' AND granted
+   AND EXISTS (SELECT FROM pg_locks AS wanted WHERE wanted.pid = held.pid AND wanted.relation = 'slot_pool'::regclass AND NOT granted)
+"""
+"""The session that holds the scheduler's lock and waits for the table of pools."""
+
+
+def asked(cursor: db.Cursor, query: str) -> int | None:
+    cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees one state of all sessions otherwise
+    cursor.execute(query)
+    row = cursor.fetchone()
+    return row[0] if row else None
+
+
 def end_driver(pid: int) -> None:
     if psutil.pid_exists(pid):
         psutil.Process(pid).kill()
@@ -202,6 +217,23 @@ def test_killed_scheduler_is_seen_as_dead_and_can_be_started_again(airflow, clie
     assert airflow.status().healthy
     assert [name for name in PROCESSES if before[name] != after[name]] == ["scheduler"]
     assert client.wait("sums", client.trigger("sums"), timeout_s=60) == "success"
+
+
+def test_scheduler_killed_while_it_queues_tasks_does_not_hold_up_its_successor(airflow, client):
+    """A task that survives the scheduler has inherited its database connection. Postgres therefore keeps the dead scheduler's transaction
+    open, and with it the lock without which no scheduler queues a task. A successor ends that session first."""
+    run_id, driver = sleeping_run(client)
+    end_driver(driver)
+    with db.session(airflow.metadata_url) as connection:
+        with db.transaction(connection) as cursor:
+            cursor.execute("LOCK TABLE slot_pool IN EXCLUSIVE MODE")  # the scheduler asks for this table after it has taken its lock
+            pid = eventually(lambda: asked(cursor, IN_CRITICAL_SECTION))
+            airflow.kill("scheduler")
+        with db.transaction(connection) as cursor:
+            eventually(lambda: asked(cursor, f"SELECT pid FROM pg_stat_activity WHERE pid = {pid} AND state = 'idle in transaction'"))
+    airflow.start("scheduler")
+    assert client.wait("sums", client.trigger("sums"), timeout_s=60) == "success"
+    client.mark_failed("sleeper", run_id, "sleeps")
 
 
 def test_up_repairs_what_a_killed_run_has_left(airflow, client):

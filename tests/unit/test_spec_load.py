@@ -9,19 +9,25 @@ import sys
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tidemark.errors import BadInput, Refused
 from tidemark.spec import (
+    AirflowSettings,
     OffsetReset,
     OnFailure,
     Run,
     SinkMode,
     SpecInvalid,
     UnknownConsumer,
+    consumer_names,
     find_consumer,
+    load,
     load_consumer,
     load_consumers,
+    partial_spec,
     read_folder,
 )
 
@@ -248,3 +254,69 @@ def test_importing_the_spec_is_cheap():
     code = f"{imports}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_finding_a_consumer_reads_its_file_and_those_that_may_claim_its_group(tmp_path, write, monkeypatch):
+    """A task needs one of a hundred consumers. What two files can only do together is still refused, however the group is spelled."""
+    write(SMALL, "a.yaml")
+    for name, group in (("b", "a"), ("c", '"\\x61"'), ("d", "a.other"), ("e", "e")):
+        write(f"group: {group}\n{SMALL}", f"{name}.yaml")
+    write(SMALL, "f.yaml")
+    seen = []
+    read = load.read
+    monkeypatch.setattr(load, "read", lambda path: seen.append(path.stem) or read(path))
+    assert find_consumer("f", tmp_path).name == "f"
+    assert sorted(seen) == ["c", "f"], "c has an escape, so that its text does not tell which group it claims"
+    with pytest.raises(SpecInvalid) as one:
+        find_consumer("a", tmp_path)
+    assert 'the group "a" is claimed by b.yaml, c.yaml too' in str(one.value)
+    _, bad = read_folder(tmp_path, lambda name: name == "a")
+    assert [str(error) for error in bad] == [str(one.value)]
+
+
+def test_names_of_consumers_are_known_without_reading_their_files(tmp_path, write):
+    write("{", "b.yaml")
+    write(SMALL, "a.yml")
+    write("", "notes.txt")
+    assert consumer_names(tmp_path) == ["a", "b"]
+    with pytest.raises(BadInput):
+        consumer_names(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "nonsense: 1\n",
+        "members: x\n",
+        "sink: {tabel: x}\n",
+        "batch: {max_records: many}\n",
+        "topics: [a, 7]\n",
+        "x: {\n",
+        "y: 'open\n",
+        "\tz: 1\n",
+    ],
+)
+def test_what_is_right_in_a_refused_file_is_kept(write, broken):
+    """Unknown keys, wrong values, and text that is not YAML: the other keys keep their values, and a wrong one has its default."""
+    kept = "group: g\nairflow: {owner: ann, tags: [gold], retries: no}\nschedule: '*/5 * * * *'\nconnections: {postgres: dwh}\n"
+    path = write(broken + kept)
+    with pytest.raises(SpecInvalid):
+        load_consumer(path)
+    spec = partial_spec(path)
+    assert (spec.name, spec.group, spec.schedule, spec.connections.postgres) == ("departures", "g", "*/5 * * * *", "dwh")
+    assert (spec.airflow.owner, spec.airflow.tags, spec.airflow.retries) == ("ann", ("gold",), AirflowSettings().retries)
+
+
+@given(start=st.integers(0, len(FULL)), length=st.integers(0, 40), text=st.text(max_size=10))
+def test_a_file_always_has_a_partial_spec(tmp_path_factory, start, length, text):
+    """Whatever somebody does to a file, its DAG stays."""
+    path = tmp_path_factory.getbasetemp() / "mutated.yaml"
+    path.write_text(FULL[:start] + text + FULL[start + length :], encoding="utf-8", errors="replace")
+    assert partial_spec(path).name == "mutated"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"x" * 2_000_000, b"a: &a {b: *a}", b"two: 1\n---\nthree: 1"])
+def test_a_file_of_anything_has_a_partial_spec(tmp_path, content):
+    path = tmp_path / "two words.yaml"
+    path.write_bytes(content)
+    assert partial_spec(path).group == "unknown"

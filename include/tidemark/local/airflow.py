@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tidemark import db, project
+from tidemark import project
 from tidemark.errors import BadInput, Refused
+from tidemark.local import airflow_metadata as metadata
 from tidemark.local import airflow_processes as processes
 from tidemark.local import airflow_settings as settings
 from tidemark.local import ports
@@ -213,7 +214,8 @@ class LocalAirflow:
             raise AirflowUnavailable(process=process, cause=f"its process group {group} survived SIGKILL for {KILL_PATIENCE_S} s")
 
     def start(self, process: str) -> None:
-        """Start one of the four again and return when it is healthy; what its predecessor left behind stays, unlike with `up`."""
+        """Start one of the four again and return when it is healthy. Its predecessor's processes stay, unlike with `up`; their database
+        sessions are ended."""
         with self._lock():
             if not self._running(_known(process)):
                 self._launch(process)
@@ -284,7 +286,7 @@ class LocalAirflow:
     def _migrate(self, report: Report) -> None:
         """Bring the metadata database to this Airflow's schema, unless this version has already done so and left it like that."""
         version = importlib.metadata.version("apache-airflow")
-        if (found := self._revision()) and self._state().schema == f"{version} {found}":
+        if (found := metadata.revision(self.metadata_url)) and self._state().schema == f"{version} {found}":
             return
         report("Airflow: preparing the metadata database")
         log = self.folder / "logs" / "db-migrate.log"
@@ -301,23 +303,13 @@ class LocalAirflow:
         if done.returncode:
             cause = f"`airflow db migrate` ended with {done.returncode}"
             raise AirflowUnavailable(process="metadata database", cause=cause, log=processes.tail(log))
-        self._store(replace(self._state(), schema=f"{version} {self._revision()}"))
-
-    def _revision(self) -> str | None:
-        """The schema revision that the metadata database is at; None if it has no schema."""
-        url = self.metadata_url.replace("postgresql+psycopg2://", "postgresql://", 1)
-        with db.session(url, application="tidemark local airflow") as connection, db.transaction(connection) as cursor:
-            cursor.execute("SELECT to_regclass('alembic_version') IS NOT NULL")
-            if cursor.fetchone() != (True,):
-                return None
-            cursor.execute("SELECT version_num FROM alembic_version")
-            row = cursor.fetchone()
-            return str(row[0]) if row else None
+        self._store(replace(self._state(), schema=f"{version} {metadata.revision(self.metadata_url)}"))
 
     def _environment(self, process: str) -> dict[str, str]:
         return settings.environment(os.environ, self._own(self._known_port()), process=process)
 
     def _launch(self, name: str) -> None:
+        metadata.end_sessions(self.metadata_url, name)
         log = self._log(name)
         if log.exists():
             shutil.move(log, log.with_suffix(".log.1"))

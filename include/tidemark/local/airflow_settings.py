@@ -146,12 +146,22 @@ def environment(base: Mapping[str, str], own: Mapping[str, str], *, process: str
     commands = str(Path(sys.executable).parent)
     rest = [entry for entry in {**kept, **own}.get("PATH", os.defpath).split(os.pathsep) if entry != commands]
     direct = ",".join(filter(None, [kept.get("NO_PROXY") or kept.get("no_proxy"), "127.0.0.1,localhost"]))
-    told = {"PATH": os.pathsep.join([commands, *rest]), "NO_PROXY": direct, "no_proxy": direct}
+    told = {
+        "PATH": os.pathsep.join([commands, *rest]),
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+        "PGAPPNAME": session_name(process),  # not in the URL, which asyncpg reads as well and then refuses
+    }
     return {**kept, **own, **told, MARK: mark(process, own["AIRFLOW_HOME"])}
 
 
 def mark(process: str, folder: Path | str) -> str:
     return f"{process}:{folder}"
+
+
+def session_name(process: str) -> str:
+    """The ``application_name`` of the database sessions of ``process``."""
+    return f"airflow {process}"
 
 
 def fingerprint(own: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ Kafka or Postgres or imports the user's code, so that a DAG file may call it; `t
 """
 
 from tidemark.spec.duration import format_duration, parse_duration
-from tidemark.spec.load import find_consumer, load_consumer, load_consumers, read_folder
+from tidemark.spec.load import consumer_names, find_consumer, load_consumer, load_consumers, read_folder
 from tidemark.spec.model import (
     AirflowSettings,
     Batch,
@@ -31,6 +31,7 @@ from tidemark.spec.model import (
     SparkSettings,
     Validation,
 )
+from tidemark.spec.partial import partial_spec
 from tidemark.spec.problem import KeyPath, Problem, SpecInvalid, UnknownConsumer
 from tidemark.spec.source import Source
 
@@ -54,10 +55,12 @@ __all__ = [
     "SpecInvalid",
     "UnknownConsumer",
     "Validation",
+    "consumer_names",
     "find_consumer",
     "format_duration",
     "load_consumer",
     "load_consumers",
     "parse_duration",
+    "partial_spec",
     "read_folder",
 ]

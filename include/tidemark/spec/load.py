@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,13 +58,20 @@ def load_consumers(folder: Path | None = None) -> dict[str, ConsumerSpec]:
     return good
 
 
-def read_folder(folder: Path | None = None) -> tuple[dict[str, ConsumerSpec], list[SpecInvalid]]:
-    """A folder's good consumers by name and, for each other file, what is wrong; both sorted by name.
+def consumer_names(folder: Path | None = None) -> list[str]:
+    """The names of a folder's consumers, sorted, without reading their files. Raises `BadInput` if there is no such folder."""
+    return sorted({path.stem for path in _paths(folder or project.consumers())})
+
+
+def read_folder(
+    folder: Path | None = None, only: Callable[[str], bool] = lambda _: True
+) -> tuple[dict[str, ConsumerSpec], list[SpecInvalid]]:
+    """A folder's good consumers by name and, for each other file, what is wrong; both sorted by name. ``only`` selects names.
 
     The folder is the project's ``include/consumers`` if none is given. Two files that claim one group are both refused, and so are
     two that claim one name (``a.yaml`` and ``a.yml``). Raises `BadInput` if there is no such folder.
     """
-    loaded = _read(folder or project.consumers())
+    loaded = _read(folder or project.consumers(), only)
     good = {one.name: one.spec for one in loaded if one.spec is not None and not one.problems}
     return good, [one.error() for one in loaded if one.problems]
 
@@ -71,20 +79,42 @@ def read_folder(folder: Path | None = None) -> tuple[dict[str, ConsumerSpec], li
 def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:
     """The consumer of this name. Raises `UnknownConsumer`, which names the nearest, or `SpecInvalid` for this file's problems."""
     folder = folder or project.consumers()
-    loaded = _read(folder)
-    mine = [one for one in loaded if one.name == name]
+    mine = _read(folder, lambda each: each == name)
     if not mine:
-        raise UnknownConsumer(consumer=name, folder=folder, known=tuple(one.name for one in loaded))
+        raise UnknownConsumer(consumer=name, folder=folder, known=tuple(consumer_names(folder)))
     if mine[0].spec is None or mine[0].problems:
         raise mine[0].error()
     return mine[0].spec
 
 
-def _read(folder: Path) -> list[_Loaded]:
+def _paths(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise BadInput(what="there is no folder of consumers", found=shown(folder), fix="Create it, or name the right one.")
-    paths = sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS and path.is_file() and not path.name.startswith("."))
-    loaded = sorted((_load(path) for path in paths), key=lambda one: one.name)
+    return sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS and path.is_file() and not path.name.startswith("."))
+
+
+def _read(folder: Path, only: Callable[[str], bool]) -> list[_Loaded]:
+    """The selected consumers, by name. Of the others, those that may claim the same group are read, and no more."""
+    paths = _paths(folder)
+    mine = [_load(path) for path in paths if only(path.stem)]
+    groups = {one.group for one in mine if one.group is not None}
+    named = re.compile(rb"(?<![\w.-])(%s)(?![\w.-])" % b"|".join(re.escape(group.encode(errors="replace")) for group in groups))
+    others = [_load(path) for path in paths if not only(path.stem) and (path.stem in groups or _may_claim(path, named))]
+    _cross_check(sorted([*mine, *others], key=lambda one: one.name))
+    return sorted(mine, key=lambda one: one.name)
+
+
+def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
+    """May this file claim a group that ``named`` finds? Its text names the group as it is, unless it has escapes."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return False
+    return b"\\" in text or (b"group" in text and named.search(text) is not None)
+
+
+def _cross_check(loaded: list[_Loaded]) -> None:
+    """Adds the problems that files have only together."""
     names: defaultdict[str, list[_Loaded]] = defaultdict(list)
     groups: defaultdict[str, list[_Loaded]] = defaultdict(list)
     for one in loaded:
@@ -100,7 +130,6 @@ def _read(folder: Path) -> list[_Loaded]:
             others = _files(same, one)
             fix = "give each consumer a group of its own"
             one.problems.append(one.parsed.places.problem(("group",), f'the group "{group}" is claimed by {others} too', fix))
-    return loaded
 
 
 def _load(path: Path) -> _Loaded:

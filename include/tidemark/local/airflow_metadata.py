@@ -1,0 +1,42 @@
+"""The metadata database of the local Airflow, as far as starting its processes needs it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tidemark import db
+from tidemark.local import airflow_settings as settings
+
+END_PATIENCE_MS = 10_000
+
+
+def revision(url: str) -> str | None:
+    """The schema revision that the database is at; None if it has no schema."""
+    with _transaction(url) as cursor:
+        cursor.execute("SELECT to_regclass('alembic_version') IS NOT NULL")
+        if cursor.fetchone() != (True,):
+            return None
+        cursor.execute("SELECT version_num FROM alembic_version")
+        row = cursor.fetchone()
+        return str(row[0]) if row else None
+
+
+def end_sessions(url: str, process: str) -> None:
+    """End the sessions that a predecessor of ``process`` has left, with their transactions.
+
+    A task inherits the sockets of the scheduler that started it. While it survives a killed scheduler, Postgres sees no disconnect: a
+    transaction that was open stays open, and with it the lock without which no scheduler queues a task.
+    """
+    with _transaction(url) as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s",
+            (END_PATIENCE_MS, settings.session_name(process)),
+        )
+
+
+@contextlib.contextmanager
+def _transaction(url: str) -> Iterator[db.Cursor]:
+    address = url.replace("postgresql+psycopg2://", "postgresql://", 1)
+    with db.session(address, application="tidemark local airflow") as connection, db.transaction(connection) as cursor:
+        yield cursor

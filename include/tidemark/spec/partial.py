@@ -1,0 +1,56 @@
+"""What a consumer's file still says when it is refused: so that its DAG keeps schedule, owner and tags, and the drains know its group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tidemark.spec import checks
+from tidemark.spec.model import ConsumerSpec
+from tidemark.spec.source import Parsed, Source, parse, read
+
+UNKNOWN = "unknown"
+UNKNOWN_TABLE = f"public.{UNKNOWN}"
+"""The sink of a partial spec whose file names none that could be one."""
+_REQUIRED: Mapping[str, Any] = {"transform": f"{UNKNOWN}:{UNKNOWN}", "sink": {"table": UNKNOWN_TABLE}}
+_TOP_LEVEL_KEY = re.compile(r"^(?=[\w\"'])", re.MULTILINE)
+
+
+def partial_spec(path: Path) -> ConsumerSpec:
+    """The spec of a file without the values that are wrong in it; each of them has its default. Raises nothing, whatever the file holds.
+
+    Of a file that is not YAML, the top-level keys that are YAML by themselves are read. The result describes a consumer that must not
+    run: values that are missing are made up, and rules that span several keys are not checked.
+    """
+    parsed = read(path)
+    data = dict(_blocks(parsed) if parsed.data is None else parsed.data)
+    try:
+        group = checks.group_id(path.stem)
+    except checks.NotThis:
+        group = UNKNOWN
+    while True:
+        try:
+            return ConsumerSpec.model_validate({"group": group, **_REQUIRED, **data, "name": path.stem, "source": parsed.places.source})
+        except ValidationError as error:
+            for one in error.errors(include_url=False, include_context=False, include_input=False):
+                data = _without(data, one["loc"])
+
+
+def _blocks(parsed: Parsed) -> Iterator[tuple[str, Any]]:
+    """The keys of a file that is not YAML as a whole, as far as each is by itself."""
+    source = parsed.places.source
+    for block in _TOP_LEVEL_KEY.split(source.text):
+        yield from (parse(Source(source.path, block)).data or {}).items()
+
+
+def _without(values: Mapping[str, Any], place: tuple[int | str, ...]) -> dict[str, Any]:
+    """``values`` without the innermost entry of a mapping on the way to ``place``."""
+    key, *rest = place
+    inner = values.get(str(key))
+    if rest and isinstance(inner, Mapping) and rest[0] in inner:
+        return {**values, str(key): _without(inner, tuple(rest))}
+    return {name: value for name, value in values.items() if name != key}
