@@ -34,6 +34,9 @@ from tidemark.spec.transform import load_transform
 
 T = TypeVar("T")
 
+USERS = ("ann", "bob")
+"""Of Airflow's role that may trigger, clear, mark and answer, and nothing else."""
+
 PASSWORD = "pg-mark-7f3a p@ss/w:rd%"
 KAFKA_PASSWORD = "kafka-mark-9c1e"
 SPARK_PASSWORD = "spark-mark-4d2b"
@@ -253,6 +256,7 @@ class Lab:
         self.topics = Topics(stack.kafka.bootstrap_servers())
         self.url = ""
         self._used: dict[str, Consumer] = {}
+        self._clients: dict[str, AirflowClient] = {}
 
     def up(self) -> None:
         """Return when Airflow is healthy and knows every DAG."""
@@ -286,6 +290,7 @@ class Lab:
                 "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
                 "TIDEMARK_EXPECTATIONS": str(self.folder / "expectations"),
                 **self.points.env,
+                "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(["admin:admin", *(f"{name}:user" for name in USERS)]),
                 # A supervisor that was killed is noticed after 10 s, a scheduler too.
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
@@ -302,6 +307,13 @@ class Lab:
         for name in (*CONSUMERS, "bad"):
             self.client.wait_for_dag(f"consume__{name}")
 
+    def sign_in(self, name: str) -> AirflowClient:
+        """As one of `USERS`; Airflow has made their passwords when it started."""
+        if name not in self._clients:
+            passwords = json.loads((self.airflow.folder / "passwords.json").read_text())
+            self._clients[name] = AirflowClient(self.airflow.url, user=name, password=passwords[name])
+        return self._clients[name]
+
     @property
     def factor(self) -> Path:
         return self.folder / "factor"
@@ -315,8 +327,8 @@ class Lab:
     def down(self) -> None:
         if hasattr(self, "airflow"):
             self.airflow.down()
-        if hasattr(self, "client"):
-            self.client.close()
+        for client in (*self._clients.values(), *([self.client] if hasattr(self, "client") else [])):
+            client.close()
 
     def repair(self) -> None:
         """All four processes run, whatever the test before has killed."""

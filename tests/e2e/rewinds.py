@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,11 @@ from urllib.parse import quote
 
 from tests.e2e.lab import Lab, eventually
 
+from tidemark.local.airflow_client import AirflowClient
+
 DAG = "rewind"
+ASKS = "apply"
+"""The task that waits for an answer."""
 
 
 @dataclass
@@ -37,14 +42,29 @@ class RewindRun:
 
     def question(self) -> dict[str, Any]:
         """What the person is asked, once the scheduler knows that the task waits: it loses answers that are quicker than its own loop."""
-        eventually(lambda: self.states().get("approve") == "awaiting_input", what="somebody is asked")
-        asked = datetime.fromisoformat(self.lab.client.get(f"{self.path}/approve/-1/hitlDetails")["created_at"])
-        eventually(lambda: self._scheduler_at() > asked.timestamp() + 1, what="the scheduler has gone round")
-        found: dict[str, Any] = self.lab.client.get(f"{self.path}/approve/-1/hitlDetails")
+        eventually(lambda: self.states().get(ASKS) in {"awaiting_input", "failed"}, what="somebody is asked")
+        assert self.states()[ASKS] == "awaiting_input", self.log(ASKS)
+        asked = time.time()
+        eventually(lambda: self._scheduler_at() > asked + 1, what="the scheduler has gone round")
+        found: dict[str, Any] = self.lab.client.get(f"{self.path}/{ASKS}/-1/hitlDetails")
         return found
 
-    def answer(self, option: str) -> None:
-        self.lab.client.patch(f"{self.path}/approve/-1/hitlDetails", {"chosen_options": [option], "params_input": {}})
+    def answer(self, option: str, *, client: AirflowClient | None = None) -> None:
+        """As the admin, or as somebody else who is signed in."""
+        path = f"{self.path}/{ASKS}/-1/hitlDetails"
+        (client or self.lab.client).patch(path, {"chosen_options": [option], "params_input": {}})
+
+    def forge(self, client: AirflowClient, task: str, value: Any) -> None:
+        """Writes what a task has handed on, as any user may."""
+        path = f"{self.path}/{task}/xcomEntries"
+        entries = client.get(path)["xcom_entries"]
+        if any(entry["key"] == "return_value" for entry in entries):
+            client.patch(f"{path}/return_value", {"value": value, "map_index": -1})
+        else:
+            client.post(path, {"key": "return_value", "value": value, "map_index": -1})
+
+    def mark_success(self, client: AirflowClient, task: str) -> None:
+        client.patch(f"{self.path}/{task}", {"new_state": "success"})
 
     def stored(self) -> tuple[Any, ...]:
         """State, who planned, decided and applied it, and its number."""

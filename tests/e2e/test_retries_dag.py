@@ -176,19 +176,19 @@ def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, la
     make_due(lab, ladder)
     dry, run_id = ladder.redrive(then="nothing", error="Fail"), ladder.redrive(then="ask", to="now")
     assert lab.client.wait(REDRIVE, dry, 30) == "success"
-    assert states(lab, REDRIVE, dry) == {"plan": "success", "approve": "skipped", "apply": "skipped", "drain": "skipped"}
+    assert states(lab, REDRIVE, dry) == {"plan": "success", "apply": "skipped", "drain": "skipped"}
     assert "1 record of ladder to the first delay" in lab.client.log(REDRIVE, dry, "plan")
     assert "Fail: 7 is broken" in answer(lab, run_id, "Approve")["body"]
     assert lab.client.wait(REDRIVE, run_id, 30) == "success"
-    assert states(lab, REDRIVE, run_id) == {"plan": "success", "approve": "success", "apply": "success", "drain": "success"}
+    assert states(lab, REDRIVE, run_id) == {"plan": "success", "apply": "success", "drain": "success"}
     assert lab.client.xcom(REDRIVE, run_id, "apply") == {"redriven": 1, "passed_over": 0}
     number = lab.client.xcom(REDRIVE, run_id, "plan")
     assert lab.client.wait(DRAINS, f"redrive__{number}", 120) == "success"
     assert ladder.failed() == {3: landed, 5: landed, 7: landed}
     assert consumer.rows() == list(range(RECORDS))
-    assert lab.sql("SELECT state, destination, planned_by FROM tidemark.redrive ORDER BY state") == [
-        ("DONE", "now", "admin"),
-        ("PLANNED", "ladder", "admin"),
+    assert lab.sql("SELECT state, destination, planned_by, approved_by FROM tidemark.redrive ORDER BY state") == [
+        ("DONE", "now", "admin", "admin"),
+        ("PLANNED", "ladder", "admin", None),
     ]
     nothing_due = lab.client.trigger(DRAINS)
     assert lab.client.wait(DRAINS, nothing_due, 60) == "success"
@@ -268,8 +268,8 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
 
 def answer(lab: Lab, run_id: str, option: str) -> dict[str, Any]:
     """Answers the question of a run once the scheduler knows that it waits (it loses answers that are quicker); what was asked."""
-    path = f"dags/{REDRIVE}/dagRuns/{quote(run_id, safe='')}/taskInstances/approve/-1/hitlDetails"
-    eventually(lambda: states(lab, REDRIVE, run_id).get("approve") == "awaiting_input", within_s=30, what="somebody is asked")
+    path = f"dags/{REDRIVE}/dagRuns/{quote(run_id, safe='')}/taskInstances/apply/-1/hitlDetails"
+    eventually(lambda: states(lab, REDRIVE, run_id).get("apply") == "awaiting_input", within_s=30, what="somebody is asked")
     question: dict[str, Any] = lab.client.get(path)
     asked = datetime.fromisoformat(question["created_at"]).timestamp()
     eventually(lambda: _scheduler_at(lab) > asked + 1, within_s=30, what="the scheduler has gone round")

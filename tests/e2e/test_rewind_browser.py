@@ -69,7 +69,7 @@ class Person:
     def reads_the_plan(self, run: RewindRun) -> str:
         """What stands on the page on which it is approved or rejected."""
         run.question()
-        self._open(f"dags/{DAG}/runs/{quote(run.run_id, safe='')}/tasks/approve/required_actions")
+        self._open(f"dags/{DAG}/runs/{quote(run.run_id, safe='')}/tasks/apply/required_actions")
         self.page.get_by_role("button", name="Approve").wait_for()
         return self.page.locator("table").last.locator("xpath=../..").inner_text()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from tests.e2e.lab import Consumer, Lab
-from tests.e2e.rewinds import DAG, RewindRun
+from tests.e2e.rewinds import ASKS, DAG, RewindRun
 
-from tidemark.local.airflow_client import AirflowRefused
+from tidemark.local.airflow_client import AirflowClient, AirflowRefused
 
 RECORDS = 100
 APPROVALS = ("asked", "unasked", "strict")
@@ -35,15 +35,16 @@ def consumers(lab_session: Lab) -> dict[str, Consumer]:
 def rewind(lab: Lab, consumers: dict[str, Consumer]) -> Callable[..., RewindRun]:
     """Starts a run as a REST client does, by default for a plan to offset 40."""
 
-    def start(*names: str, **conf: Any) -> RewindRun:
+    def start(*names: str, client: AirflowClient | None = None, **conf: Any) -> RewindRun:
         asked = {"consumers": list(names), "scenario": "to-offset", "value": "40", "reason": "a test of the form", **conf}
-        return RewindRun(lab, lab.client.trigger(DAG, asked))
+        return RewindRun(lab, (client or lab.client).trigger(DAG, asked))
 
     return start
 
 
 def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consumers, rewind):
-    """The person sees the plan as a table; who planned, approved and applied is stored; the consumer's run makes the same rows again."""
+    """The person sees the plan as a table; who planned, approved and applied is stored; the consumer's run makes the same rows again. An
+    event of the sink says which ranges have changed."""
     consumer, rows = consumers["asked"], consumers["asked"].rows()
     run = rewind("asked", reason="a *bug* of <b>Tuesday</b>")
     question = run.question()
@@ -67,6 +68,16 @@ def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consume
     assert (consumer.rows(), consumer.position()) == (rows, RECORDS)
     assert lab.client.xcom(DAG, run.run_id, "verify") == {"asked": {"equal": 60, "changed": 0, "gone": 0, "new": 0}}
     assert "60 offsets read again" in run.log("verify")
+    (event,) = [event for event in lab.client.asset_events(consumer.table) if event.source_dag_id == DAG]
+    assert event.extra == {
+        "group": "asked",
+        "verdict": None,
+        "validation_id": None,
+        "ranges": {"asked/0": [[40, RECORDS]]},
+        "counts": {"sink_rows": 60, "failed_records": 0},
+        "rewind": number,
+        "undo_of": None,
+    }
 
 
 def test_rejected_plan_changes_nothing_and_is_kept_as_rejected(consumers, rewind):
@@ -75,7 +86,7 @@ def test_rejected_plan_changes_nothing_and_is_kept_as_rejected(consumers, rewind
     run.question()
     run.answer("Reject")
     assert run.wait() == "success"
-    states = {"plan": "success", "approve": "success", "apply": "skipped", "consume": "skipped", "verify": "skipped"}
+    states = {"plan": "success", "apply": "skipped", "consume": "skipped", "verify": "skipped"}
     assert states.items() <= run.states().items()
     assert run.stored()[:4] == ("REJECTED", "admin", "admin", None)
     assert (consumers["asked"].position(), len(consumers["asked"].rows())) == (RECORDS, RECORDS)
@@ -98,7 +109,7 @@ def test_plan_that_another_rewind_has_overtaken_is_refused_and_kept_as_rejected(
     assert (second.stored()[0], first.stored()[:4]) == ("APPLIED", ("REJECTED", "admin", "nobody (the plan was stale)", None))
     assert "was rewound since" in first.log("apply")
     assert "Plan again" in first.log("apply")
-    states = {"plan": "success", "approve": "success", "apply": "failed", "consume": "upstream_failed", "verify": "upstream_failed"}
+    states = {"plan": "success", "apply": "failed", "consume": "upstream_failed", "verify": "upstream_failed"}
     assert states.items() <= first.states().items()
     assert consumers["asked"].position() == RECORDS
 
@@ -114,12 +125,41 @@ def test_nobody_approves_their_own_if_the_file_says_so(consumers, rewind):
     assert consumers["strict"].position() == RECORDS
 
 
+def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored(lab, consumers, rewind):
+    """Whoever may trigger may also write XComs and mark tasks. What counts is the answer that Airflow has recorded, to the plan that it
+    has shown, of the run whose plan it is. A cleared task asks again."""
+    consumer, ann, bob = consumers["strict"], lab.sign_in("ann"), lab.sign_in("bob")
+    other = rewind("strict", value="10")
+    other.question()
+    run = rewind("strict", client=ann, consume=False)
+    question = run.question()
+    number, shown = run.stored()[4], question["body"]
+    run.forge(ann, "plan", other.stored()[4])
+    run.forge(ann, ASKS, {"approved": True, "by": "bob", "name": "bob"})
+    run.mark_success(ann, ASKS)
+    run.wait()
+    assert consumer.position() == RECORDS
+    assert run.stored() == ("PLANNED", "ann", None, None, number)
+    assert other.stored()[:4] == ("PLANNED", "admin", None, None)
+
+    lab.client.clear(DAG, run.run_id, [ASKS])
+    question = run.question()
+    assert (question["body"], question["response_received"]) == (shown, False)
+    assert "somebody else has to approve it" in question["body"]
+    run.answer("Approve", client=bob)
+    assert run.wait() == "success"
+    assert run.stored() == ("APPLIED", "ann", "bob", "ann", number)
+    assert lab.sql("SELECT new_offset FROM tidemark.rewind_partition WHERE rewind_id = %s", number) == [(40,)]
+    other.answer("Reject")
+    other.wait()
+
+
 def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(lab, consumers, rewind):
     """Where no file asks for an approval, nobody is asked. Nothing is moved a second time. What the next one skips, its backfill reads."""
     consumer = consumers["unasked"]
     run = rewind("unasked", consume=False)
     assert run.wait() == "success"
-    states = {"plan": "success", "approve": "success", "apply": "success", "consume": "skipped", "verify": "skipped"}
+    states = {"plan": "success", "apply": "success", "consume": "skipped", "verify": "skipped"}
     assert states.items() <= run.states().items()
     assert run.stored()[:4] == ("APPLIED", "admin", None, "admin")
     assert (consumer.position(), consumer.rows()) == (40, list(range(40)))
@@ -148,7 +188,7 @@ def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
         "4 problems; nothing was planned",
     ):
         assert words in log
-    assert {run.states()[task] for task in ("approve", "apply", "consume", "verify")} == {"upstream_failed"}
+    assert {run.states()[task] for task in ("apply", "consume", "verify")} == {"upstream_failed"}
     assert [task.try_number for task in lab.client.tries(DAG, run.run_id, "plan")] == [1]
     assert lab.sql("SELECT count(*) FROM tidemark.rewind") == before
 

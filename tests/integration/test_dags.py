@@ -78,6 +78,7 @@ facts = {
     "serialized": {dag_id: DagSerialization.to_dict(dag) for dag_id, dag in bag.dags.items()},
     "dags": {
         dag_id: {
+            "paused": dag.is_paused_upon_creation,
             "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner, "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
             "schedule": dag.schedule, "description": dag.description, "start": str(dag.start_date),
             "tasks": {each.task_id: task(each) for each in dag.tasks},
@@ -261,13 +262,34 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
     assert (dag["schedule"], dag["catchup"]) == (None, False)
     assert {name: task["upstream"] for name, task in dag["tasks"].items()} == {
         "plan": [],
-        "approve": ["plan"],
-        "apply": ["approve"],
+        "apply": ["plan"],
         "drain": ["apply"],
     }
     for found in (*drains["dags"].values(), *redrives["dags"].values()):
         assert found["doc"]
         assert {"tidemark", "retries"} <= set(found["tags"])
+
+
+def test_task_that_asks_is_the_one_that_acts_and_needs_no_xcom(read, tmp_path):
+    """Nothing lies between an answer and what it allows. The asset event of a rewind is that task's, too."""
+    (tmp_path / "flights.yaml").write_text(FULL)
+    (rewind,) = read(tmp_path, "rewind.py")["dags"].values()
+    assert {name: (task["upstream"], task["outlets"]) for name, task in rewind["tasks"].items()} == {
+        "plan": ([], []),
+        "apply": (["plan"], ["tidemark_rewound"]),
+        "consume": (["apply"], []),
+        "verify": (["consume"], []),
+        "backfill": (["apply"], []),
+    }
+
+
+def test_maintenance_and_drains_begin_by_themselves(read, tmp_path):
+    """Neither waits for somebody to switch it on: what nobody removes grows, and what is due is tried."""
+    (tmp_path / "flights.yaml").write_text(FULL)
+    for file in ("maintain.py", "drain_retries.py"):
+        found = read(tmp_path, file)
+        (dag,) = found["dags"].values()
+        assert (dag["paused"], found["heavy"]) == (False, [])
 
 
 def test_bad_file_makes_a_dag_that_tells_its_problems(facts):
@@ -390,3 +412,43 @@ def test_retries_follow_the_kind_of_error(in_airflow):
         "something unknown in the driver": "default",
         "something unknown in the task": "default",
     }
+
+
+ANSWERS = """
+import json
+from datetime import UTC, datetime
+from airflow.sdk.exceptions import AirflowFailException
+from tidemark import errors
+from tidemark.airflow import form
+
+form.WAIT_S = 0.0
+
+class Deed(form.AskThenDo):
+    outages = 1
+
+    def answered(self, context, plan, answer):
+        if self.outages:
+            self.outages -= 1
+            raise errors.BrokerUnavailable(cause="x")
+        return [plan, answer.approved, answer.by, answer.is_of("ann"), answer.is_of("bob")]
+
+def tell(who, *chosen):
+    event = {"chosen_options": chosen, "params_input": {}, "responded_at": datetime.now(UTC), "responded_by_user": who}
+    try:
+        return Deed(task_id="deed").execute_complete({}, event, plan="plan 1")
+    except AirflowFailException as error:
+        return str(error)
+
+ann = {"id": "17", "name": "ann"}
+told = [tell(ann, "Approve"), tell(ann, "Reject"), tell(None, "Reject"), tell(None, "Approve")]
+print("FACTS" + json.dumps(told))
+"""
+
+
+def test_answer_is_a_person_s_and_is_kept_while_kafka_is_away(in_airflow):
+    """Whoever does not answer in time rejects; an approval of nobody is refused. An outage between answer and deed is waited for, because
+    the next try would ask again."""
+    said = next(line for line in in_airflow(ANSWERS).splitlines() if line.startswith("FACTS"))
+    *answers, refused = json.loads(said.removeprefix("FACTS"))
+    assert answers == [["plan 1", True, "17", True, False], ["plan 1", False, "17", True, False], ["plan 1", False, None, False, False]]
+    assert refused.startswith("Airflow does not know who approved this. Nothing was changed")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Never
+from typing import Any, Never, TypeVar
 
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import Context, Param
-from airflow.sdk.exceptions import DagRunTriggerException
+from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException, TaskAwaitingInput
 
 from tidemark.airflow.dags import START
+from tidemark.errors import Refused, Unavailable
 from tidemark.rewind.scenario import Problems
 from tidemark.spec.problem import nearest, quoted
 
+T = TypeVar("T")
+
 APPROVE, REJECT = "Approve", "Reject"
+WAIT_S, WAIT_LIMIT_S = 10.0, 600.0
+"""How often and how long something that is away is waited for after an answer."""
 
 
 def by_hand(dag_id: str, params: Mapping[str, Param], *tags: str, **more: Any) -> dict[str, Any]:
@@ -45,10 +53,34 @@ def requester(context: Context) -> str:
     return context["dag_run"].triggering_user_name or "airflow"
 
 
-class ApproveOperator(HITLOperator):
-    """Asks a person, who sees the plan as Markdown; pushes who said what: ``{"approved": true, "by": "ann"}``.
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a person is asked, and about which stored plan: ``plan`` has its number and digest, in words that no other plan has."""
 
-    A subclass' ``execute`` returns what `ask` does, or `LET_THROUGH` where nobody needs to be asked.
+    subject: str
+    body: str
+    plan: str
+    within: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What Airflow has recorded of a person's answer. ``by``: nobody answered in time."""
+
+    approved: bool
+    by: str | None = None
+    name: str | None = None
+
+    def is_of(self, person: str) -> bool:
+        return person in {self.by, self.name} - {None}
+
+
+class AskThenDo(HITLOperator):
+    """One task that asks a person about a plan and then does what was approved, so that nothing lies between the answer and the deed.
+
+    ``execute`` either does it, where nobody needs to be asked, or ends in `ask`. The answer comes to `answered`. It reaches the task with
+    its own row in Airflow's database, which only the scheduler and the endpoint for answers write; users can write XComs, and mark the
+    task a success, which then has done nothing. A cleared task asks again.
     """
 
     template_fields: Sequence[str] = ()  # the plan is read when the task runs, and nothing of it is a template
@@ -56,22 +88,70 @@ class ApproveOperator(HITLOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(subject="May this be done?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
 
-    def ask(self, context: Context, subject: str, body: str, within: timedelta) -> Never:
-        """Ends this process of the task. Who does not answer in time has rejected."""
-        self.subject, self.body, self.response_timeout = subject, body, within
-        HITLOperator.execute(self, context)
-        raise AssertionError("a task that waits for an answer does not go on here")
+    def ask(self, context: Context, question: Question) -> Never:
+        """Ends this process of the task. Who does not answer in time has rejected.
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        answer = super().execute_complete(context, event)
-        who = answer["responded_by_user"] or {}
-        approved = answer["chosen_options"] == [APPROVE]
-        self.log.info("answered approved=%s by=%s", approved, who.get("name"))
-        return {"approved": approved, "by": who.get("id") or who.get("name"), "name": who.get("name")}
+        Airflow shows the question of the first try also in later ones: `AirflowFailException` where that was about another plan.
+        """
+        from airflow.sdk.execution_time.comms import CreateHITLDetailPayload
+        from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+        shown: Any = SUPERVISOR_COMMS.send(
+            CreateHITLDetailPayload(
+                ti_id=context["ti"].id,
+                options=self.options,
+                defaults=self.defaults,
+                subject=question.subject,
+                body=f"{question.body}\n\n{question.plan}\n",
+                params={},
+                assigned_users=[],
+            )
+        )
+        if question.plan not in (shown.body or ""):
+            raise AirflowFailException(
+                f"Airflow still shows another question, and cannot ask about {question.plan}. Nothing was changed; start a new run."
+            )
+        self.log.info("waiting for an answer plan=%s within=%s", question.plan, question.within)
+        raise TaskAwaitingInput(method_name="execute_complete", timeout=question.within, kwargs={"plan": question.plan})
+
+    def execute_complete(self, context: Context, event: dict[str, Any], plan: str = "") -> Any:
+        """Does what was answered. What is away is waited for: the answer is for this process only, and the next one would ask again."""
+        answer = self._read(super().execute_complete(context, event))
+        self.log.info("answered plan=%s approved=%s by=%s", plan, answer.approved, answer.by)
+        until = time.monotonic() + WAIT_LIMIT_S
+        while True:
+            try:
+                return self.answered(context, plan, answer)
+            except Unavailable as error:
+                if time.monotonic() > until:
+                    raise
+                self.log.warning("%s", error)
+                time.sleep(WAIT_S)
+
+    def answered(self, context: Context, plan: str, answer: Answer) -> Any:
+        """Does what was approved, if ``plan`` is still the one of this run; may be called again after `Unavailable`."""
+        raise NotImplementedError
+
+    def _read(self, event: Mapping[str, Any]) -> Answer:
+        who = event["responded_by_user"] or {}
+        answer = Answer(event["chosen_options"] == [APPROVE], who.get("id") or who.get("name"), who.get("name"))
+        if answer.approved and answer.by is None:
+            raise AirflowFailException("Airflow does not know who approved this. Nothing was changed; clear this task to be asked again.")
+        return answer
 
 
-LET_THROUGH: Mapping[str, Any] = {"approved": True, "by": None}
-"""The answer of nobody, who was not asked."""
+def plainly(method: Callable[..., T]) -> Callable[..., T]:
+    """Has an operator's method fail with the text of a refusal, which is in the log before Airflow's traceback, and without its causes."""
+
+    @functools.wraps(method)
+    def tell(self: Any, context: Context, *args: Any) -> T:
+        try:
+            return method(self, context, *args)
+        except Refused as error:
+            self.log.error("%s", error)
+            raise AirflowFailException(str(error)) from None
+
+    return tell
 
 
 def start_run(dag_id: str, run_id: str) -> DagRunTriggerException:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from airflow.sdk import DAG, BaseOperator, Context, Param
 
 from tidemark import project
 from tidemark.airflow.dags import RETRY_POLICY, START
-from tidemark.spec import parse_duration, read_folder
+from tidemark.airflow.form import plainly, requester
+from tidemark.keep import FLOOR, FLOOR_VARIABLE, KEEP, parse_keep
+from tidemark.spec import read_folder
+
+if TYPE_CHECKING:
+    from tidemark.maintenance import Maintained
 
 
 def maintain_dag() -> DAG:
@@ -16,15 +21,26 @@ def maintain_dag() -> DAG:
         dag_id="maintain",
         description="Removes what rewinds took out, and payloads of settled records, after their time; ends attempts without a driver.",
         doc_md="Drops the archives of rewinds that are older than `keep`: these can be neither undone nor verified any more. "
-        "Who rewound what, when and why is kept for ever. Empties failed records that were loaded, skipped or discarded longer ago: "
-        "key, value and headers go, all else stays. Attempts that began a day ago and have no driver any more are ended.",
+        "Empties failed records that were loaded, skipped or discarded longer ago: key, value and headers go, all else stays. "
+        "Attempts that began a day ago and have no driver any more are ended.\n\n"
+        f"`keep` is at least {FLOOR}, or what the environment variable `{FLOOR_VARIABLE}` says. Who rewound what, when and why is kept "
+        "permanently, and so is who ran the maintenance (table `tidemark.maintenance`).",
         schedule="@daily",
         start_date=START,
         catchup=False,
         max_active_runs=1,
+        is_paused_upon_creation=False,  # what nobody removes grows
         tags=["tidemark", "maintain"],
         default_args={"owner": "tidemark"},
-        params={"keep": Param("30d", type="string", title="Keep", description_md="How long archives and payloads are kept: `12h`, `30d`.")},
+        params={
+            "keep": Param(
+                KEEP,
+                type="string",
+                pattern="^[0-9]{1,9}[smhd]$",
+                title="Keep",
+                description_md=f"How long archives and payloads are kept: `30d`; at least {FLOOR}, if the settings do not say otherwise.",
+            )
+        },
     ) as dag:
         MaintainOperator(task_id="maintain", retries=2, retry_policy=RETRY_POLICY)
     return dag
@@ -33,24 +49,21 @@ def maintain_dag() -> DAG:
 class MaintainOperator(BaseOperator):
     """Pushes how many archives it has removed, and of how many rows, how many records it has emptied, and how many attempts ended."""
 
+    @plainly
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.airflow.connections import database_url
-        from tidemark.db import session, transaction
-        from tidemark.offsets import store
-        from tidemark.retry.retention import empty_settled
-        from tidemark.rewind.retention import remove_archives
+        from tidemark.db import session
+        from tidemark.maintenance import maintain
 
-        keep = parse_duration(context["params"]["keep"])
+        keep, run = parse_keep(context["params"]["keep"]), context["dag_run"]
         good, _ = read_folder(project.consumers())
         databases = {spec.connections.postgres: spec for spec in good.values()}
-        removed: list[Any] = []
-        ended: list[int] = []
-        emptied = 0
+        done: list[Maintained] = []
         for spec in databases.values():
             with session(database_url(spec)) as connection:
-                removed += remove_archives(connection, keep)
-                emptied += empty_settled(connection, keep)
-                with transaction(connection) as cur:
-                    ended += store.end_abandoned(cur)
-        self.log.info("archives removed: %s, records emptied: %s, attempts ended: %s", len(removed), emptied, len(ended))
-        return {"archives": len(removed), "rows": sum(one.rows for one in removed), "emptied": emptied, "attempts": len(ended)}
+                done.append(maintain(connection, keep, by=requester(context), dag_id=run.dag_id, run_id=run.run_id))
+        removed = [archive for one in done for archive in one.removed]
+        counts = {"archives": len(removed), "rows": sum(archive.rows for archive in removed)}
+        counts |= {"emptied": sum(one.emptied for one in done), "attempts": sum(len(one.ended) for one in done)}
+        self.log.info("maintained keep=%s archives=%s rows=%s emptied=%s attempts=%s", keep, *counts.values())
+        return counts

@@ -1,12 +1,11 @@
 """The DAG ``redrive``: failed records of a consumer are chosen by a form, and sent round again.
 
-    plan     checks the form, chooses the records once and for all, shows counts and examples in its log, hands on the plan's number
-    approve  asks a person, who sees the plan, if the form says so
-    apply    sends them round, no faster than was said, and publishes them
+    plan     checks the form, chooses the records once and for all, shows counts and examples in its log
+    apply    asks a person, who sees the plan, if the form says so; sends them round, no faster than was said, and publishes them
     drain    has them tried at once, where the form says ``now``
 
-No consumer's file asks for an approval: a redrive loads what was meant to be loaded, and takes nothing away. Every task can be tried again,
-and `apply`, cleared, goes on with what is left.
+No consumer's file asks for an approval: a redrive loads what was meant to be loaded, and takes nothing away. A run has one plan, which its
+tasks look up by the run's id. Every task can be tried again, and `apply`, cleared, goes on with what is left.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
 from tidemark.airflow.dags import RETRY_POLICY
-from tidemark.airflow.form import LET_THROUGH, ApproveOperator, by_hand, refuse_unknown, requester, start_run
+from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
 from tidemark.airflow.operators import PROGRESS_EVERY_S, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.errors import BadInput
@@ -31,6 +30,9 @@ from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.moment import parse_moment
 from tidemark.rewind.scenario import REASON_CHARACTERS, Problems, check_reason
 from tidemark.spec import ConsumerSpec, read_folder
+
+if TYPE_CHECKING:
+    from tidemark.retry.redrive import Redrive
 
 APPLY, ASK, NOTHING = "apply", "ask", "nothing"
 THEN = {APPLY: "send them round", ASK: "ask a person, who sees the plan", NOTHING: "nothing (a dry run)"}
@@ -47,10 +49,13 @@ def redrive_dag() -> DAG:
     said = "Send failed records round again: chosen by a form, planned, applied."
     with DAG(schedule=None, **by_hand("redrive", _form(), "retries", description=said, doc_md=_DOC)) as dag:
         plan = PlanRedriveOperator(task_id="plan", doc_md="Chooses the records, once and for all. Changes none.", **common)
-        approve = ApproveRedriveOperator(task_id="approve", doc_md="Shows the plan to a person, if that was wished.", **common)
-        apply = ApplyRedriveOperator(task_id="apply", doc_md="Sends them round. Cleared, it goes on with what is left.", **common)
+        apply = ApplyRedriveOperator(
+            task_id="apply",
+            doc_md="Shows the plan to a person, if that was wished; then sends them round. Cleared, it goes on with what is left.",
+            **common,
+        )
         drain = StartDrainOperator(task_id="drain", doc_md=f"Starts a run of {DRAIN_DAG}, where they go through at once.", **common)
-        plan >> approve >> apply >> drain
+        plan >> apply >> drain
     return dag
 
 
@@ -195,67 +200,78 @@ def _key(text: str | None, in_hex: str | None) -> bytes | None:
 
 
 class PlanRedriveOperator(BaseOperator):
-    """Checks the form and stores the plan; pushes its number, and nothing else."""
+    """Checks the form and stores the plan; pushes its number, for people to see. A run that has a plan keeps it."""
 
+    @plainly
     def execute(self, context: Context) -> int:
-        from tidemark.retry.redrive import Destination, plan
+        from tidemark.retry.redrive import Destination, of_run, plan, preview
 
-        params = context["params"]
-        asked = read_form(params, context["dag_run"].conf or {})
+        params, run = context["params"], context["dag_run"]
+        asked = read_form(params, run.conf or {})
         with _session(asked.spec) as connection:
-            made = plan(
-                connection,
-                asked.spec,
-                asked.wanted,
-                reason=asked.reason,
-                by=requester(context),
-                destination=Destination(params["to"]),
-                limit=params["limit"],
-                per_second=params["per_second"],
-                max_redrives=params["max_redrives"],
-            )
+            known = of_run(connection, run.dag_id, run.run_id)
+            if known is not None:
+                made = preview(connection, known.redrive_id)
+            else:
+                made = plan(
+                    connection,
+                    asked.spec,
+                    asked.wanted,
+                    reason=asked.reason,
+                    by=requester(context),
+                    destination=Destination(params["to"]),
+                    limit=params["limit"],
+                    per_second=params["per_second"],
+                    max_redrives=params["max_redrives"],
+                    dag_id=run.dag_id,
+                    run_id=run.run_id,
+                )
         _log(self.log, made)
         return made.redrive.redrive_id
 
 
-class ApproveRedriveOperator(ApproveOperator):
-    """Asks where the form says ``ask``."""
+class ApplyRedriveOperator(AskThenDo):
+    """Asks where the form says ``ask``, unless the redrive is already running. Sends round what was planned and is left of it; pushes how
+    many were sent round, and how many were passed over.
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        from tidemark.retry.redrive import preview
+    Its log shows what became of it. One that was stopped meanwhile fails.
+    """
+
+    @plainly
+    def execute(self, context: Context) -> dict[str, int]:
+        from tidemark.retry.redrive import Phase, preview
         from tidemark.retry.show import markdown
         from tidemark.rewind.show import escaped
 
         then = context["params"]["then"]
         if then == NOTHING:
             raise AirflowSkipException("a dry run: the plan is stored, and nothing is sent round")
-        if then == APPLY:
-            return dict(LET_THROUGH)
-        with _session(spec_of(context["params"]["consumer"])) as connection:
-            made = preview(connection, context["ti"].xcom_pull(task_ids="plan"))
-        return self.ask(context, f"Redrive {made.redrive.redrive_id} of {escaped(made.redrive.consumer)}?", markdown(made), ANSWER_WITHIN)
+        made, spec = _stored(context)
+        if then == ASK and made.state in {Phase.PLANNED, Phase.STOPPED}:
+            with _session(spec) as connection:
+                body = markdown(preview(connection, made.redrive_id))
+            self.ask(context, Question(f"Redrive {made.redrive_id} of {escaped(made.consumer)}?", body, _words(made), ANSWER_WITHIN))
+        return self._apply(context, made, spec, approved_by=None)
 
+    @plainly
+    def answered(self, context: Context, plan: str, answer: Answer) -> dict[str, int]:
+        made, spec = _stored(context)
+        if plan != _words(made):
+            raise AirflowFailException(f"The answer was about {plan}, this run's plan is {_words(made)}. Nothing was changed.")
+        if not answer.approved:
+            raise AirflowSkipException(f"redrive {made.redrive_id} was not approved; nothing was sent round")
+        return self._apply(context, made, spec, approved_by=answer.by)
 
-class ApplyRedriveOperator(BaseOperator):
-    """Sends round what was planned and is left of it; pushes how many were sent round, and how many were passed over.
-
-    Its log shows what became of it. One that was stopped meanwhile fails.
-    """
-
-    def execute(self, context: Context) -> dict[str, int]:
+    def _apply(self, context: Context, made: Redrive, spec: ConsumerSpec, *, approved_by: str | None) -> dict[str, int]:
         from tidemark.airflow.connections import resolve
         from tidemark.kafka.cluster import Cluster
         from tidemark.retry.agenda import relay_at_end
         from tidemark.retry.redrive import apply
 
-        number = context["ti"].xcom_pull(task_ids="plan")
-        answer: Mapping[str, Any] = context["ti"].xcom_pull(task_ids="approve")
-        if not answer["approved"]:
-            raise AirflowSkipException(f"redrive {number} was not approved; nothing was sent round")
-        spec = spec_of(context["params"]["consumer"])
-        connections = resolve(spec)
+        number, connections = made.redrive_id, resolve(spec)
+        by: dict[str, Any] = {"by": requester(context), "approved_by": approved_by}
         with _session(spec) as connection:
-            done = apply(connection, Cluster(connections.kafka), spec_of, number, by=requester(context), on_progress=_Progress(self.log))
+            done = apply(connection, Cluster(connections.kafka), spec_of, number, **by, on_progress=_Progress(self.log))
         _log(self.log, done)
         for obstacle in relay_at_end(connections, spec):
             self.log.warning("%s", obstacle)
@@ -272,7 +288,25 @@ class StartDrainOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         if context["params"]["to"] != "now":
             raise AirflowSkipException("the records wait for their first delay")
-        raise start_run(DRAIN_DAG, f"redrive__{context['ti'].xcom_pull(task_ids='plan')}")
+        made, _ = _stored(context)
+        raise start_run(DRAIN_DAG, f"redrive__{made.redrive_id}")
+
+
+def _stored(context: Context) -> tuple[Redrive, ConsumerSpec]:
+    """The plan of this run as it is now, and the consumer that the form named."""
+    from tidemark.retry.redrive import of_run
+
+    run, spec = context["dag_run"], spec_of(context["params"]["consumer"])
+    with _session(spec) as connection:
+        made = of_run(connection, run.dag_id, run.run_id)
+    if made is None or made.group != spec.group:
+        raise AirflowFailException(f"Run {run.run_id} has no plan for {spec.name}. Nothing was changed; clear the task plan.")
+    return made, spec
+
+
+def _words(made: Redrive) -> str:
+    """Which plan, as a question says it and Airflow records it; its records were chosen when it was made."""
+    return f"redrive {made.redrive_id}, planned at {made.planned_at.isoformat()}"
 
 
 class _Progress:
@@ -308,10 +342,12 @@ Sends records round again that have failed for good: the service is back, or the
 | task | |
 |---|---|
 | plan | chooses the records, once and for all; its log shows how many of each error, and examples. Changes nothing |
-| approve | a person approves or rejects the plan (*Required Actions*), if the form says so; with *nothing* it ends here |
-| apply | sends them round, no faster than was said; who, when, why and how many is kept for ever |
+| apply | a person approves or rejects the plan (*Required Actions*), if wished; then they are sent round. Skipped with *nothing* |
 | drain | starts a run of `drain_retries`, where they are tried at once |
 
 `tidemark redrive list` shows all redrives, `tidemark redrive stop NUMBER` ends one behind the portion that it is at; cleared, `apply` goes
-on with it. A record that was loaded, discarded or withdrawn meanwhile is passed over.
+on with it. A record that was loaded, discarded or withdrawn meanwhile is passed over. Who redrove what, when and why is kept permanently.
+
+*ladder* sends a record to the first delay of its consumer (`retry: {delays: [5m, 30m]}`), *now* gives it one try in the next drain. A drain
+validates what it has loaded by the consumer's suite before it emits the asset event.
 """

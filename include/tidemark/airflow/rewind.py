@@ -1,28 +1,29 @@
-"""The DAG ``rewind``: plan, approve, apply, consume, backfill, verify. Its form is checked by the DAG itself, whatever a REST client sends.
+"""The DAG ``rewind``: plan, apply, consume, backfill, verify. Its form is checked by the DAG itself, whatever a REST client sends.
 
-    plan     checks the form, stores a plan, shows it in the log, hands on its number
-    approve  waits for a person, who sees the plan; or lets it through, if none of the consumers asks for an approval
-    apply    does what was approved, in one transaction; what was rejected, or not answered in time, is stored as REJECTED
+    plan     checks the form, stores a plan, shows it in the log
+    apply    asks a person, who sees the plan, if one of the consumers asks for an approval; does what was approved, in one transaction.
+             What was rejected, or not answered in time, is stored as REJECTED
     consume  starts a run of each consumer, if that was wished and it does not read all the time
     backfill reads what was skipped into the same tables, if that was wished, beside whatever the consumers read by themselves
     verify   waits until all is read again, and compares what was taken out with what is there now
 
-Every task can be tried again: a plan that nobody applied changes nothing, and one that was applied is not applied twice.
+A run has one plan, which its tasks look up by the run's id: users can write XComs, so nothing here depends on one. Every task can be
+tried again: `plan` keeps the plan that there is, and one that was applied is not applied twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Never
 
-from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Context, Param, PokeReturnValue
+from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator, Context, Param, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
 from tidemark.airflow.dags import RETRY_POLICY
-from tidemark.airflow.form import LET_THROUGH, ApproveOperator, by_hand, refuse_unknown, requester, start_run
+from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, spec_of
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 NOBODY, STALE = "nobody (no answer in time)", "nobody (the plan was stale)"
 """Who is stored to have rejected a plan that was not answered, or that was approved too late."""
+REWOUND = AssetAlias("tidemark_rewound")
+"""Stands for the sinks of the consumers that were rewound, which only the run knows."""
 VERIFY_EVERY_S, VERIFY_LIMIT_S = 10.0, 86_400.0
 """No backoff: it draws first intervals of a second, and Airflow 3.3 loses a task that is rescheduled while its last process still ends."""
 WIDTH = 120
@@ -70,8 +73,12 @@ def rewind_dag() -> DAG:
     said = "Move a running consumer group to any point, with its results: reviewed, and undoable."
     with DAG(schedule=None, **by_hand("rewind", _form(), "rewind", description=said, doc_md=_DOC)) as dag:
         plan = PlanRewindOperator(task_id="plan", doc_md="Resolves everything to numbers, once. Changes nothing.", **common)
-        approve = ApproveRewindOperator(task_id="approve", doc_md="Shows the plan to a person, who approves or rejects it.", **common)
-        apply = ApplyRewindOperator(task_id="apply", doc_md="Moves offsets and takes superseded rows out, in one transaction.", **common)
+        apply = ApplyRewindOperator(
+            task_id="apply",
+            outlets=[REWOUND],
+            doc_md="Shows the plan to a person, who approves or rejects it; then moves offsets and takes superseded rows out, at once.",
+            **common,
+        )
         consume = StartConsumerOperator.partial(
             task_id="consume", map_index_template="{{ task.consumer }}", doc_md="Starts a run that reads what was rewound.", **common
         ).expand(consumer=apply.output)
@@ -82,7 +89,7 @@ def rewind_dag() -> DAG:
             **common,
         )
         backfill = BackfillRewindOperator(task_id="backfill", doc_md="Reads what was skipped, in runs of its own.", **common)
-        plan >> approve >> apply >> consume >> verify
+        plan >> apply >> consume >> verify
         apply >> backfill
     return dag
 
@@ -224,17 +231,19 @@ def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
 
 
 class PlanRewindOperator(BaseOperator):
-    """Checks the form and stores the plan; pushes its number, and nothing else."""
+    """Checks the form and stores the plan; pushes its number, for people to see. A run that has a plan keeps it."""
 
+    @plainly
     def execute(self, context: Context) -> int:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
         from tidemark.rewind.plan import plan
+        from tidemark.rewind.store import of_run
 
         run = context["dag_run"]
         asked = read_form(context["params"], run.conf or {})
         with session(database_url(asked.specs[0])) as connection:
-            made = plan(
+            made = of_run(connection, run.dag_id, run.run_id) or plan(
                 connection,
                 _cluster_of,
                 asked.specs,
@@ -252,71 +261,88 @@ class PlanRewindOperator(BaseOperator):
         return made.rewind_id
 
 
-class ApproveRewindOperator(ApproveOperator):
-    """Asks until the plan expires. Where no consumer of the plan asks for an approval, nobody is asked."""
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        from tidemark.rewind.show import escaped, markdown
-
-        made, specs = _stored(context)
-        if not any(spec.rewind.approval is Approval.REQUIRED for spec in specs):
-            self.log.info("no approval is asked for rewind=%s", made.rewind_id)
-            return dict(LET_THROUGH)
-        _log_plan(self.log, made)
-        subject = f"Rewind {made.rewind_id} of {escaped(', '.join(spec.name for spec in specs))}?"
-        return self.ask(context, subject, markdown(made), made.expires_at - made.planned_at)
-
-
-class ApplyRewindOperator(BaseOperator):
-    """Applies what was approved; stores what was rejected, or was stale by then, as rejected; pushes the names of the consumers to run now.
+class ApplyRewindOperator(AskThenDo):
+    """Asks until the plan expires, where a consumer of the plan asks for an approval, and applies what was approved. Stores what was
+    rejected, or was stale by then, as rejected; pushes the names of the consumers to run now.
 
     A try after one that had committed finds the rewind applied, says so, and succeeds.
     """
 
+    @plainly
     def execute(self, context: Context) -> list[str]:
+        from tidemark.rewind.model import State
+        from tidemark.rewind.show import escaped, markdown
+
+        made, specs = _stored(context)
+        if made.state is State.PLANNED and any(spec.rewind.approval is Approval.REQUIRED for spec in specs):
+            within = made.expires_at - datetime.now(UTC)
+            if within <= timedelta(0):
+                return self._reject(specs, made, NOBODY)
+            _log_plan(self.log, made)
+            subject, body = f"Rewind {made.rewind_id} of {escaped(', '.join(spec.name for spec in specs))}?", markdown(made)
+            if not all(spec.rewind.own for spec in specs):
+                who = escaped(requester(context))
+                subject += f" Not by {who}"
+                body = f"**{who} has asked for this rewind, so that somebody else has to approve it.**\n\n{body}"
+            self.ask(context, Question(subject, body, _words(made), within))
+        return self._apply(context, made, specs, approved_by=None)
+
+    @plainly
+    def answered(self, context: Context, plan: str, answer: Answer) -> list[str]:
+        made, specs = _stored(context)
+        if plan != _words(made):
+            raise AirflowFailException(
+                f"The answer was about {plan}, but this run's plan is {_words(made)}. Nothing was changed; clear this task to ask again."
+            )
+        if not answer.approved:
+            return self._reject(specs, made, answer.by or NOBODY)
+        if answer.is_of(requester(context)) and not all(spec.rewind.own for spec in specs):
+            self._store_rejected(specs, made, f"{answer.by} (may not approve their own)")
+            raise AirflowFailException(
+                f"Rewind {made.rewind_id} was approved by {answer.by}, who had asked for it; the consumer's file says rewind: "
+                "{own: false}. Nothing was changed, and the plan is rejected: start a new run, and let somebody else approve it."
+            )
+        return self._apply(context, made, specs, approved_by=answer.by)
+
+    def _apply(self, context: Context, made: Plan, specs: Sequence[ConsumerSpec], *, approved_by: str | None) -> list[str]:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
         from tidemark.rewind.apply import StalePlan, apply
-        from tidemark.rewind.store import reject
 
-        made, specs = _stored(context)
-        answer: Mapping[str, Any] = context["ti"].xcom_pull(task_ids="approve")
-        asked_by, approver, run = requester(context), answer["by"], context["dag_run"]
-        own = approver is not None and asked_by in (approver, answer.get("name"))
+        run = context["dag_run"]
+        by: dict[str, Any] = {"by": requester(context), "approved_by": approved_by, "dag_id": run.dag_id, "run_id": run.run_id}
         with session(database_url(specs[0])) as connection:
-            if not answer["approved"]:
-                reject(connection, made.rewind_id, by=approver or NOBODY)
-                raise AirflowSkipException(f"rewind {made.rewind_id} was rejected by {approver or NOBODY}; nothing was changed")
-            if own and not all(spec.rewind.own for spec in specs):
-                reject(connection, made.rewind_id, by=f"{approver} (may not approve their own)")
-                raise AirflowFailException(
-                    f"rewind {made.rewind_id} was approved by {approver}, who had asked for it; the consumer's file says rewind: "
-                    "{own: false}. Nothing was changed, and the plan is rejected: plan again, and let somebody else approve it."
-                )
             try:
-                done = apply(
-                    connection,
-                    _cluster_of,
-                    spec_of,
-                    made.rewind_id,
-                    by=asked_by,
-                    approved_by=approver,
-                    dag_id=run.dag_id,
-                    run_id=run.run_id,
-                )
+                done = apply(connection, _cluster_of, spec_of, made.rewind_id, **by)
             except StalePlan:
-                reject(connection, made.rewind_id, by=STALE)
+                self._store_rejected(specs, made, STALE)
                 raise
         if done.already:
             self.log.info("rewind %s was applied before, at %s; nothing was changed now", made.rewind_id, done.plan.applied_at)
         _log_plan(self.log, done.plan)
+        _announce(context, done.plan)
         if not context["params"]["consume"]:
             return []
         return [spec.name for spec in specs if spec.run is not Run.CONTINUOUS]  # those go on reading by themselves
 
+    def _reject(self, specs: Sequence[ConsumerSpec], made: Plan, by: str) -> Never:
+        self._store_rejected(specs, made, by)
+        raise AirflowSkipException(f"rewind {made.rewind_id} was rejected by {by}; nothing was changed")
+
+    def _store_rejected(self, specs: Sequence[ConsumerSpec], made: Plan, by: str) -> None:
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session
+        from tidemark.rewind.store import reject
+
+        with session(database_url(specs[0])) as connection:
+            reject(connection, made.rewind_id, by=by)
+
 
 class StartConsumerOperator(BaseOperator):
-    """Starts a run ``rewind__<id>`` of a consumer's DAG and does not wait for it; skipped if it was started before."""
+    """Starts a run ``rewind__<id>`` of a consumer's DAG and does not wait for it; skipped if it was started before.
+
+    The name comes from an XCom: only consumers of the rewind, once it is applied.
+    """
 
     template_fields = ("consumer",)
 
@@ -324,8 +350,14 @@ class StartConsumerOperator(BaseOperator):
         super().__init__(**kwargs)
         self.consumer = consumer
 
+    @plainly
     def execute(self, context: Context) -> None:
-        raise start_run(f"consume__{self.consumer}", f"rewind__{context['ti'].xcom_pull(task_ids='plan')}")
+        from tidemark.rewind.model import State
+
+        made, specs = _stored(context)
+        if made.state is not State.APPLIED or self.consumer not in {spec.name for spec in specs}:
+            raise AirflowFailException(f"Rewind {made.rewind_id} is {made.state}, and starts no run of {self.consumer}.")
+        raise start_run(f"consume__{self.consumer}", f"rewind__{made.rewind_id}")
 
 
 class BackfillRewindOperator(ConsumeOperator):
@@ -344,9 +376,10 @@ class BackfillRewindOperator(ConsumeOperator):
         from tidemark.airflow.connections import database_url
         from tidemark.db import session, transaction
         from tidemark.rewind.backfill import unfinished
+        from tidemark.rewind.model import State
 
         made, specs = _stored(context)
-        if not made.backfill:
+        if made.state is not State.APPLIED or not made.backfill:
             raise AirflowSkipException("nothing is to be backfilled")
         done = {}
         for spec in specs:
@@ -407,14 +440,44 @@ class VerifyRewindOperator(BaseSensorOperator):
 
 
 def _stored(context: Context) -> tuple[Plan, list[ConsumerSpec]]:
-    """The plan of this run as it is now, and its consumers."""
+    """The plan of this run as it is now, and the consumers that the form named."""
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
-    from tidemark.rewind.store import read
+    from tidemark.rewind.store import of_run
 
+    run = context["dag_run"]
     specs = [spec_of(name) for name in dict.fromkeys(context["params"]["consumers"])]
     with session(database_url(specs[0])) as connection:
-        return read(connection, context["ti"].xcom_pull(task_ids="plan")), specs
+        made = of_run(connection, run.dag_id, run.run_id)
+    if made is None:
+        raise AirflowFailException(f"Run {run.run_id} has no plan. Nothing was changed; clear the task plan.")
+    if strange := {group.consumer for group in made.groups} - {spec.name for spec in specs}:
+        raise AirflowFailException(
+            f"Rewind {made.rewind_id} is also of {', '.join(sorted(strange))}, which this run was not asked for. Nothing was changed."
+        )
+    return made, specs
+
+
+def _words(made: Plan) -> str:
+    """Which plan, as a question says it and Airflow records it."""
+    return f"rewind {made.rewind_id}, digest {made.digest}"
+
+
+def _announce(context: Context, done: Plan) -> None:
+    """Tells whoever waits for the sinks which ranges are others now, with the keys of a run's event. A try after one that had applied the
+    rewind tells it again: ``rewind`` says that it is the same."""
+    for group in done.groups:
+        changed = [part for part in group.partitions if part.sink_rows or (done.undo_of is not None and part.old != part.new)]
+        if changed:
+            ranges = {
+                str(part.partition): [[part.new if part.superseded_from is None else part.superseded_from, max(part.old, part.new)]]
+                for part in changed
+            }
+            counts = {name: sum(getattr(part, name) for part in changed) for name in ("sink_rows", "failed_records")}
+            told: dict[str, Any] = {"group": group.group, "verdict": None, "validation_id": None, "ranges": ranges, "counts": counts}
+            context["outlet_events"][REWOUND].add(
+                Asset(name=group.table), extra={**told, "rewind": done.rewind_id, "undo_of": done.undo_of}
+            )
 
 
 def _cluster_of(spec: ConsumerSpec) -> Cluster:
@@ -449,11 +512,19 @@ that the rewind can be undone (scenario `undo`).
 | task | |
 |---|---|
 | plan | resolves everything to numbers and stores them; its log shows the plan as a table. Changes nothing |
-| approve | a person approves or rejects the plan (*Required Actions*); nobody is asked if all files say `rewind: {approval: none}` |
-| apply | does it, in one transaction; refuses if what the plan was made from has changed |
+| apply | a person approves or rejects the plan (*Required Actions*), then it is applied in one transaction |
 | consume | starts a run of each consumer, if wished |
 | backfill | reads what was skipped, if wished, into the same tables, beside the consumers' own runs |
 | verify | waits until all is read again, and tells which rows are others now |
+
+**Approval.** Nobody is asked if the files of all consumers say `rewind: {approval: none}`. With `own: false`, the requester cannot
+approve the rewind. `apply` refuses if what the plan was made from has changed. A run has one plan: cleared, `apply` asks about the same one
+again; for another plan, start a new run.
+
+**Events.** `apply` emits an asset event for each sink whose rows were taken out or put back, with the ranges.
+
+**Validation and retries.** The view of validated rows ends at the new position until the replay is validated. Failed records of the
+rewound ranges are taken out with the rows, and withdrawn from the retry topics; an undo puts them back.
 
 `tidemark rewind list` shows all rewinds, `tidemark rewind show ID` one of them.
 """

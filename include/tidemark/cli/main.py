@@ -221,7 +221,10 @@ app.command()(seek)
 
 @app.command()
 def maintain(
-    keep: Annotated[str | None, typer.Option(metavar="DURATION", help="How long it is kept: 30d if left out.")] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long it is kept; 30d by default, and never less than TIDEMARK_KEEP_AT_LEAST (7d)."),
+    ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Remove the rows of old rewinds, which can be neither undone nor verified from then on, and the payloads of failed records that were

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
-from tidemark import schema
+from tidemark import maintenance, schema
 from tidemark.cli.options import OutputFormat, print_json, stdout
+from tidemark.cli.rewind import _who
 from tidemark.connections import database_url
-from tidemark.db import session, transaction
-from tidemark.offsets import store
-from tidemark.retry.retention import empty_settled
+from tidemark.db import session
+from tidemark.keep import KEEP, parse_keep
 from tidemark.rewind.overwritten import KEPT
-from tidemark.rewind.retention import KEEP, remove_archives
-from tidemark.spec import parse_duration
 
 
 def maintain(keep: str | None, output: OutputFormat) -> None:
     """Removes what rewinds that are older than ``keep`` have left for an undo, and the payloads of failed records that were settled before;
     ends attempts whose drivers are gone."""
-    length = KEEP if keep is None else parse_duration(keep)
+    length = parse_keep(KEEP if keep is None else keep)
     with session(database_url()) as connection:
         schema.require_current(connection)
-        removed = remove_archives(connection, length)
-        emptied = empty_settled(connection, length)
-        with transaction(connection) as cur:
-            ended = store.end_abandoned(cur)
+        done = maintenance.maintain(connection, length, by=_who())
+    removed, emptied, ended = done.removed, done.emptied, done.ended
     if output is OutputFormat.JSON:
         print_json({"removed": [dataclasses.asdict(one) for one in removed], "emptied": emptied, "ended": ended})
         return

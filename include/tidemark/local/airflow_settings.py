@@ -116,6 +116,7 @@ def overlay(
     url = f"http://127.0.0.1:{port}"
     return {
         **QUICK,
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN}:admin",
         **env,
         "AIRFLOW_HOME": str(folder),
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
@@ -129,7 +130,6 @@ def overlay(
         "AIRFLOW__API__SECRET_KEY": secrets.api_secret_key,
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.jwt_secret,
         "AIRFLOW__CORE__FERNET_KEY": secrets.fernet_key,
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN}:admin",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
         # setproctitle writes its title over the environment as /proc shows it, and with it over the mark below.
         "SPT_NOENV": "1",

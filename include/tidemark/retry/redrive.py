@@ -81,6 +81,7 @@ class Redrive:
     planned_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    approved_by: str | None
     planned: int
     redriven: int
     passed_over: int
@@ -144,11 +145,14 @@ def plan(
     limit: int | None = None,
     per_second: int | None = None,
     max_redrives: int = MAX_REDRIVES,
+    dag_id: str | None = None,
+    run_id: str | None = None,
 ) -> Preview:
     """① Stores which records a redrive would send round again, and returns it with counts and examples; changes no record.
 
     Meant are failed records, and those that the broker did not take; discarded ones only where the filter names that state. ``limit``
-    takes the first ones. Raises `NoLadder`, or `BadInput`: for what was asked for, and where no record is left.
+    takes the first ones. ``dag_id`` and ``run_id`` say for which Airflow run. Raises `NoLadder`, or `BadInput`: for what was asked for,
+    and where no record is left.
     """
     why = check_reason(reason)
     if destination is Destination.LADDER and not Ladder.of(spec):
@@ -160,7 +164,8 @@ def plan(
         key = group_key(cur, spec.group)
         asked = {**key, **wanted.parameters(spec.group), "max_redrives": max_redrives}
         values = {"consumer": spec.name, "destination": destination.value, "filter": json.dumps(wanted.as_json())}
-        cur.execute(SQL["add"], {**asked, **values, "per_second": per_second, "reason": why, "by": by})
+        for_run = {"dag_id": dag_id, "run_id": run_id}
+        cur.execute(SQL["add"], {**asked, **values, **for_run, "per_second": per_second, "reason": why, "by": by})
         (redrive_id,) = cur.fetchone() or (0,)
         cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": State.DISCARDED in wanted.states})
         made = _preview(cur, redrive_id)
@@ -180,6 +185,7 @@ def apply(
     redrive_id: int,
     *,
     by: str,
+    approved_by: str | None = None,
     portion: int = PORTION,
     on_progress: Callable[[Progress], None] = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
@@ -197,7 +203,7 @@ def apply(
     target = _target(cluster, spec, known)
     with _alone(connection, spec.group) as group_id:  # ②
         with transaction(connection) as cur:  # ③
-            cur.execute(SQL["start"], {"redrive_id": redrive_id})
+            cur.execute(SQL["start"], {"redrive_id": redrive_id, "approved_by": approved_by})
             if cur.fetchone() is None:
                 return _preview(cur, redrive_id)
             action = add_action(cur, group_id, "REDRIVE", known.filter, known.reason, by)
@@ -242,6 +248,14 @@ def preview(connection: Connection, redrive_id: int) -> Preview:
     """A stored redrive with what it is made of. Raises `BadInput`."""
     with transaction(connection) as cur:
         return _preview(cur, redrive_id)
+
+
+def of_run(connection: Connection, dag_id: str, run_id: str) -> Redrive | None:
+    """The redrive that an Airflow run has planned; `None`: it has not planned one yet. If two of its tries have, the first one."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["of_run"], {"dag_id": dag_id, "run_id": run_id})
+        found = cur.fetchone()
+        return _read_one(cur, found[0]) if found else None
 
 
 def history(connection: Connection, group: str | None = None, *, limit: int = 50) -> list[Redrive]:

@@ -9,8 +9,13 @@ SELECT pg_try_advisory_lock(%(class)s, %(group_id)s);
 SELECT pg_advisory_unlock(%(class)s, %(group_id)s);
 
 -- name: add
-INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by)
-VALUES (%(group_id)s, %(consumer)s, %(destination)s, %(filter)s, %(per_second)s, %(max_redrives)s, %(reason)s, %(by)s) RETURNING redrive_id;
+INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by, dag_id, run_id)
+VALUES (%(group_id)s, %(consumer)s, %(destination)s, %(filter)s, %(per_second)s, %(max_redrives)s, %(reason)s, %(by)s, %(dag_id)s, %(run_id)s)
+RETURNING redrive_id;
+
+-- name: of_run
+-- The redrive that an Airflow run has planned first. Locks nothing.
+SELECT redrive_id FROM tidemark.redrive WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s ORDER BY redrive_id LIMIT 1;
 
 -- name: choose
 -- The records that are meant and can be sent round again, once and for all. Locks nothing.
@@ -32,7 +37,7 @@ SELECT count(*) FILTER (WHERE state = 'HELD' OR (state = 'WAITING' AND publish_e
 -- name: read
 -- Redrives of a group, or one of them, with how many records each has in which state; the newest first. Locks nothing.
 SELECT redrive.redrive_id, redrive.state, consumer, grp.name AS group_name, destination, filter, per_second, max_redrives, reason, planned_by,
-       planned_at, started_at, ended_at, coalesce(planned, 0) AS planned, coalesce(redriven, 0) AS redriven,
+       planned_at, started_at, ended_at, approved_by, coalesce(planned, 0) AS planned, coalesce(redriven, 0) AS redriven,
        coalesce(passed_over, 0) AS passed_over
   FROM tidemark.redrive JOIN tidemark.consumer_group grp USING (group_id)
   LEFT JOIN LATERAL (
@@ -66,7 +71,8 @@ SELECT why, count(*) AS records FROM tidemark.redrive_record
 
 -- name: start
 -- Locks the redrive's row. No row returned: it is done already.
-UPDATE tidemark.redrive SET state = 'RUNNING', started_at = coalesce(started_at, clock_timestamp())
+UPDATE tidemark.redrive SET state = 'RUNNING', started_at = coalesce(started_at, clock_timestamp()),
+       approved_by = coalesce(%(approved_by)s, approved_by)
  WHERE redrive_id = %(redrive_id)s AND state <> 'DONE' RETURNING redrive_id;
 
 -- name: state

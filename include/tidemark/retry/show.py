@@ -24,6 +24,8 @@ def heading(made: Preview) -> list[str]:
         f"Which: {one.filter}",
         f"Reason: {one.reason}",
     ]
+    if one.approved_by is not None:
+        said.append(f"Approved by {one.approved_by}")
     if one.started_at is not None:
         said.append(f"{one.redriven:,} sent round, {one.passed_over:,} passed over, {one.planned:,} left")
     said += [f"Passed over, {why}: {records:,}" for why, records in made.passed_over.items()]

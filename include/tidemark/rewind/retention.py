@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 SQL = statements("tidemark.rewind", "retention.sql")
 
-KEEP = timedelta(days=30)
-
 
 @dataclass(frozen=True, slots=True)
 class Removed:
@@ -29,7 +27,7 @@ class Removed:
     rows: int
 
 
-def remove_archives(connection: Connection, keep: timedelta = KEEP) -> list[Removed]:
+def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
     """Drops the archives of rewinds that were applied longer ago than ``keep``, and what was written over since then in upsert sinks; each
     in a transaction of its own."""
     with transaction(connection) as cur:

@@ -48,6 +48,15 @@ def read(connection: Connection, rewind_id: int) -> Plan:
         return read_plan(cur, rewind_id)
 
 
+def of_run(connection: Connection, dag_id: str, run_id: str) -> Plan | None:
+    """The rewind that an Airflow run has planned, in whatever state; `None`: it has not planned one yet. If two of its tries have, the
+    first one."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["of_run"], {"dag_id": dag_id, "run_id": run_id})
+        found = cur.fetchone()
+        return read_plan(cur, found[0]) if found else None
+
+
 def history(connection: Connection, consumer: str | None = None, *, limit: int = 100) -> list[Plan]:
     """The rewinds of a consumer, or of all, newest first."""
     with transaction(connection) as cur:

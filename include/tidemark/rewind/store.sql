@@ -10,6 +10,10 @@ SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, plan
                                                         WHERE part.rewind_id = rewind.rewind_id AND consumer = %(consumer)s) END
  ORDER BY rewind_id DESC LIMIT %(limit)s;
 
+-- name: of_run
+-- The rewind that an Airflow run has planned first. Locks nothing.
+SELECT rewind_id FROM tidemark.rewind WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s ORDER BY rewind_id LIMIT 1;
+
 -- name: read_groups
 -- The consumers of these rewinds. Locks nothing.
 SELECT rewind_id, group_id, consumer, group_name, sink, group_state, in_flight, lag, records_per_s, told

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tests.integration.retry.lab import Lab, minutes
 
-from tidemark.db import session
+from tidemark.db import session, transaction
 from tidemark.retry import admin, redrive
 from tidemark.retry.admin import Payload
 from tidemark.retry.filter import Filter, State
@@ -57,7 +57,8 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
 
 
 def test_the_command_empties_them_with_what_rewinds_have_left(lab: Lab) -> None:
-    """`tidemark maintain`: 30 days, or ``--keep``."""
+    """`tidemark maintain`: 30 days, or ``--keep``, but nothing that is younger than the settings say. Who did it, when, and what is
+    stored."""
     lab.say({"a": "retry"})
     lab.produce("a")
     lab.run()
@@ -69,5 +70,16 @@ def test_the_command_empties_them_with_what_rewinds_have_left(lab: Lab) -> None:
     assert lab.consumer.command("maintain").stdout == "nothing to do\n"
     lab.age(timedelta(days=2))
     assert lab.consumer.command("maintain").stdout == "emptied 1 failed records that were settled\n"
-    assert json.loads(lab.consumer.command("maintain", "--keep", "0s", "--output", "json").stdout)["emptied"] == 0
+    refused = lab.consumer.command("maintain", "--keep", "0s")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "keep: 0s is less than 7d" in refused.stderr
+    assert "TIDEMARK_KEEP_AT_LEAST" in refused.stderr
+    lower = {"TIDEMARK_KEEP_AT_LEAST": "0s"}
+    assert json.loads(lab.consumer.command("maintain", "--keep", "0s", "--output", "json", env=lower).stdout)["emptied"] == 0
+    with session(lab.url) as connection, transaction(connection) as cur:
+        cur.execute(
+            "SELECT extract(day FROM keep)::int, archives, rows, payloads, done_by LIKE '%@%', ended_at >= begun_at"
+            " FROM tidemark.maintenance ORDER BY maintenance_id"
+        )
+        assert cur.fetchall() == [(30, 0, 0, 0, True, True), (30, 0, 0, 1, True, True), (0, 0, 0, 0, True, True)]
     lab.check()
