@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+from hypothesis import settings
 
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario, tidy_imports
@@ -20,6 +21,9 @@ from tidemark.local import LocalStack
 
 if not hasattr(sys.modules["__main__"], "__file__"):  # a worker of xdist; pyspark would take it for its own doctests, and exit
     sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
+
+settings.register_profile("busy machine", deadline=None)  # how long an example takes says nothing where others compute, too
+settings.load_profile("busy machine")
 
 LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
 

@@ -81,17 +81,17 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
     Raises `BadInput` for a URL that cannot be read, without quoting any of it, and `DatabaseUnavailable` if no session could be had.
     """
     _check_url(url)
+    connection: Connection | None = None
     try:
         stated = parse_dsn(url)
-        defaults = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
+        defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
         connection = psycopg2.connect(url, application_name=application, **defaults)
     except psycopg2.Error as error:
         said = str(error).strip()
         if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
             raise DatabaseUnavailable(cause=said) from error
-        connection = None
     except ValueError:
-        connection = None  # a NUL, or bytes that are not UTF-8
+        pass  # a NUL, or bytes that are not UTF-8
     if connection is None:
         # Outside the handlers: libpq's message quotes the URL and with it the password, and must not become this error's context.
         raise BadInput(what="database URL", found="libpq cannot read it", fix=_URL_FIX)
