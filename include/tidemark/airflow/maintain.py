@@ -7,7 +7,7 @@ from typing import Any
 from airflow.sdk import DAG, BaseOperator, Context, Param
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.airflow.dags import START, retrying
 from tidemark.spec import parse_duration, read_folder
 
 
@@ -26,7 +26,7 @@ def maintain_dag() -> DAG:
         default_args={"owner": "tidemark"},
         params={"keep": Param("30d", type="string", title="Keep", description_md="How long archives and payloads are kept: `12h`, `30d`.")},
     ) as dag:
-        MaintainOperator(task_id="maintain", retries=2, retry_policy=RETRY_POLICY)
+        MaintainOperator(task_id="maintain", **retrying())
     return dag
 
 
