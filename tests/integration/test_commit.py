@@ -15,10 +15,11 @@ import pyarrow as pa
 import pytest
 from tests.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, eventually, in_thread, never, of_all_kinds, payloads, rows, slice_of
 
+from tidemark import db
 from tidemark.db import session
 from tidemark.errors import DatabaseUnavailable
 from tidemark.offsets import Epoch, Slice, store
-from tidemark.offsets.store import Counts, OffsetFenced
+from tidemark.offsets.store import Counts, OffsetFenced, PositionDeleted
 from tidemark.sink import commit as commit_module
 from tidemark.sink import load as load_module
 from tidemark.sink.commit import CommitUnknown, Receipt, RecordsGone, Target, commit_slice
@@ -155,6 +156,27 @@ def test_a_slice_that_does_not_begin_at_the_position_is_fenced(group: Group, sta
     with pytest.raises(OffsetFenced):
         group.commit(Slice(claim.partition, claim.topic_id, start, end, claim.epoch), never())
     assert group.counted() == AFTER
+
+
+def test_position_deleted_beside_a_run_is_refused_by_name(group: Group) -> None:
+    """By hand, or by `groups delete`: nothing is stored, and no step of the run takes it for something else."""
+    claim = group.claim()
+    part = slice_of(claim, 30)
+    group.sql("DELETE FROM tidemark.partition_offset")
+    for act in (
+        lambda: group.commit(part, never()),
+        lambda: held(group, lambda cur: store.require_held(cur, group.group_id, [claim])),
+        lambda: held(group, lambda cur: store.jump(cur, group.group_id, claim, 7)),
+        lambda: group.claim(),
+    ):
+        with pytest.raises(PositionDeleted, match=f"The position of {part.partition} was deleted"):
+            act()
+    assert group.sql("SELECT count(*) FROM tidemark.batch") == [(0,)]
+
+
+def held(group: Group, act: Callable[[db.Cursor], object]) -> None:
+    with session(group.url) as connection, db.transaction(connection) as cur:
+        act(cur)
 
 
 def test_an_epoch_that_was_never_given_is_fenced(group: Group) -> None:

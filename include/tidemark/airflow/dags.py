@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule
@@ -26,6 +26,21 @@ RETRY_POLICY = ExceptionRetryPolicy(
     ]
 )
 
+MAX_RETRY_DELAY = timedelta(minutes=5)
+
+
+def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
+    """How often a task is tried again, and when. With the default settings a broker or database may be away for 12 minutes; delays are
+    doubled up to `MAX_RETRY_DELAY`, and Airflow makes each up to twice as long."""
+    settings = settings or AirflowSettings()
+    return {
+        "retries": settings.retries,
+        "retry_delay": settings.retry_delay,
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": max(settings.retry_delay, MAX_RETRY_DELAY),
+        "retry_policy": RETRY_POLICY,
+    }
+
 
 def consume_dags() -> dict[str, DAG]:
     """One DAG ``consume__<consumer>`` for each file in the consumers' folder, by id.
@@ -45,14 +60,13 @@ def _dag(spec: ConsumerSpec) -> DAG:
     runs = 2 if continuous else 1  # of continuous ones the next starts beside the last, and takes over from it
     reads = "comes" if continuous else "is in the topics when it starts"
     with DAG(**_common(spec.name, _doc(spec), settings, runs), schedule=schedule, description=spec.description) as dag:
-        common: dict[str, Any] = {"owner": settings.owner, "retries": settings.retries, "retry_delay": settings.retry_delay}
+        common: dict[str, Any] = {"owner": settings.owner, **retrying(settings)}
         if settings.pool is not None:
             common["pool"] = settings.pool
         asset = Asset(name=spec.sink.table)
         consuming: dict[str, Any] = {
             "task_id": "consume",
             "execution_timeout": settings.execution_timeout,
-            "retry_policy": RETRY_POLICY,
             "doc_md": f"Reads what {reads}, loads it, and commits offsets with the rows.",
             **common,
         }
@@ -66,7 +80,6 @@ def _dag(spec: ConsumerSpec) -> DAG:
         validate = ValidateOperator(
             task_id="validate",
             consumer=spec.name,
-            retry_policy=RETRY_POLICY,
             doc_md="Judges exactly the ranges that this run committed.",
             **common,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import DAG, BaseOperator, Context, Param
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.airflow.dags import START, retrying
 from tidemark.airflow.form import plainly, requester
 from tidemark.keep import FLOOR, FLOOR_VARIABLE, KEEP, parse_keep
 from tidemark.spec import read_folder
@@ -42,7 +42,7 @@ def maintain_dag() -> DAG:
             )
         },
     ) as dag:
-        MaintainOperator(task_id="maintain", retries=2, retry_policy=RETRY_POLICY)
+        MaintainOperator(task_id="maintain", **retrying())
     return dag
 
 

@@ -20,7 +20,7 @@ from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY
+from tidemark.airflow.dags import retrying
 from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
 from tidemark.airflow.operators import PROGRESS_EVERY_S, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
@@ -45,7 +45,7 @@ _TEXT, _NUMBER = ["null", "string"], ["null", "integer"]
 
 
 def redrive_dag() -> DAG:
-    common: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=30), "retry_policy": RETRY_POLICY, "owner": "tidemark"}
+    common: dict[str, Any] = {"owner": "tidemark", **retrying()}
     said = "Send failed records round again: chosen by a form, planned, applied."
     with DAG(schedule=None, **by_hand("redrive", _form(), "retries", description=said, doc_md=_DOC)) as dag:
         plan = PlanRedriveOperator(task_id="plan", doc_md="Chooses the records, once and for all. Changes none.", **common)

@@ -33,7 +33,7 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.airflow.dags import START, retrying
 from tidemark.airflow.due import DUE
 from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
 from tidemark.spec import ConsumerSpec, read_folder
@@ -63,7 +63,7 @@ def drain_dag() -> DAG:
         default_args={"owner": "tidemark"},
     ) as dag:
         relay = RelayOperator(task_id="relay", retries=0, doc_md="Publishes what was handed off.", **common)
-        tried_again: dict[str, Any] = {"retries": 1, "retry_policy": RETRY_POLICY, "retry_delay": timedelta(seconds=10), **common}
+        tried_again: dict[str, Any] = {**retrying(), **common}
         due = DueOperator(
             task_id="due",
             trigger_rule="all_done",  # what was published before is tried, also when the broker takes nothing more from the relay

@@ -22,7 +22,7 @@ from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY
+from tidemark.airflow.dags import retrying
 from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, spec_of
 from tidemark.rewind.moment import EXAMPLE as MOMENT
@@ -69,7 +69,7 @@ _TEXT = ["null", "string"]
 
 
 def rewind_dag() -> DAG:
-    common: dict[str, Any] = {"retries": 2, "retry_policy": RETRY_POLICY, "owner": "tidemark"}
+    common: dict[str, Any] = {"owner": "tidemark", **retrying()}
     said = "Move a running consumer group to any point, with its results: reviewed, and undoable."
     with DAG(schedule=None, **by_hand("rewind", _form(), "rewind", description=said, doc_md=_DOC)) as dag:
         plan = PlanRewindOperator(task_id="plan", doc_md="Resolves everything to numbers, once. Changes nothing.", **common)

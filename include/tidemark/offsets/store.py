@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidemark.db import rows, statements
-from tidemark.errors import Broken, Fenced
+from tidemark.errors import Broken, Fenced, Refused
 from tidemark.group.errors import UnknownMemberId
 from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
@@ -38,6 +38,19 @@ class OffsetFenced(Fenced):
         return (
             f"{self.partition} is fenced: this attempt holds epoch {self.held}, the row is at epoch {self.current}, offset "
             f"{self.position}, owner {self.owner or 'nobody'}. Nothing of this slice was stored; claim the partition again."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class PositionDeleted(Refused):
+    """Somebody has deleted the row of a partition that a run holds."""
+
+    partition: TopicPartition
+
+    def __str__(self) -> str:
+        return (
+            f"The position of {self.partition} was deleted while this run held it (tidemark groups delete, or by hand). Nothing of this "
+            "slice was stored; the next run starts where offset_reset says, so see first which of its rows are in the sink."
         )
 
 
@@ -169,14 +182,13 @@ def claim(
 
     Where there is something to read below ``end``, the partition is remembered as ``seat``'s.
 
-    Raises `ClaimRefused` if a newer generation holds it.
+    Raises `ClaimRefused` if a newer generation holds it, `PositionDeleted` if it has no row.
     """
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
     cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner, "seat": seat, "end": end})
     row = cur.fetchone()
     if row is None:
-        cur.execute(SQL["read_offset"], key)
-        _, _, holder, current = _one(cur)
+        _, _, holder, current = _row(cur, key, partition)
         raise ClaimRefused(partition=partition, generation=generation, current=Generation(current), owner=holder)
     return Claim(partition, topic_id, row[0], Epoch(row[1]), row[2])
 
@@ -188,13 +200,15 @@ def group_generation(cur: Cursor, group_id: int) -> Generation:
 
 
 def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) -> None:
-    """Raises `OffsetFenced` for the first of these partitions whose epoch is another by now."""
+    """Raises `OffsetFenced` for the first of these partitions whose epoch is another by now, `PositionDeleted` for one without a row."""
     held = {(claim.topic_id, claim.partition.partition): claim for claim in claims}
     cur.execute(SQL["epochs"], {"group_id": group_id, "topic_ids": sorted({claim.topic_id for claim in claims})})
     for topic_id, partition, epoch, position, owner in cur.fetchall():
-        claim = held.get((topic_id, partition))
+        claim = held.pop((topic_id, partition), None)
         if claim is not None and claim.epoch != epoch:
             raise OffsetFenced(partition=claim.partition, held=claim.epoch, current=Epoch(epoch), position=position, owner=owner)
+    for claim in held.values():
+        raise PositionDeleted(partition=claim.partition)
 
 
 def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int:
@@ -263,16 +277,15 @@ def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None =
 
     Comes before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` when the
     offset was moved, and the ledger's counts if a twin of this task (retried, speculative) had already committed the very slice.
-    Raises `OffsetFenced` if the row's epoch or offset is not what the caller was given.
+    Raises `OffsetFenced` if the row's epoch or offset is not what the caller was given, `PositionDeleted` if there is no row.
     """
     key = _key(group_id, part)
     cur.execute(SQL["move_offset"], key)
     if cur.fetchone() is not None:
         return None
-    cur.execute(SQL["read_offset"], key)
-    row = cur.fetchone()
+    row = _row(cur, key, part.partition)
     of_ledger = _key(group_id if ledger is None else ledger, part)
-    twin = _ledger(cur, of_ledger) if row is not None and row[:2] == (part.end, part.epoch) else None
+    twin = _ledger(cur, of_ledger) if row[:2] == (part.end, part.epoch) else None
     if twin is None:
         raise _fenced(cur, key, part.partition, part.epoch)
     return twin
@@ -374,9 +387,17 @@ def _ledger(cur: Cursor, key: dict[str, Any]) -> Counts | None:
 
 
 def _fenced(cur: Cursor, key: dict[str, Any], partition: TopicPartition, held: Epoch) -> OffsetFenced:
-    cur.execute(SQL["read_offset"], key)
-    position, epoch, owner, _ = _one(cur)
+    position, epoch, owner, _ = _row(cur, key, partition)
     return OffsetFenced(partition=partition, held=held, current=Epoch(epoch), position=position, owner=owner)
+
+
+def _row(cur: Cursor, key: Mapping[str, Any], partition: TopicPartition) -> tuple[Any, ...]:
+    """``next_offset, owner_epoch, owner, generation`` of a position that was there. Raises `PositionDeleted`."""
+    cur.execute(SQL["read_offset"], key)
+    row = cur.fetchone()
+    if row is None:
+        raise PositionDeleted(partition=partition)
+    return row
 
 
 def _ensured(cur: Cursor, statement: str, parameters: Mapping[str, str]) -> int:

@@ -191,9 +191,10 @@ class AirflowSettings(_Part):
 
     owner: Text = "tidemark"
     tags: tuple[Tag, ...] = ()
-    retries: Annotated[int, Field(ge=0, le=100)] = 2
-    """Tries of the consume task after the first."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 5
+    """Tries of each task after the first."""
     retry_delay: Duration = timedelta(seconds=30)
+    """Before the first of them; it doubles with each further one, up to 5 minutes."""
     execution_timeout: SomeTime | None = None
     pool: Annotated[Text, Field(max_length=256)] | None = None
 
