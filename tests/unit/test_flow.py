@@ -49,6 +49,36 @@ def test_paused_topic_does_not_hold_back_those_below_it() -> None:
 times = st.lists(st.integers(0, 1000), min_size=1, max_size=20)
 
 
+def first_at_or_after(logs: dict[TopicPartition, list[int]], time: int) -> dict[TopicPartition, int]:
+    return {one: next(at for at, stamp in enumerate(log) if stamp >= time) for one, log in logs.items() if log and max(log) >= time}
+
+
+@given(orders=times.map(sorted), clicks=times.map(sorted), other=times.map(sorted), ahead=st.integers(1, 300))
+def test_no_batch_of_any_topic_goes_beyond_the_bound_where_times_rise(
+    orders: list[int], clicks: list[int], other: list[int], ahead: int
+) -> None:
+    """Also not the batch of the topic that is behind: one batch could carry it past all others."""
+    logs = {ORDERS: orders, CLICKS: clicks, TopicPartition("orders", 1): other}
+    ends = {partition: len(log) for partition, log in logs.items()}
+    positions = dict.fromkeys(logs, 0)
+    flow = Flow(max_ahead=timedelta(milliseconds=ahead))
+    while positions != ends:
+        open_ = flow.open([claim(partition, position) for partition, position in positions.items()], ends)
+        next_times = {one.partition: logs[one.partition][one.position] for one in open_}
+        found = flow.bounded(
+            open_,
+            ends,
+            lambda at: {partition: logs[partition][position] for partition, position in at.items()},
+            lambda partitions, time: first_at_or_after({one: logs[one] for one in partitions}, time),
+        )
+        moved = {partition: end for partition, end in found.items() if end > positions[partition]}
+        assert moved
+        for partition, end in moved.items():
+            others = [time for one, time in next_times.items() if one.topic != partition.topic]
+            assert not others or logs[partition][end - 1] < min(others) + ahead
+        positions |= moved
+
+
 @given(orders=times, clicks=times, ahead=st.integers(1, 300))
 def test_no_topic_runs_further_ahead_than_it_may_and_both_are_read_to_their_ends(orders: list[int], clicks: list[int], ahead: int) -> None:
     """Timestamps in any order: the topic that is behind always has something to read, so the run ends."""
@@ -63,11 +93,7 @@ def test_no_topic_runs_further_ahead_than_it_may_and_both_are_read_to_their_ends
             open_,
             ends,
             lambda at: {partition: logs[partition][position] for partition, position in at.items()},
-            lambda partitions, time: {
-                partition: next(offset for offset, stamp in enumerate(logs[partition]) if stamp >= time)
-                for partition in partitions
-                if max(logs[partition]) >= time
-            },
+            lambda partitions, time: first_at_or_after({one: logs[one] for one in partitions}, time),
         )
         moved = {partition: end for partition, end in found.items() if end > positions[partition]}
         assert moved

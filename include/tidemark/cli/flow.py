@@ -9,21 +9,24 @@ from pathlib import Path
 
 from tidemark import project, schema
 from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
-from tidemark.connections import database_url
+from tidemark.connections import database_url, kafka_config
+from tidemark.consume.fixed import partitions_of, require_topics
+from tidemark.consume.window import subscribed
 from tidemark.db import Cursor, session, transaction
 from tidemark.errors import BadInput
+from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
-from tidemark.spec import find_consumer, format_duration, parse_duration
-from tidemark.spec.scope import Scope
+from tidemark.offsets.ranges import TopicPartition
+from tidemark.spec import ConsumerSpec, find_consumer, format_duration, parse_duration
+from tidemark.spec.scope import Item, Scope
 
 MOST = 10_000
 """Partitions that a range may name."""
 
 
 @contextlib.contextmanager
-def _group(name: str, consumers: Path | None) -> Iterator[tuple[Cursor, int]]:
-    spec = find_consumer(name, consumers or project.consumers())
+def _group(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
     with session(database_url()) as connection:
         schema.require_current(connection)
         with transaction(connection) as cur:
@@ -31,14 +34,15 @@ def _group(name: str, consumers: Path | None) -> Iterator[tuple[Cursor, int]]:
 
 
 def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path | None) -> None:
-    targets = _targets(what)
-    with _group(name, consumers) as (cur, group_id):
+    spec, targets = find_consumer(name, consumers or project.consumers()), _targets(what)
+    _require_read(spec, Scope.parse(what))
+    with _group(spec) as (cur, group_id):
         flow.pause(cur, group_id, targets, reason)
     stderr.print(f"paused from the next batch on: {_listed(targets)}", markup=False, highlight=False)
 
 
 def resume_reading(name: str, what: Sequence[str], consumers: Path | None) -> None:
-    with _group(name, consumers) as (cur, group_id):
+    with _group(find_consumer(name, consumers or project.consumers())) as (cur, group_id):
         ended = flow.resume(cur, group_id, _targets(what))
         still = flow.read(cur, group_id).paused
     stderr.print(f"resumed: {_listed(ended)}" if ended else "nothing of that was paused", markup=False, highlight=False)
@@ -49,7 +53,9 @@ def resume_reading(name: str, what: Sequence[str], consumers: Path | None) -> No
 def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, consumers: Path | None, output: OutputFormat) -> None:
     wanted = [_priority(text) for text in priorities]
     ahead = None if max_ahead is None or max_ahead == "none" else parse_duration(max_ahead)
-    with _group(name, consumers) as (cur, group_id):
+    spec = find_consumer(name, consumers or project.consumers())
+    _require_read(spec, Scope(tuple(Item(topic) for topic, _ in wanted)))
+    with _group(spec) as (cur, group_id):
         for topic, priority in wanted:
             flow.prioritize(cur, group_id, topic, priority)
         if max_ahead is not None:
@@ -67,6 +73,29 @@ def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, con
     }
     for what, value in lines.items():
         stdout.print(f"{what:<12}{value}", markup=False, highlight=False)
+
+
+def _require_read(spec: ConsumerSpec, scope: Scope) -> None:
+    """Raises `BadInput` if the scope names topics or partitions that the consumer does not read.
+
+    Kafka is asked only for what the group has no position on yet, so that reading can be paused while the brokers are away.
+    """
+    if not scope.items:
+        return
+    require_topics(spec, scope, what="scope")
+    with session(database_url()) as connection, transaction(connection) as cur:
+        known = {position.partition for position in store.positions(cur, spec.group) if _is_read(spec, position.partition)}
+    try:
+        scope.select(known)
+    except BadInput:
+        cluster = Cluster(kafka_config())
+        known |= set(partitions_of(spec, cluster.topics(subscribed(cluster, spec), missing_ok=True)))
+        scope.select(known)
+
+
+def _is_read(spec: ConsumerSpec, partition: TopicPartition) -> bool:
+    by_name = partition.topic in spec.topics or bool(spec.topic_pattern and re.fullmatch(spec.topic_pattern, partition.topic))
+    return by_name and spec.fixed.covers(partition)
 
 
 def _targets(words: Sequence[str]) -> list[Target]:

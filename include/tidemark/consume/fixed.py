@@ -31,11 +31,16 @@ def narrowed(spec: ConsumerSpec, words: Sequence[str]) -> ConsumerSpec:
     if spec.topic_pattern is not None:
         fix = "Run it without --partition, or name its topics in the file."
         raise BadInput(what=OPTION, found=f"{spec.name} reads topics by a pattern", fix=fix)
-    if stranger := next((item.topic for item in only.items if item.topic not in spec.topics), None):
+    require_topics(spec, only, what=OPTION)
+    return spec.model_copy(update={"only": only})
+
+
+def require_topics(spec: ConsumerSpec, scope: Scope, *, what: str) -> None:
+    """Raises `BadInput` with ``what`` as its subject if the scope names a topic that the file does not."""
+    if stranger := next((item.topic for item in scope.items if spec.topics and item.topic not in spec.topics), None):
         near = nearest(stranger, spec.topics)
         fix = f"Did you mean {near}?" if near else f"Its topics are {', '.join(spec.topics)}."
-        raise BadInput(what=OPTION, found=f"{spec.name} does not read topic {stranger}", fix=fix)
-    return spec.model_copy(update={"only": only})
+        raise BadInput(what=what, found=f"{spec.name} does not read topic {stranger}", fix=fix)
 
 
 def partitions_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[TopicPartition]:

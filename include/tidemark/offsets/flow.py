@@ -57,10 +57,11 @@ class Flow:
         times_at: Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, int]],
         offsets_for: Callable[[Collection[TopicPartition], int], Mapping[TopicPartition, int]],
     ) -> dict[TopicPartition, int]:
-        """The ends of ``claims``, none further ahead in event time than `max_ahead` beyond the record that is furthest behind.
+        """The ends of ``claims``, none further ahead in event time than `max_ahead` beyond the next records of the other topics.
 
         ``times_at`` tells the timestamp (ms) of the next record of each partition, ``offsets_for`` the first offset whose timestamp is
-        that or later. The topic that is furthest behind is never held back, however out of order its timestamps are.
+        that or later. The partition that is furthest behind always has something to read. Where a record before its position has a later
+        timestamp than the bound, ``offsets_for`` tells nothing of it, and its end stays as it is.
         """
         found = {claim.partition: ends[claim.partition] for claim in claims}
         if self.max_ahead is None or len({partition.topic for partition in found}) < 2:
@@ -69,10 +70,15 @@ class Flow:
         if not times:
             return found
         last = min(times, key=lambda partition: (times[partition], partition))
-        limits = offsets_for(found, times[last] + int(self.max_ahead.total_seconds() * 1000))
-        return {
-            partition: end if partition.topic == last.topic else min(end, limits.get(partition, end)) for partition, end in found.items()
-        }
+        ahead_ms = int(self.max_ahead.total_seconds() * 1000)
+        behind = [partition for partition in found if partition.topic == last.topic]
+        limits = dict(offsets_for([partition for partition in found if partition.topic != last.topic], times[last] + ahead_ms))
+        if others := [time for partition, time in times.items() if partition.topic != last.topic]:
+            bound = min(others) + ahead_ms
+            at = {claim.partition: claim.position for claim in claims}
+            within = {last, *(one for one in behind if times.get(one, bound) < bound)}  # their next records are, whatever came before
+            limits |= {one: limit for one, limit in offsets_for(behind, bound).items() if limit > at[one] or one not in within}
+        return {partition: min(end, limits.get(partition, end)) for partition, end in found.items()}
 
     def _priority(self, claim: Claim) -> int:
         return self.priorities.get(claim.partition.topic, 0)
