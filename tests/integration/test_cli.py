@@ -335,6 +335,7 @@ def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
         "owner": None,
         "epoch": 2,
         "committed_at": seen["partitions"][2]["committed_at"],
+        "truncated": False,
         "replaying_until": None,
     }
     scenario.check()

@@ -10,7 +10,7 @@ from tests.records import numbers
 from tests.scenario import PLAIN, Scenario, eventually
 
 from tidemark.kafka.reader import RangeGone
-from tidemark.offsets.reset import NoPosition, OffsetOutOfRange, TopicRecreated
+from tidemark.offsets.reset import LogTruncated, NoPosition, OffsetOutOfRange, TopicRecreated
 
 # ---- where to start, and positions that the log does not have
 
@@ -147,7 +147,7 @@ def test_position_beyond_the_end_is_refused_whatever_the_spec_allows(scenario: S
     scenario.write(topics=topic, offset_reset=reset).make_sink()
     scenario.run()
     scenario.sql("UPDATE tidemark.partition_offset SET next_offset = 9")
-    with pytest.raises(OffsetOutOfRange, match="beyond the end of the log, 5"):
+    with pytest.raises(LogTruncated, match="below the position 9"):
         scenario.run()
     assert scenario.positions() == {(topic, 0): 9}
 

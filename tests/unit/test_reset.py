@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.offsets import TopicPartition
-from tidemark.offsets.reset import Jump, Log, NoPosition, OffsetOutOfRange, TopicRecreated, check_position, first_position
+from tidemark.offsets.ranges import Log
+from tidemark.offsets.reset import (
+    Jump,
+    LogTruncated,
+    NoPosition,
+    OffsetOutOfRange,
+    TopicRecreated,
+    check_position,
+    first_position,
+)
 from tidemark.spec.model import OffsetReset
 
 PARTITION = TopicPartition("flights", 3)
@@ -41,6 +50,7 @@ def test_a_partition_without_a_position_starts_where_the_spec_says(reset: Offset
 
 
 REFUSED = "refused"
+TRUNCATED = "truncated"
 SITUATIONS = [
     # position, reset, outcome
     (100, None, None),
@@ -51,10 +61,10 @@ SITUATIONS = [
     (99, EARLIEST, Jump(100, (99, 100), "retention")),
     (0, EARLIEST, Jump(100, (0, 100), "retention")),
     (99, LATEST, Jump(200, (99, 200), "reset to latest")),  # what is skipped is lost, retained or not
-    (201, None, REFUSED),
-    (201, NONE, REFUSED),
-    (201, EARLIEST, REFUSED),  # a truncated log holds other records than those that were loaded: no setting allows that
-    (201, LATEST, REFUSED),
+    (201, None, TRUNCATED),
+    (201, NONE, TRUNCATED),
+    (201, EARLIEST, TRUNCATED),  # a truncated log holds other records than those that were loaded: no setting allows that
+    (201, LATEST, TRUNCATED),
 ]
 
 
@@ -66,6 +76,10 @@ def test_a_position_is_good_or_jumps_or_is_refused(position: int, reset: OffsetR
             check_position(LOG, position, reset)
         assert (raised.value.position, raised.value.start, raised.value.end) == (position, 100, 200)
         assert str(position) in str(raised.value)
+    elif outcome == TRUNCATED:
+        with pytest.raises(LogTruncated) as truncated:
+            check_position(LOG, position, reset)
+        assert (truncated.value.position, truncated.value.end) == (position, 200)
     else:
         assert check_position(LOG, position, reset) == outcome
 
@@ -84,7 +98,7 @@ def test_a_jump_leaves_out_exactly_what_it_says_is_lost(start: int, length: int,
     log = Log(PARTITION, start, start + length)
     try:
         jump = check_position(log, position, reset)
-    except OffsetOutOfRange:
+    except LogTruncated:
         assert position > log.end
         return
     if jump is None:
@@ -99,7 +113,14 @@ def test_the_texts_say_what_was_lost_and_what_to_write() -> None:
     gone = OffsetOutOfRange(partition=PARTITION, position=10, start=100, end=200)
     assert "records 10 to 99 are gone" in str(gone)
     assert "offset_reset: earliest" in str(gone)
-    truncated = OffsetOutOfRange(partition=PARTITION, position=300, start=100, end=200)
-    assert "300 lies beyond the end of the log, 200" in str(truncated)
-    assert "offset_reset" not in str(truncated)
+    truncated = LogTruncated(partition=PARTITION, position=300, leader_epoch=4, end=200)
+    assert "below the position 300, which was read in leader epoch 4" in str(truncated)
+    assert "tidemark rewind plan NAME --to-offset 200 --topic flights:3" in str(truncated)
+    beyond = LogTruncated(partition=PARTITION, position=300, leader_epoch=None, end=200)
+    assert "The log ends at 200" in str(beyond)
+    strange = LogTruncated(partition=PARTITION, position=300, leader_epoch=4, end=None)
+    assert "--to-offset OFFSET" in str(strange)
+    drained = LogTruncated(partition=PARTITION, position=300, leader_epoch=4, end=200, drained=True)
+    assert "Delete the retry topic flights" in str(drained)
+    assert "rewind" not in str(drained)
     assert "0: 5, 1: 7" in str(TopicRecreated(topic="flights", positions={1: 7, 0: 5}))

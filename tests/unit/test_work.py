@@ -326,7 +326,7 @@ def test_failed_records_are_read_again_with_all_that_is_needed_to_retry_them(mon
     """Only those offsets, from the first to the last; headers in order, in base64, whatever bytes they hold."""
     asked: list[tuple[int, int]] = []
 
-    def read(_config: object, _partition: object, start: int, end: int) -> Any:
+    def read(_config: object, _partition: object, start: int, end: int, _leader_epoch: int | None) -> Any:
         asked.append((start, end))
         yield [sent(at) for at in range(start, start + 4)]
         yield [sent(at) for at in range(start + 4, start + 6)]

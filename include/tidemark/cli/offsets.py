@@ -15,7 +15,7 @@ from tidemark.connections import from_env
 from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.offsets.lag import PartitionLag, lags
+from tidemark.offsets.lag import PartitionLag, lags, truncations
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
@@ -34,11 +34,12 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
             filling = [one for one in backfills(cur, spec.group) if one.left]
     cluster = Cluster(connections.kafka)
     topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
-    partitions = [partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition)]
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
-    rows = lags(positions, uuids, cluster.log_starts(partitions), cluster.stable_ends(partitions))
+    logs = cluster.logs(partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition))
+    truncated = truncations(positions, uuids, logs, cluster.truncated)
+    rows = lags(positions, uuids, logs, truncated)
     if output is OutputFormat.JSON:
-        lag = sum(row.lag_records for row in rows)
+        lag = None if truncated else sum(row.lag_records or 0 for row in rows)
         parts = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} for row in rows]
         left = [
             {"rewind_id": one.rewind_id, "topic": part.partition.topic, "partition": part.partition.partition}
@@ -50,6 +51,8 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
         print_json({"group": spec.group, "lag_records": lag, "partitions": parts, "backfills": left})
     else:
         stdout.print(_table(spec.group, rows))
+        for partition in sorted(truncated):
+            stdout.print(str(truncated[partition]).replace(" NAME ", f" {name} "))
         for replay in replaying.values():
             stdout.print(f"{replay.partition} is replaying until {replay.until:,} after rewind {replay.rewind_id}")
         for one in filling:
@@ -69,7 +72,7 @@ def _table(group: str, rows: list[PartitionLag]) -> Table:
             f"{row.topic}/{row.partition}",
             _number(row.position),
             _number(row.end),
-            _number(row.lag_records),
+            "truncated" if row.truncated else _number(row.lag_records),
             _number(row.validated),
             row.owner or "-",
             _number(row.epoch),

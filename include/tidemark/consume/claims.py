@@ -15,8 +15,8 @@ from tidemark.errors import DatabaseUnavailable
 from tidemark.group.listener import Partitions, RebalanceListener
 from tidemark.kafka.cluster import Cluster, Topic
 from tidemark.offsets import flow, store
-from tidemark.offsets.ranges import Claim, Generation, Slice, TopicPartition, plan_batch
-from tidemark.offsets.reset import Log, TopicRecreated, check_position, first_position
+from tidemark.offsets.ranges import Claim, Generation, Log, Slice, TopicPartition, plan_batch
+from tidemark.offsets.reset import LogTruncated, TopicRecreated, check_position, first_position
 from tidemark.offsets.store import ClaimRefused, Position
 from tidemark.rewind.backfill import Backfill, end_now
 from tidemark.sink.commit import Receipt
@@ -33,9 +33,6 @@ GRACE_MS = 10_000
 
 STORE_EVERY_S = 5.0
 """How often the row of an attempt that reads on and on is told how far it will read."""
-
-LogNow = Callable[[TopicPartition], Log]
-"""Looks at a partition once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,10 @@ class Holding(RebalanceListener):
         return sum(max(0, self._found.ends[claim.partition] - claim.position) for claim in self.claims)
 
     def see(self, found: Found) -> None:
-        """Reads on up to other ends. Claims what was assigned before it was found, drops what is gone. Raises `TopicRecreated`."""
+        """Reads on up to other ends. Claims what was assigned before it was found, drops what is gone.
+
+        Raises `TopicRecreated` or `LogTruncated`.
+        """
         known = {topic.name: topic.kafka_uuid for topic in self._found.topics}
         for topic in found.topics:
             if known.get(topic.name, topic.kafka_uuid) != topic.kafka_uuid:
@@ -108,6 +108,7 @@ class Holding(RebalanceListener):
         for partition in self._claims.keys() - found.logs.keys():
             del self._claims[partition]
             log.warning("topic was deleted group=%s partition=%s", self._me().group, partition)
+        self._require_same_logs()
         if born := sorted(partition for partition in self._unborn if partition in found.logs):
             self.on_partitions_assigned(born)
         elif self._note_plan() or time.monotonic() - self._stored_at >= STORE_EVERY_S:
@@ -127,7 +128,8 @@ class Holding(RebalanceListener):
         ends = dict(self._found.ends)
         if not any(claim.drained for claim in open_):  # their messages' times are those of the relay
             ends = now.bounded(open_, ends, self._cluster.times_at, self._cluster.offsets_for_time)
-        return plan_batch(open_, ends, max_records)
+        slices = plan_batch(open_, ends, max_records)
+        return [replace(part, leader_epoch=self._found.logs[part.partition].leader_epoch) for part in slices]
 
     def require_held(self) -> None:
         """Raises `OffsetFenced` if a partition was taken away or rewound."""
@@ -137,7 +139,7 @@ class Holding(RebalanceListener):
     def advance(self, receipts: Iterable[Receipt]) -> None:
         for receipt in receipts:
             claim = self._claims[receipt.part.partition]
-            self._claims[claim.partition] = replace(claim, position=receipt.part.end)
+            self._claims[claim.partition] = replace(claim, position=receipt.part.end, leader_epoch=receipt.part.leader_epoch)
 
     # ---- the listener
 
@@ -145,16 +147,17 @@ class Holding(RebalanceListener):
         """Claims each in order: its epoch rises, its position comes back. Writes to the attempt what will be read of them.
 
         Makes the rows that are missing, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. Each partition
-        is a transaction of its own. Raises `OffsetOutOfRange`, `NoPosition`, `TopicRecreated` or `ClaimRefused`; what was claimed stays so.
-        A partition that a newer generation of the same group holds is claimed with the next assignment, if it is still in it: the member
-        has not heard of the rebalance yet.
+        is a transaction of its own. Raises `OffsetOutOfRange`, `LogTruncated`, `NoPosition`, `TopicRecreated` or `ClaimRefused`; what was
+        claimed stays so. A partition that a newer generation of the same group holds is claimed with the next assignment, if it is still
+        in it: the member has not heard of the rebalance yet.
         """
         me = self._me()
         known = sorted(partition for partition in {*partitions, *self._refused} if partition in self._found.logs)
         self._unborn = (self._unborn | set(partitions)) - set(known)  # they are read as soon as a look has found them
-        for claim in claim_all(self._connection, me, self._found, known, self._log_now):
+        for claim in claim_all(self._connection, me, self._found, known, self._cluster):
             self._claims[claim.partition] = claim
         self._refused = set(known) - self._claims.keys()
+        self._require_same_logs()
         self._note_plan()
         self._store_plan(me)
         claimed = len(known) - len(self._refused)
@@ -184,10 +187,24 @@ class Holding(RebalanceListener):
         self._claims.clear()
         self.on_partitions_assigned(sorted(held))
 
-    def _log_now(self, partition: TopicPartition) -> Log:
-        """A partition's log as it is now: since this run has looked, another member may have read on."""
-        start, end = self._cluster.log_starts([partition])[partition], self._cluster.stable_ends([partition])[partition]
-        return Log(partition, start, max(start, end))
+    def _require_same_logs(self) -> None:
+        """Raises `LogTruncated` if what was read up to a position is not in the log any more. Positions get the log's leader epoch.
+
+        Kafka is asked only where a leader was elected since the position was stored: while the leader is the same, so is the log.
+        """
+        logs = self._found.logs
+        elected = [claim for claim in self.claims if claim.leader_epoch != logs[claim.partition].leader_epoch]
+        _require_same_history(self._cluster, elected)
+        noted = []
+        for claim in elected:
+            log_ = logs[claim.partition]
+            if (log_.leader_epoch or 0) >= (claim.leader_epoch or 0) and claim.position <= log_.end:
+                self._claims[claim.partition] = replace(claim, leader_epoch=log_.leader_epoch)
+                noted.append(self._claims[claim.partition])
+        if noted:
+            with transaction(self._connection) as cur:
+                for claim in noted:
+                    store.note_leader_epoch(cur, self._me().group_id, claim)
 
     def _note_plan(self) -> bool:
         """Keeps what will be read of each partition; says whether one came to it."""
@@ -213,7 +230,7 @@ class Holding(RebalanceListener):
             store.plan_attempt(cur, me.attempt_id, list(self._planned.values()))
 
 
-def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Collection[TopicPartition], log_now: LogNow) -> list[Claim]:
+def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Collection[TopicPartition], cluster: Cluster) -> list[Claim]:
     """See `Holding.on_partitions_assigned`."""
     wanted = {partition.topic for partition in partitions}
     topics = sorted((topic for topic in found.topics if topic.name in wanted), key=lambda topic: topic.name)
@@ -235,7 +252,7 @@ def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Co
             try:
                 # what is new under a name that the group has read is read from its start, also under `latest`
                 log_, topic_known = found.logs[partition], bool(old) or (bool(mine) and not me.by_name)
-                claims.append(_claim(connection, me, ids[topic.name], log_, log_now, found.backfill, topic_known=topic_known))
+                claims.append(_claim(connection, me, ids[topic.name], log_, cluster, found.backfill, topic_known=topic_known))
             except ClaimRefused as error:
                 if not _group_went_on(connection, me, error):
                     raise
@@ -253,7 +270,7 @@ def _group_went_on(connection: Connection, me: Claimant, refused: ClaimRefused) 
 
 
 def _claim(
-    connection: Connection, me: Claimant, topic_id: int, found: Log, log_now: LogNow, backfill: Backfill | None, *, topic_known: bool
+    connection: Connection, me: Claimant, topic_id: int, found: Log, cluster: Cluster, backfill: Backfill | None, *, topic_known: bool
 ) -> Claim:
     for grace_ms in (GRACE_MS, GRACE_MS):
         try:
@@ -263,7 +280,7 @@ def _claim(
                     store.require_member(cur, me.group, me.group_id, me.member_id)
                 if backfill is not None:
                     return _claim_skipped(cur, me, topic_id, found, backfill)
-                return _claim_row(cur, me, topic_id, found, log_now, topic_known=topic_known)
+                return _claim_row(cur, me, topic_id, found, cluster, topic_known=topic_known)
         except DatabaseUnavailable as error:
             if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
                 raise
@@ -274,7 +291,7 @@ def _claim(
     raise blocked
 
 
-def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, log_now: LogNow, *, topic_known: bool) -> Claim:
+def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cluster, *, topic_known: bool) -> Claim:
     partition = found.partition
     cur.execute(
         "SELECT FROM tidemark.partition_offset WHERE group_id = %s AND topic_id = %s AND partition = %s",
@@ -286,7 +303,9 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, log_now: Lo
         log.info("partition starts group=%s partition=%s offset=%s", me.group, partition, first)
     claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, seat=me.seat, end=found.end)
     if claim.position > found.end:  # read on by somebody who looked later, or a log that was truncated
-        found = log_now(partition)
+        found = cluster.logs([partition])[partition]
+        if claim.position > found.end:
+            _require_same_history(cluster, [claim])  # it knows where the log was cut off, however far it has grown since
     jump = check_position(found, claim.position, me.reset)
     if jump is None:
         return claim
@@ -294,6 +313,15 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, log_now: Lo
         store.record_lost(cur, me.group_id, me.attempt_id, topic_id, partition.partition, *jump.lost, jump.reason)
         log.warning("records lost group=%s partition=%s start=%s end=%s reason=%s", me.group, partition, *jump.lost, jump.reason)
     return store.jump(cur, me.group_id, claim, jump.to)
+
+
+def _require_same_history(cluster: Cluster, claims: Iterable[Claim]) -> None:
+    """Raises `LogTruncated` for the first claim whose position is not in the history any more in which it was read."""
+    known = {claim.partition: (claim, claim.leader_epoch) for claim in claims if claim.leader_epoch is not None}
+    cut = cluster.truncated({partition: (claim.position, epoch) for partition, (claim, epoch) in known.items()})
+    for partition in sorted(cut):
+        claim, epoch = known[partition]
+        raise LogTruncated(partition=partition, position=claim.position, leader_epoch=epoch, end=cut[partition], drained=claim.drained)
 
 
 def _claim_skipped(cur: Cursor, me: Claimant, topic_id: int, found: Log, backfill: Backfill) -> Claim:

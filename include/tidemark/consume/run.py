@@ -38,7 +38,6 @@ from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Slice
-from tidemark.offsets.reset import Log
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker
@@ -301,9 +300,7 @@ def _look_back(cluster: Cluster, backfill: Backfill) -> Found:
     for part in left:
         if uuids[part.partition.topic] != part.kafka_uuid:
             raise SkippedTopicRecreated(topic=part.partition.topic, rewind_id=backfill.rewind_id)
-    partitions = [part.partition for part in left]
-    starts, stable = cluster.log_starts(partitions), cluster.stable_ends(partitions)
-    logs = {partition: Log(partition, starts[partition], max(starts[partition], stable[partition])) for partition in partitions}
+    logs = cluster.logs(part.partition for part in left)
     return Found(topics, logs, {part.partition: part.end for part in left}, backfill)
 
 

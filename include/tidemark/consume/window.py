@@ -14,7 +14,6 @@ from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import Epoch, Slice
-from tidemark.offsets.reset import Log
 from tidemark.retry import store as retries
 from tidemark.retry.ladder import is_own
 from tidemark.spec import ConsumerSpec, Run
@@ -97,9 +96,8 @@ class Continuous:
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             return look(self._cluster, self._spec)
-        ends = self._cluster.stable_ends(found.logs)
-        logs = {partition: Log(partition, log.start, max(log.start, ends[partition])) for partition, log in found.logs.items()}
-        return Found(found.topics, logs, ends)
+        logs = self._cluster.logs(found.logs, known=found.logs)
+        return Found(found.topics, logs, {partition: log.end for partition, log in logs.items()})
 
     def over(self, seat: TakenByHand | GroupSeat, *, drained: bool) -> bool:
         return time.monotonic() >= self._ends_at
@@ -143,29 +141,25 @@ def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:
     topics = cluster.topics(sorted({one.partition.topic for one in due}), missing_ok=True)
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     there = {one.partition: one for one in due if uuids.get(one.partition.topic) == one.kafka_uuid}
-    starts, ends = cluster.log_starts(there), cluster.stable_ends(there)
+    logs = cluster.logs(there)
     with transaction(connection) as cur:
         for topic_id in sorted({one.topic_id for one in due if there.get(one.partition) is not one}):
             again += retries.publish_gone(cur, group_id, topic_id)
         for partition, one in sorted(there.items()):
-            start = starts[partition]
+            start = logs[partition].start
             if one.first < start:
                 again += retries.publish_gone(cur, group_id, one.topic_id, partition=partition.partition, before=start)
             store.start_partition(cur, group_id, one.topic_id, partition.partition, max(start, one.first), drained=True)
     if again:
         log.warning("records lost their place in a retry topic and are published anew group_id=%s records=%s", group_id, again)
-    logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in there}
-    return Found(topics, logs, {partition: min(one.end, ends[partition]) for partition, one in there.items()})
+    return Found(topics, logs, {partition: min(one.end, logs[partition].end) for partition, one in there.items()})
 
 
 def look(cluster: Cluster, spec: ConsumerSpec) -> Found:
     """The spec's topics as they are now, and what the run reads of them. Raises `TopicsMissing`, and what `partitions_of` does."""
     topics = cluster.topics(subscribed(cluster, spec), missing_ok=not spec.topics)
-    partitions = partitions_of(spec, topics)
-    ends = cluster.stable_ends(partitions)
-    starts = cluster.log_starts(partitions)
-    logs = {partition: Log(partition, starts[partition], max(starts[partition], ends[partition])) for partition in partitions}
-    return Found(topics, logs, ends)
+    logs = cluster.logs(partitions_of(spec, topics))
+    return Found(topics, logs, {partition: log.end for partition, log in logs.items()})
 
 
 def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:

@@ -86,7 +86,7 @@ def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
 
 def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: _Kept) -> Iterator[Judged]:
     answer = _by_batch if work.form is Form.ARROW else by_record
-    for messages in read(work.kafka, part.partition, part.start, part.end):
+    for messages in read(work.kafka, part.partition, part.start, part.end, part.leader_epoch):
         judged = answer(work, part, messages, order=order)
         kept.keep(messages, judged.rejects)
         yield judged
@@ -163,7 +163,7 @@ def records(part: Slice, messages: list[Message]) -> tuple[pa.RecordBatch, list[
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
     """Records of a slice by their offsets, read again, with all that is needed to try them once more: the `Payloads` of a commit."""
     wanted = frozenset(offsets)
-    for messages in read(kafka, part.partition, min(wanted), max(wanted) + 1):
+    for messages in read(kafka, part.partition, min(wanted), max(wanted) + 1, part.leader_epoch):
         chosen = [message for message in messages if message.offset() in wanted]
         if chosen:
             yield _payloads(chosen)

@@ -14,8 +14,9 @@ from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, 
 
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.config import KafkaConfig, connected
+from tidemark.kafka.history import truncated
 from tidemark.kafka.reader import SETTINGS
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.offsets.ranges import Log, TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicCollection
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S = 15
 FIRST_RECORDS_S = 1.0
+NO_RECORD = -1
+"""Kafka's answer for a time after the last record."""
 LEADER_WAIT_S = 5.0
 """How long a partition may be without the leader that is known of it, as it is for a moment when its topic is made or its leader moves."""
 
@@ -142,24 +145,40 @@ class Cluster:
             raise TopicsMissing(topics=sorted(missing), servers=self.servers)
         return found
 
+    def logs(self, partitions: Iterable[TopicPartition], *, known: Mapping[TopicPartition, Log] | None = None) -> dict[TopicPartition, Log]:
+        """Each partition as it is now; only the ends are looked at of those whose start is ``known``."""
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        known = known or {}
+        starts = self.log_starts(partition for partition in ends if partition not in known)
+        starts |= {partition: log.start for partition, log in known.items()}
+        return {part: Log(part, starts[part], max(starts[part], end), epoch) for part, (end, epoch) in ends.items()}
+
+    def truncated(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int | None]:
+        """See `tidemark.kafka.history.truncated`."""
+        return truncated(self._config, positions)
+
     def log_starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset that each partition still has."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        found = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return {partition: offset for partition, (offset, _) in found.items()}
 
     def stable_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The last stable offset of each partition: every transaction below it has ended."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        found = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return {partition: offset for partition, (offset, _) in found.items()}
 
     def offsets_for_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """The first offset of each partition whose record has this timestamp or a later one; left out where there is none."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
-        return {partition: offset for partition, offset in found.items() if offset >= 0}
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), or_none=True)
+        return {partition: offset for partition, (offset, _) in found.items() if offset != NO_RECORD}
 
     def times_at(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The timestamp (ms) of the first committed record at or behind each position; left out where none comes within a second."""
@@ -265,7 +284,13 @@ class Cluster:
             raise BrokerUnavailable(cause=f"{self.servers}: {topic} was made, and is not seen") from error
         return made
 
-    def _offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, int]:
+    def _offsets(
+        self, partitions: Iterable[TopicPartition], spec: Any, *, or_none: bool = False
+    ) -> dict[TopicPartition, tuple[int, int | None]]:
+        """The offset that each partition's leader answers, and its leader epoch. What is no offset (librdkafka's -1001) is asked again.
+
+        ``or_none``: `NO_RECORD` is an answer.
+        """
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka import TopicPartition as Wire
 
@@ -273,18 +298,25 @@ class Cluster:
         if not asked:
             return {}
 
-        def ask() -> dict[TopicPartition, int]:
+        def ask() -> dict[TopicPartition, tuple[int, int | None]]:
             futures: dict[Wire, Future[Any]] = self._admin().list_offsets(
                 asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
             )
-            return {TopicPartition(part.topic, part.partition): future.result().offset for part, future in futures.items()}
+            found = {}
+            for part, future in futures.items():
+                partition, answer = TopicPartition(part.topic, part.partition), future.result()
+                if answer.offset < 0 and not (or_none and answer.offset == NO_RECORD):
+                    raise _NoOffset(partition=partition, answer=answer.offset)
+                epoch = answer.leader_epoch
+                found[partition] = (answer.offset, epoch if epoch is not None and epoch >= 0 else None)
+            return found
 
         retrying = Retrying(
-            retry=retry_if_exception(_without_leader), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.1), reraise=True
+            retry=retry_if_exception(_for_a_moment), stop=stop_after_delay(LEADER_WAIT_S), wait=wait_fixed(0.1), reraise=True
         )
         try:
             return retrying(ask)
-        except KafkaException as error:
+        except (KafkaException, _NoOffset) as error:
             raise self._unavailable(error) from error
 
     def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
@@ -320,9 +352,21 @@ def _unanswered(future: Future[Any]) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() < 0
 
 
-def _without_leader(error: BaseException) -> bool:
+@dataclass
+class _NoOffset(Exception):
+    partition: TopicPartition
+    answer: int
+
+    def __str__(self) -> str:
+        return f"the answer for {self.partition} is {self.answer}, which is not an offset: its leader is not known yet"
+
+
+def _for_a_moment(error: BaseException) -> bool:
+    """Is it how a partition answers while its leader changes?"""
     from confluent_kafka import KafkaError, KafkaException
 
+    if isinstance(error, _NoOffset):
+        return True
     return isinstance(error, KafkaException) and error.args[0].code() in (
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,

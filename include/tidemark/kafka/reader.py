@@ -54,24 +54,43 @@ class RangeGone(Refused):
     def __str__(self) -> str:
         return (
             f"{self.partition}: offsets from {self.start} to {self.end} are not all in the log any more ({self.cause}): retention "
-            "passed them while they were being read, or the topic was re-created. Nothing of this slice was stored; the next run says "
-            "what is lost."
+            "passed them while they were being read, the log was truncated, or the topic was re-created. Nothing of this slice was "
+            "stored; the next run says what is lost."
         )
 
 
-def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -> Iterator[list[Message]]:
+@dataclass(kw_only=True, eq=False)
+class BatchDamaged(Refused):
+    """A record batch in the log cannot be read; ``offset`` is its first one, `None` if the client does not say."""
+
+    kafka_name = "CORRUPT_MESSAGE"
+    partition: str
+    offset: int | None
+    cause: str
+
+    def __str__(self) -> str:
+        where = "a record batch" if self.offset is None else f"the record batch that begins at offset {self.offset}"
+        return (
+            f"{self.partition}: {where} is damaged in the broker's log ({self.cause}). Nothing of this slice was stored. Restore the "
+            "batch from another replica, or skip it: `tidemark rewind plan NAME --to-offset` with an offset behind it."
+        )
+
+
+def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[list[Message]]:
     """The committed records of ``[start, end)`` in order, nothing beyond ``end``, in lists of up to `MESSAGES_A_POLL`, `BYTES_A_POLL`.
 
-    ``end`` must not lie beyond the last stable offset. Closes its consumer when exhausted, closed or collected.
-    Raises `RangeGone` if the log no longer holds the range, `BrokerUnavailable` after `SILENCE_S` without progress.
+    ``end`` must not lie beyond the last stable offset. Closes its consumer when exhausted, closed or collected. ``leader_epoch``: one in
+    which the log reached up to ``end``; a record that was written later belongs to a log that was truncated since.
+
+    Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, and `BrokerUnavailable` after `SILENCE_S` without progress.
     """
-    from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+    from confluent_kafka import Consumer, KafkaException, Message
     from confluent_kafka import TopicPartition as Wire
 
-    gone = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART)  # noqa: SLF001 - their public names
     consumer = connected(Consumer, {**config, **SETTINGS})
     try:
-        consumer.assign([Wire(partition.topic, partition.partition, start)])
+        begin = Wire(partition.topic, partition.partition, start)
+        consumer.assign([begin if leader_epoch is None else Wire(partition.topic, partition.partition, start, leader_epoch=leader_epoch)])
         heard = time.monotonic()
         trouble = "it was silent"
         position, wanted = start, FIRST_POLL
@@ -86,15 +105,14 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
             if done:
                 records = [message for message in records if (message.offset() or 0) < end]
             for message in failures if not done else ():
-                failure = message.error()
-                assert failure is not None
-                if failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
-                    done = (message.offset() or 0) >= end
-                elif failure.code() in gone:
-                    raise RangeGone(partition=partition, start=start, end=end, cause=failure.str())
-                else:
-                    trouble = failure.str()
+                done, said = _read_up_to(message, partition, start, end)
+                trouble = said or trouble
+                if done:
+                    break
             if records:
+                if leader_epoch is not None and (epoch := records[-1].leader_epoch() or 0) > leader_epoch:
+                    cause = f"it was truncated: offset {records[-1].offset()} is of leader epoch {epoch}, the range of {leader_epoch}"
+                    raise RangeGone(partition=partition, start=start, end=end, cause=cause)
                 position = min((records[-1].offset() or 0) + 1, end - 1)
                 size = sum(map(len, records)) // len(records) + 1
                 wanted = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // size))
@@ -106,3 +124,24 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int) -
                 raise BrokerUnavailable(cause=f"{partition} gave nothing for {SILENCE_S} s at an offset below {end}: {trouble}")
     finally:
         consumer.close()
+
+
+def _read_up_to(message: Message, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
+    """Does the client's error mean that everything below ``end`` was read? And its text, if it may pass.
+
+    Raises `RangeGone` or `BatchDamaged`.
+    """
+    from confluent_kafka import KafkaError
+
+    failure, at = message.error(), message.offset() or 0
+    assert failure is not None
+    code, said = failure.code(), failure.str()
+    if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+        return at >= end, None
+    if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART):  # noqa: SLF001
+        raise RangeGone(partition=partition, start=start, end=end, cause=said)
+    if code in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG):  # noqa: SLF001
+        if at < end:
+            raise BatchDamaged(partition=str(partition), offset=message.offset(), cause=said)
+        return True, None
+    return False, said

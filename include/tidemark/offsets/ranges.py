@@ -27,6 +27,20 @@ class TopicPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class Log:
+    """A partition as the broker has it: offsets ``[start, end)``, ``end`` being the last stable offset.
+
+    ``leader_epoch`` is Kafka's: it rises with each election of a leader. All records below ``end`` were written in this epoch or an
+    earlier one; if the log is truncated and grows again, its new records have later ones (KIP-320). `None`: unknown.
+    """
+
+    partition: TopicPartition
+    start: int
+    end: int
+    leader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A partition as its owner holds it: the next offset to read, and the epoch that a commit must show."""
 
@@ -36,6 +50,8 @@ class Claim:
     epoch: Epoch
     drained: bool = False
     """Is it a retry topic's? Then its records are those of other partitions, tried again."""
+    leader_epoch: int | None = None
+    """Kafka's, see `Log`: the log reached up to the position in this epoch. `None`: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,8 @@ class Slice:
     epoch: Epoch
     drained: bool = False
     """As the claim's."""
+    leader_epoch: int | None = None
+    """Kafka's, see `Log`: the log reached up to ``end`` in this epoch. `None`: unknown."""
 
     def __post_init__(self) -> None:
         if self.end <= self.start:

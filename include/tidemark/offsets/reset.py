@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemark.errors import Refused
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.offsets.ranges import Log, TopicPartition
 from tidemark.offsets.store import LostReason
 from tidemark.spec.model import OffsetReset
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """A partition as the broker has it: offsets ``[start, end)``, ``end`` being the last stable offset."""
-
-    partition: TopicPartition
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +42,44 @@ class OffsetOutOfRange(Refused):
     end: int
 
     def __str__(self) -> str:
-        if self.position > self.end:
-            return (
-                f"{self.partition}: the position {self.position} lies beyond the end of the log, {self.end}: the log was truncated, and "
-                "what it holds now is not what was loaded. Nothing was read; find out what the broker lost before going on."
-            )
         return (
             f"{self.partition}: records {self.position} to {self.start - 1} are gone, retention took them before they were read. Nothing "
             "was read; to go on, write offset_reset: earliest (or latest): what is skipped is then stored as a lost_range row."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class LogTruncated(Refused):
+    """The log was truncated below the position: what it holds there now, or will hold, is not what was loaded.
+
+    ``leader_epoch``: in which the position was read; ``end``: where the log of that epoch, or at all, ends now. `None`: unknown.
+    """
+
+    kafka_name = "OFFSET_OUT_OF_RANGE"
+    partition: TopicPartition
+    position: int
+    leader_epoch: int | None
+    end: int | None
+    drained: bool = False
+
+    def __str__(self) -> str:
+        epoch = "" if self.leader_epoch is None else f", which was read in leader epoch {self.leader_epoch}"
+        if self.end is None:
+            left = "The log has no such epoch any more, so it is another one"
+        elif self.leader_epoch is None:
+            left = f"The log ends at {self.end}; what was read is left up to there, or less of it"
+        else:
+            left = f"What was read is left up to {self.end}"
+        said = f"{self.partition}: the log was truncated below the position {self.position}{epoch}. {left}. Nothing was read."
+        if self.drained:
+            return (
+                f"{said} Delete the retry topic {self.partition.topic}: the records that wait in it are kept in Postgres and are published "
+                "again to a new one."
+            )
+        to = "OFFSET" if self.end is None else str(self.end)
+        return (
+            f"{said} To take the rows of the lost records out and read on from there: `tidemark rewind plan NAME --to-offset {to} --topic "
+            f"{self.partition.topic}:{self.partition.partition} --reason ...`."
         )
 
 
@@ -89,10 +110,12 @@ def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) ->
 
 
 def check_position(log: Log, position: int, reset: OffsetReset | None) -> Jump | None:
-    """`None` if reading can go on at ``position``, else where the spec allows to jump. Raises `OffsetOutOfRange`."""
+    """`None` if reading can go on at ``position``, else where the spec allows to jump. Raises `OffsetOutOfRange` or `LogTruncated`."""
     if log.start <= position <= log.end:
         return None
-    if position > log.end or reset in (None, OffsetReset.NONE):
+    if position > log.end:
+        raise LogTruncated(partition=log.partition, position=position, leader_epoch=None, end=log.end)
+    if reset in (None, OffsetReset.NONE):
         raise OffsetOutOfRange(partition=log.partition, position=position, start=log.start, end=log.end)
     if reset is OffsetReset.LATEST:
         return Jump(log.end, (position, log.end), "reset to latest")

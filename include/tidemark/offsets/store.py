@@ -100,6 +100,8 @@ class Position:
     epoch: Epoch
     seat: str | None
     committed_at: datetime
+    leader_epoch: int | None
+    """See `tidemark.offsets.ranges.Log`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def positions(cur: Cursor, group: str) -> list[Position]:
             Epoch(row["owner_epoch"]),
             row["seat"],
             row["committed_at"],
+            row["leader_epoch"],
         )
         for row in rows(cur)
     ]
@@ -190,7 +193,7 @@ def claim(
     if row is None:
         _, _, holder, current = _row(cur, key, partition)
         raise ClaimRefused(partition=partition, generation=generation, current=Generation(current), owner=holder)
-    return Claim(partition, topic_id, row[0], Epoch(row[1]), row[2])
+    return Claim(partition, topic_id, row[0], Epoch(row[1]), row[2], row[3])
 
 
 def group_generation(cur: Cursor, group_id: int) -> Generation:
@@ -245,13 +248,19 @@ def release(cur: Cursor, group_id: int, held: Claim) -> None:
     )
 
 
+def note_leader_epoch(cur: Cursor, group_id: int, held: Claim) -> None:
+    """Writes the leader epoch of a held position; does nothing if the row is locked, or no longer where the claim says."""
+    key = {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition}
+    cur.execute(SQL["note_leader_epoch"], {**key, "epoch": held.epoch, "position": held.position, "leader_epoch": held.leader_epoch})
+
+
 def jump(cur: Cursor, group_id: int, held: Claim, to: int) -> Claim:
     """Moves a held position without reading what lies between. Raises `OffsetFenced`."""
     key = {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition}
     cur.execute(SQL["jump"], {**key, "start": held.position, "to": to, "epoch": held.epoch})
     if cur.fetchone() is None:
         raise _fenced(cur, key, held.partition, held.epoch)
-    return replace(held, position=to)
+    return replace(held, position=to, leader_epoch=None)
 
 
 def record_lost(
@@ -377,6 +386,7 @@ def _key(group_id: int, part: Slice) -> dict[str, Any]:
         "start": part.start,
         "end": part.end,
         "epoch": part.epoch,
+        "leader_epoch": part.leader_epoch,
     }
 
 

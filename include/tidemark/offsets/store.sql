@@ -29,7 +29,7 @@ VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s, %(dra
 -- name: positions
 -- Every position of a group, also on topics that were re-created since, but not on its retry topics. Locks nothing.
 SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, part.generation, owner, owner_epoch, seat,
-       committed_at
+       committed_at, leader_epoch
   FROM tidemark.partition_offset part JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
  WHERE grp.name = %(group)s AND NOT part.drained
  ORDER BY topic.name, topic_id, partition;
@@ -45,7 +45,7 @@ UPDATE tidemark.partition_offset
        seat = CASE WHEN next_offset < %(end)s THEN %(seat)s ELSE seat END
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND (generation < %(generation)s OR (generation = %(generation)s AND (owner = %(owner)s OR owner IS NULL)))
-RETURNING next_offset, owner_epoch, drained;
+RETURNING next_offset, owner_epoch, drained, leader_epoch;
 
 -- name: group_generation
 -- The generation of a group's members. Locks nothing.
@@ -79,6 +79,14 @@ SELECT dag_id || '/' || task_id || '/' || map_index FROM tidemark.attempt WHERE 
 SELECT topic.name, partition, generation FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s AND seat = %(seat)s ORDER BY topic.name, partition;
 
+-- name: note_leader_epoch
+-- Writes the leader epoch of a position that was found in the log, if it still is where it was. Waits for nobody: a commit writes it, too.
+UPDATE tidemark.partition_offset pos SET leader_epoch = %(leader_epoch)s
+  FROM (SELECT group_id, topic_id, partition FROM tidemark.partition_offset
+         WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+           AND owner_epoch = %(epoch)s AND next_offset = %(position)s FOR NO KEY UPDATE SKIP LOCKED) held
+ WHERE pos.group_id = held.group_id AND pos.topic_id = held.topic_id AND pos.partition = held.partition;
+
 -- name: release
 -- Gives a partition up, if it is still held. Locks its row. The epoch stays: what is in flight may still commit.
 UPDATE tidemark.partition_offset SET owner = NULL
@@ -86,7 +94,7 @@ UPDATE tidemark.partition_offset SET owner = NULL
 
 -- name: jump
 -- Moves a position without reading, for a reset. Locks the row. No row returned: fenced.
-UPDATE tidemark.partition_offset SET next_offset = %(to)s, committed_at = clock_timestamp()
+UPDATE tidemark.partition_offset SET next_offset = %(to)s, leader_epoch = NULL, committed_at = clock_timestamp()
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND owner_epoch = %(epoch)s AND next_offset = %(start)s RETURNING next_offset;
 
@@ -96,7 +104,7 @@ VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(reason)
 
 -- name: move_offset
 -- Moves one partition's offset if the caller still owns it. Locks that row. No row returned: fenced, or a twin was first.
-UPDATE tidemark.partition_offset SET next_offset = %(end)s, committed_at = clock_timestamp()
+UPDATE tidemark.partition_offset SET next_offset = %(end)s, leader_epoch = %(leader_epoch)s, committed_at = clock_timestamp()
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND owner_epoch = %(epoch)s AND next_offset = %(start)s RETURNING next_offset;
 

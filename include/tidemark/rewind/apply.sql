@@ -185,6 +185,7 @@ SELECT part.group_id, part.topic_id, part.partition, ledger.ends, part.new_offse
 WITH moved AS (
     UPDATE tidemark.partition_offset pos
        SET owner_epoch = pos.owner_epoch + 1, next_offset = part.new_offset,
+           leader_epoch = CASE WHEN part.hold THEN pos.leader_epoch END, -- a target is taken as the log is now
            committed_at = CASE WHEN part.hold THEN pos.committed_at ELSE clock_timestamp() END,
            validated_offset = CASE WHEN part.hold THEN pos.validated_offset
                                    ELSE greatest(undone.old_validated_offset, least(pos.validated_offset, part.superseded_from)) END

@@ -1,0 +1,156 @@
+"""The log moved under a group: it was truncated, and may have grown again with other records at the same offsets (KIP-320)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.own_broker import OwnBroker, own_broker, produce_batches
+from tests.records import numbers
+from tests.scenario import ARROW, PLAIN, Scenario
+
+from tidemark.kafka.reader import RangeGone
+from tidemark.offsets.reset import LogTruncated
+
+OTHERS = numbers(100, 125)
+"""What is in the log after it was truncated."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[OwnBroker]:
+    with own_broker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def kafka_servers(broker: OwnBroker) -> str:
+    return broker.servers
+
+
+def twenty(scenario: Scenario) -> str:
+    """A topic of two batches, ten records each."""
+    topic = scenario.topics.create()
+    produce_batches(scenario.topics, topic, numbers(0, 10), numbers(10, 20))
+    return topic
+
+
+def read_twenty(scenario: Scenario, transform: str = PLAIN) -> str:
+    topic = twenty(scenario)
+    scenario.write(transform, topics=topic).make_sink("payload bytea")
+    scenario.run()
+    assert scenario.rows() == numbers(0, 20)
+    return topic
+
+
+def rewound(scenario: Scenario, to: int, topic: str) -> None:
+    """As the refusal says."""
+    plan = scenario.command(
+        "rewind", "plan", scenario.name, "--to-offset", str(to), "--topic", f"{topic}:0", "--reason", "the log was truncated"
+    )
+    assert plan.returncode == 0, plan.stderr
+    applied = scenario.command("rewind", "apply", "1")
+    assert applied.returncode == 0, applied.stderr
+
+
+@pytest.mark.parametrize("transform", [PLAIN, ARROW], ids=["function", "arrow"])
+def test_log_that_was_truncated_and_grew_again_is_refused_until_a_rewind(scenario: Scenario, broker: OwnBroker, transform: str) -> None:
+    """Rows of two histories never mix. The refusal names the offset at which they part, and a rewind to it is the way on."""
+    topic = read_twenty(scenario, transform)
+    broker.truncate(topic, 10)
+    scenario.topics.produce(topic, OTHERS)
+    for _ in range(2):  # no refusal heals itself by waiting
+        with pytest.raises(LogTruncated, match=f"--to-offset 10 --topic {topic}:0") as refused:
+            scenario.run()
+        scenario.topics.produce(topic, [b"more"])
+    assert (refused.value.position, refused.value.leader_epoch, refused.value.end) == (20, 0, 10)
+    assert scenario.attempt()["error"]["kind"] == "refused"
+    assert scenario.positions() == {(topic, 0): 20}
+    assert scenario.rows() == numbers(0, 20)
+    shown = json.loads(scenario.command("offsets", scenario.name, "--output", "json").stdout)
+    assert (shown["lag_records"], shown["partitions"][0]["lag_records"], shown["partitions"][0]["truncated"]) == (None, None, True)
+    rewound(scenario, 10, topic)
+    scenario.run()
+    assert scenario.rows() == numbers(0, 10) + OTHERS + [b"more"] * 2
+    scenario.check()
+
+
+def test_log_that_was_truncated_and_is_shorter_is_refused_and_shown_as_truncated(scenario: Scenario, broker: OwnBroker) -> None:
+    """A position beyond the end is no lag of 0."""
+    topic = read_twenty(scenario)
+    broker.truncate(topic, 10)
+    with pytest.raises(LogTruncated, match="left up to 10"):
+        scenario.run()
+    shown = scenario.command("offsets", scenario.name)
+    (row,) = (line.split() for line in shown.stdout.splitlines() if line.split()[:1] == [f"{topic}/0"])
+    assert row[:4] == [f"{topic}/0", "20", "10", "truncated"]
+    assert f"tidemark rewind plan {scenario.name} --to-offset 10" in " ".join(shown.stdout.split())
+    rewound(scenario, 10, topic)
+    scenario.topics.produce(topic, OTHERS)
+    scenario.run()
+    assert scenario.rows() == numbers(0, 10) + OTHERS
+    scenario.check()
+
+
+def test_log_that_grew_beyond_where_it_was_cut_but_not_up_to_the_position_names_the_cut(scenario: Scenario, broker: OwnBroker) -> None:
+    """Its end now is not where the histories part."""
+    topic = read_twenty(scenario)
+    broker.truncate(topic, 10)
+    scenario.topics.produce(topic, OTHERS[:5])
+    with pytest.raises(LogTruncated) as refused:
+        scenario.run()
+    assert (refused.value.position, refused.value.end) == (20, 10)
+
+
+@pytest.mark.parametrize("cut", [0, 10], ids=["below the slice", "within the slice"])
+def test_log_that_is_truncated_while_it_is_read_refuses_the_slice(scenario: Scenario, broker: OwnBroker, cut: int) -> None:
+    """A record of a later leader epoch than the range was planned in belongs to another history."""
+    topic = twenty(scenario)
+    scenario.write(topics=topic, batch={"max_records": 10}).make_sink()
+
+    def truncated(part: object) -> None:
+        if str(part).endswith("[10, 20)"):
+            broker.truncate(topic, cut)
+            scenario.topics.produce(topic, OTHERS)
+
+    with pytest.raises(RangeGone, match="truncat"):
+        scenario.run(before=truncated)
+    assert scenario.rows() == numbers(0, 10)
+    assert scenario.positions() == {(topic, 0): 10}
+    if cut == 0:
+        with pytest.raises(LogTruncated):
+            scenario.run()
+        rewound(scenario, 0, topic)
+    scenario.run()
+    assert scenario.rows() == numbers(0, cut) + OTHERS
+    scenario.check()
+
+
+def test_restarts_of_the_broker_are_no_truncation(scenario: Scenario, broker: OwnBroker) -> None:
+    """The leader epoch rises, and the position's with it, also where there is nothing to read."""
+    topic = read_twenty(scenario)
+    epoch = "SELECT leader_epoch FROM tidemark.partition_offset"
+    ((before,),) = scenario.sql(epoch)
+    broker.restart()
+    broker.led(topic)
+    scenario.run()
+    ((idle,),) = scenario.sql(epoch)
+    broker.restart()
+    broker.led(topic)
+    scenario.topics.produce(topic, OTHERS)
+    scenario.run()
+    ((after,),) = scenario.sql(epoch)
+    assert before < idle < after
+    assert scenario.rows() == numbers(0, 20) + OTHERS
+    scenario.check()
+
+
+def test_position_of_an_earlier_version_gets_an_epoch_with_its_next_claim(scenario: Scenario, broker: OwnBroker) -> None:
+    """One without an epoch, as after a rewind, is taken as it is, and validated from then on."""
+    topic = read_twenty(scenario)
+    scenario.sql("UPDATE tidemark.partition_offset SET leader_epoch = NULL")
+    scenario.run()
+    broker.truncate(topic, 10)
+    scenario.topics.produce(topic, OTHERS)
+    with pytest.raises(LogTruncated):
+        scenario.run()

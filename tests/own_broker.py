@@ -1,0 +1,115 @@
+"""A broker of a module's own, whose log files a test may change while it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.kafka_topics import Topics
+from tests.scenario import eventually
+from tidemark.errors import BrokerUnavailable
+from tidemark.kafka.cluster import Cluster
+from tidemark.local import LocalStack
+from tidemark.offsets import TopicPartition
+
+BATCH_HEADER = 61
+"""Bytes of a record batch (magic 2) before its first record."""
+
+
+class OwnBroker:
+    """A stack of which only Kafka runs."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self._stack = stack
+
+    @property
+    def servers(self) -> str:
+        return self._stack.kafka.bootstrap_servers()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[Path]:
+        """The data directory of the stopped broker, which is started again. Each start elects leaders: their epoch rises."""
+        self._stack.stop_kafka()
+        try:
+            yield self._stack.kafka.data
+        finally:
+            self._stack.start_kafka()
+
+    def restart(self) -> None:
+        with self.stopped():
+            pass
+
+    def truncate(self, topic: str, to: int) -> None:
+        """Cuts the log of partition 0 off, as an unclean election does, or a disk that lost its newest writes. Returns when it is led."""
+        with self.stopped() as data:
+            (segment,) = (data / f"{topic}-0").glob("*.log")
+            kept = next(at for at, base in batches(segment) if base >= to)
+            segment.write_bytes(segment.read_bytes()[:kept])
+            for other in (data / f"{topic}-0").iterdir():
+                if other.suffix in (".index", ".timeindex", ".snapshot"):
+                    other.unlink()
+        self.led(topic)
+
+    def damage(self, topic: str, base_offset: int, *, byte: int = BATCH_HEADER + 8) -> None:
+        """Flips a byte of the record batch of partition 0 that begins at ``base_offset``."""
+        with self.stopped() as data:
+            (segment,) = (data / f"{topic}-0").glob("*.log")
+            at = next(at for at, base in batches(segment) if base == base_offset)
+            changed = bytearray(segment.read_bytes())
+            changed[at + byte] ^= 0xFF
+            segment.write_bytes(changed)
+        self.led(topic)
+
+    def led(self, topic: str) -> None:
+        cluster, partition = Cluster({"bootstrap.servers": self.servers}), TopicPartition(topic, 0)
+
+        def answered() -> bool:
+            try:
+                return bool(cluster.logs([partition]))
+            except BrokerUnavailable:
+                return False
+
+        eventually(answered)
+
+    def back_up(self) -> Path:
+        """A copy of everything, made while the broker is stopped."""
+        copy = self._stack.folder / "backup"
+        with self.stopped() as data:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(data, copy)
+        return copy
+
+    def restore(self, copy: Path, topic: str) -> None:
+        with self.stopped() as data:
+            shutil.rmtree(data)
+            shutil.copytree(copy, data)
+        self.led(topic)
+
+
+def batches(segment: Path) -> Iterator[tuple[int, int]]:
+    """Where each record batch of a segment begins, with its first offset; last the end of the file, with an offset that none has."""
+    content, at = segment.read_bytes(), 0
+    while at < len(content):
+        yield at, int.from_bytes(content[at : at + 8], "big")
+        at += 12 + int.from_bytes(content[at + 8 : at + 12], "big")
+    yield at, 2**63
+
+
+@contextlib.contextmanager
+def own_broker() -> Iterator[OwnBroker]:
+    with tempfile.TemporaryDirectory(prefix="tidemark-broker-") as folder:
+        stack = LocalStack(Path(folder))
+        stack.start_kafka()
+        try:
+            yield OwnBroker(stack)
+        finally:
+            stack.stop_kafka()
+
+
+def produce_batches(topics: Topics, topic: str, *batches: list[bytes]) -> None:
+    """A record batch each."""
+    for values in batches:
+        topics.produce(topic, values)
