@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.scenario import Scenario
 
 from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.sink import commit as commit_module
 from tidemark.sink.load import Refusals, SinkRejected, TooManyRejected, load_carefully
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Disposition, Judged, Tally
@@ -188,6 +189,35 @@ def test_an_error_of_the_table_is_nobodys_row(scenario: Scenario) -> None:
     assert scenario.engine is not None
     assert len(scenario.engine.batches) == 1
     assert scenario.failed() == []
+
+
+SLOW = """
+    import time
+    from typing import TypedDict
+
+    from tidemark.transform import Record
+
+
+    class Row(TypedDict):
+        payload: str
+
+
+    def transform(record: Record) -> Row:
+        time.sleep(0.1)
+        return {"payload": record.value.decode()}
+"""
+
+
+def test_slow_transform_is_not_waited_for_in_a_transaction(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad rows are looked for with several COPYs. The transform has ended before the transaction begins, so that it may take longer than
+    a session may be idle inside one."""
+    monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1500)
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [*numbers(0, 12), b"a\0b", *numbers(12, 30)])
+    scenario.write(SLOW, topics=topic).make_sink("payload text")
+    scenario.run()
+    assert scenario.counts() == {"loaded": 30, "failed": 1, "sink_rows": 30}
+    assert scenario.failed("record_offset, error_type") == [(12, "CharacterNotInRepertoire")]
 
 
 # ---- halving, on its own

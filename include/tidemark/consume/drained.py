@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from tidemark.offsets.ranges import Slice
 from tidemark.retry.order import TurnOrder, held
 from tidemark.retry.store import Waiting, read_due
 from tidemark.sink.commit import Receipt, Target
-from tidemark.sink.drained import commit_drained, origins
+from tidemark.sink.drained import Answer, commit_drained, origins
 from tidemark.sink.tally import Judged, judge
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record
@@ -112,7 +112,7 @@ def batch_of(tries: Sequence[Try]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[tuple[Slice, Collection[int], Judged]]:
+def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Answer]:
     by_place = {(origin.partition, origin.topic_id): origin for origin in origins(records)}
     orders: dict[Slice, TurnOrder[Try] | None] = {
         origin: None if work.target.max_held is None else TurnOrder() for origin in by_place.values()

@@ -15,11 +15,13 @@ from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
 from tidemark.errors import Refused
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import MESSAGES_A_POLL, read
 from tidemark.offsets.ranges import Slice
-from tidemark.retry.order import HasOffset, KeyOrder, Order, held
+from tidemark.retry.order import HasOffset, KeyOrder, KeysBlocked, Order, held
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.table import GIVEN, Layout
 from tidemark.sink.tally import Disposition, Judged, Reject, judge, reject
@@ -45,6 +47,8 @@ NO_MOMENT = -1
 FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
 """From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. What lies outside is no moment either."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+JUDGED_ANEW = 3
+"""How often a slice is judged whose keys are blocked meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,11 @@ def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
         from tidemark.consume.drained import drain_slice  # here, because it is made of this module's parts
 
         return drain_slice(work, part, isolate=isolate)
+    retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGED_ANEW), reraise=True)
+    return retrying(_consumed, work, part, isolate)
+
+
+def _consumed(work: Work, part: Slice, isolate: bool) -> Receipt:
     order = None if work.target.max_held is None else KeyOrder(work.target.max_held)
     kept = _Kept(work.kafka)
     return commit_slice(work.target, part, _answers(work, part, order, kept), kept.payloads, isolate=isolate, order=order)

@@ -8,13 +8,13 @@ records know the one before them. Records without a key have no order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from tidemark.errors import Refused
+from tidemark.errors import Refused, Unavailable
 from tidemark.offsets.ranges import Slice
-from tidemark.sink.tally import Disposition, Judged, Reject, row_offsets
+from tidemark.sink.tally import Disposition, Judged, Reject, without
 
 if TYPE_CHECKING:
     from tidemark.retry.store import Blocked, Waiting
@@ -66,6 +66,20 @@ class HeldTooMany(Refused):
         )
 
 
+@dataclass(kw_only=True, eq=False)
+class KeysBlocked(Unavailable):
+    """A slice was judged before its transaction, and other keys are blocked now."""
+
+    part: Slice
+    keys: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.part}: while the transform ran, records of {self.keys} more keys came to wait for a retry. Nothing of this slice was "
+            "stored; read it again."
+        )
+
+
 class Order(ABC, Generic[M]):
     """What is asked of while a slice is read, record by record, in the order of the log."""
 
@@ -84,10 +98,7 @@ class Order(ABC, Generic[M]):
 
     def sift(self, part: Slice, messages: Sequence[M], judged: Judged) -> Judged:
         """The answer to ``messages`` without what was said of records behind one of their key that is to be retried: they are held."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        again = {reject.offset for reject in judged.rejects if reject.disposition is Disposition.RETRY}
+        again = {reject.offset for reject in judged.rejects if reject.disposition in (Disposition.RETRY, Disposition.HELD)}
         back = []
         for message in messages:
             first = self.behind(message)
@@ -97,16 +108,8 @@ class Order(ABC, Generic[M]):
                 back.append(held(message, first))
         if not back:
             return judged
-        gone = {reject.offset for reject in back}
-        rows = judged.rows
-        if rows is not None and rows.num_rows:
-            rows = rows.filter(pc.invert(pc.is_in(pa.array(row_offsets(rows, part)), value_set=pa.array(sorted(gone), pa.int64()))))
-        return replace(
-            judged,
-            rows=rows,
-            skipped=[offset for offset in judged.skipped if offset not in gone],
-            rejects=[*(reject for reject in judged.rejects if reject.offset not in gone), *back],
-        )
+        rest = without(judged, {reject.offset for reject in back}, part)
+        return replace(rest, rejects=[*rest.rejects, *back])
 
 
 class KeyOrder(Order[HasKey]):
@@ -115,14 +118,23 @@ class KeyOrder(Order[HasKey]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._first: dict[bytes, int] = {}
+        self._began: dict[bytes, int] = {}
         self._held = 0
         self._keys: set[bytes] = set()
 
-    def begin(self, blocked: Iterable[Blocked]) -> None:
-        """The keys of the partition that are blocked now. From here on nobody else may commit records of it."""
-        for one in blocked:
-            self._first[one.key] = one.first
-            self._held += one.held
+    def begin(self, blocked: Sequence[Blocked]) -> None:
+        """The keys of the partition that are blocked now. From here on nobody else may commit records of it, or `confirm` is asked."""
+        self._began = {one.key: one.first for one in blocked}
+        self._first = dict(self._began)
+        self._held = sum(one.held for one in blocked)
+
+    def confirm(self, part: Slice, blocked: Sequence[Blocked]) -> None:
+        """The keys that are blocked when the slice is committed, after it was judged. One that is settled since holds what it holds until
+        the next release. Raises `KeysBlocked` where a record of the slice may have been tried that is behind another one now."""
+        more = [one for one in blocked if one.first < min(part.end, self._began.get(one.key, part.end))]
+        if more:
+            raise KeysBlocked(part=part, keys=len(more))
+        self._held = sum(one.held for one in blocked)
 
     def behind(self, message: HasKey) -> int | None:
         if not self._first or (key := message.key()) is None:

@@ -28,6 +28,7 @@ from tidemark.retry.ladder import NO_LADDER, Ladder, Rung
 from tidemark.retry.order import KeyOrder
 from tidemark.retry.store import read_blocked
 from tidemark.sink.load import Refusals, copy, load, load_carefully, translated
+from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import Disposition, Judged, Reject, Tally
@@ -141,22 +142,37 @@ def commit_slice(
 
     ``judged`` is consumed while Postgres takes the rows, so a slice of any size needs the memory of one batch. Safe to call again
     for the same slice: the second finds the first one's ledger row. With ``isolate`` records whose rows Postgres refuses become failed
-    records, up to ``target.max_rejected``, and the others are loaded. ``order`` is told which keys are blocked before ``judged`` is asked
-    for anything.
+    records, up to ``target.max_rejected``, and the others are loaded; that takes several COPYs, so ``judged`` is spooled before the
+    transaction begins. ``order`` is told which keys are blocked before ``judged`` is asked for anything.
 
     Raises `OffsetFenced` if the partition was taken away, `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help),
     `TooManyRejected`, `BadOutput` or `Broken` for what is wrong with the rows, `BreakerTripped` where too many records fail, `HeldTooMany`
-    where too many would be held, `DatabaseUnavailable` for an outage, and whatever ``judged`` or ``payloads`` raise; then nothing is
-    stored. `CommitUnknown` leaves open whether it is.
+    where too many would be held, `KeysBlocked` (with ``isolate``: judge the slice anew), `DatabaseUnavailable` for an outage, and whatever
+    ``judged`` or ``payloads`` raise; then nothing is stored. `CommitUnknown` leaves open whether it is.
     """
+    if isolate:
+        if order is not None:
+            with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+                order.begin(read_blocked(cur, target.group_id, part))
+        with spooled(judged) as answers:
+            return _commit_slice(target, part, iter(answers), payloads, isolate=True, order=order)
+    return _commit_slice(target, part, judged, payloads, isolate=False, order=order)
 
+
+def _commit_slice(
+    target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads, *, isolate: bool, order: KeyOrder | None
+) -> Receipt:
     def store_slice(cur: Cursor) -> list[Receipt]:
         reached(Step.MOVE_OFFSET, part)
         twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
         if order is not None:
-            order.begin(read_blocked(cur, target.group_id, part))
+            blocked = read_blocked(cur, target.group_id, part)
+            if isolate:
+                order.confirm(part, blocked)
+            else:
+                order.begin(blocked)
         reached(Step.COPY_ROWS, part)
         tally = Tally(part, target.layout)
         rows = (rows for one in judged if (rows := tally.take(one)) is not None)

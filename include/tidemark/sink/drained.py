@@ -1,6 +1,7 @@
 """The commit of a slice of a retry topic: the same seven steps as of any slice, for records whose origin is elsewhere (I1, I2, I3).
 
-    ② compare-and-set the retry topic's position; hold rewinds off; lock the records that are registered in the slice, due, and still wait
+    before ①: read what is registered in the slice and due, try it, spool what the transform says
+    ② compare-and-set the retry topic's position; hold rewinds off; lock those of the records that are still registered, and wait
     ③ COPY the rows, with the lineage of their origin   ④ say what became of each record: loaded, skipped, the next delay, failed
     ⑤ a ledger row of the retry topic, ``drained``
 
@@ -13,56 +14,81 @@ held, and counted as retried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tidemark.db import session, transaction
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Epoch, Slice
+from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
 from tidemark.offsets.store import Counts
 from tidemark.retry import store as retries
+from tidemark.retry.order import TurnOrder
 from tidemark.retry.store import Failure, Waiting
 from tidemark.sink.commit import Receipt, Target, commit
 from tidemark.sink.load import Refusals, SinkRejected, load, load_carefully
+from tidemark.sink.spool import Spool, spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
-from tidemark.sink.tally import BadOutput, Disposition, Judged, Reject, Tally
+from tidemark.sink.tally import BadOutput, Disposition, Judged, Reject, Tally, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidemark.db import Cursor
 
-Judge = Callable[[Sequence[Waiting]], "Iterator[tuple[Slice, Collection[int], Judged]]"]
-"""Tries records: yields an origin (`origins`), the offsets of it that were found in the log and tried, and the transform's answer."""
+Answer = tuple[Slice, Sequence[int], Judged]
+"""An origin (`origins`), the offsets of it that were found in the log and tried, in order, and what the transform said of them."""
+Judge = Callable[[Sequence[Waiting]], Iterator[Answer]]
+"""Tries records."""
 
 
 def commit_drained(target: Target, part: Slice, judge: Judge, *, isolate: bool = False) -> Receipt:
-    """Stores a slice of a retry topic in one transaction of its own. Raises as `commit_slice` does, but for the breaker."""
+    """Stores a slice of a retry topic in one transaction of its own. Raises as `commit_slice` does, but for the breaker.
 
+    What is due is read and tried before the transaction begins, so that neither locks nor rewinds wait for the transform. What has changed
+    meanwhile (an operator discarded it, a rewind withdrew it, a relay publishes it anew) keeps what it has become.
+    """
+    with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+        due = _in_order(cur, target, retries.read_due(cur, target.group_id, part))
+    with spooled(judge(due) if due else iter(())) as answers:
+        return _commit_tried(target, part, {(record.number, record.hop_offset) for record in due}, answers, isolate=isolate)
+
+
+def _commit_tried(target: Target, part: Slice, tried: Collection[tuple[int, int]], answers: Spool[Answer], *, isolate: bool) -> Receipt:
     def store_slice(cur: Cursor) -> list[Receipt]:
         reached(Step.MOVE_OFFSET, part)
         twin = store.move_offset(cur, target.group_id, part)
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
-        records = retries.lock_due(cur, target.group_id, part)
-        if target.max_held is not None:
-            records = retries.in_order(cur, target.group_id, records)
+        locked = retries.lock_due(cur, target.group_id, part)
+        records = _in_order(cur, target, [record for record in locked if (record.number, record.hop_offset) in tried])
         reached(Step.COPY_ROWS, part)
-        tallies = {origin: TallyOfSome(origin, target.layout, offsets) for origin, offsets in origins(records).items()}
-        answers = judge(records) if records else iter(())
+        tallies = {_place(origin): TallyOfSome(origin, target.layout, offsets) for origin, offsets in origins(records).items()}
+        rows = _rows(target, records, answers, tallies)
         if isolate or target.layout.key:
-            _load_by_origin(cur, target, part, answers, tallies, isolate=isolate)
+            _load_by_origin(cur, target, part, rows, tallies, isolate=isolate)
         else:
-            load(cur, part, target.layout, (rows for _, rows in _taken(answers, tallies)))
+            load(cur, part, target.layout, itertools.chain.from_iterable(rows.values()))
         reached(Step.COPY_FAILED, part)
-        by_place = {(origin.topic_id, origin.partition): tally for origin, tally in tallies.items()}
-        counts = say_what_became(cur, target, part, records, lambda record: by_place[record.topic_id, record.partition].became(record))
+        counts = say_what_became(cur, target, part, records, lambda record: tallies[_place(record)].became(record))
         reached(Step.LEDGER, part)
         store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
         return [Receipt(part, counts)]
 
     return commit(target, [part], store_slice)[0]
+
+
+def _in_order(cur: Cursor, target: Target, records: list[Waiting]) -> list[Waiting]:
+    return records if target.max_held is None else retries.in_order(cur, target.group_id, records)
+
+
+Place = tuple[int, TopicPartition]
+
+
+def _place(of: Slice | Waiting) -> Place:
+    return of.topic_id, of.partition
 
 
 def origins(records: Sequence[Waiting]) -> dict[Slice, list[int]]:
@@ -83,6 +109,7 @@ class TallyOfSome(Tally):
     def __init__(self, part: Slice, layout: Layout, offsets: Sequence[int]) -> None:
         import numpy as np
 
+        self.origin = part
         self._offsets = np.array(offsets, dtype=np.int64)
         self.tried: set[int] = set()
         super().__init__(part, layout)
@@ -156,30 +183,59 @@ def say_what_became(
     )
 
 
-Answers = Iterator[tuple[Slice, Collection[int], Judged]]
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A record as `TurnOrder` asks about it."""
+
+    record: Waiting
+
+    def offset(self) -> int:
+        return self.record.offset
 
 
-def _taken(answers: Answers, tallies: dict[Slice, TallyOfSome]) -> Iterator[tuple[Slice, pa.RecordBatch]]:
-    for origin, tried, judged in answers:
-        tallies[origin].tried.update(tried)
-        rows = tallies[origin].take(judged)
-        if rows is not None:
-            yield origin, rows
+def _rows(
+    target: Target, records: Sequence[Waiting], answers: Spool[Answer], tallies: Mapping[Place, TallyOfSome]
+) -> dict[Place, Iterator[pa.RecordBatch]]:
+    """The rows of each origin, which are accounted for as they are taken, without those of records that are not among ``records`` any more.
+    Of an order by key it is asked again whose turn it is: the record before one may have changed."""
+    of_place: dict[Place, list[int]] = {}
+    for index, (origin, _, _) in enumerate(answers):
+        of_place.setdefault(_place(origin), []).append(index)
+
+    def rows_of(place: Place, tally: TallyOfSome) -> Iterator[pa.RecordBatch]:
+        here = {record.offset: record for record in records if _place(record) == place}
+        order = None if target.max_held is None else TurnOrder[_Turn]()
+        for index in of_place.get(place, ()):
+            origin, tried, judged = answers[index]
+            if gone := set(tried) - here.keys():
+                judged = without(judged, gone, origin)
+            still = [offset for offset in tried if offset in here]
+            tally.tried.update(still)
+            if order is not None:
+                judged = order.sift(origin, [_Turn(here[offset]) for offset in still], judged)
+            rows = tally.take(judged)
+            if rows is not None:
+                yield rows
+
+    return {place: rows_of(place, tally) for place, tally in tallies.items()}
 
 
 def _load_by_origin(
-    cur: Cursor, target: Target, part: Slice, answers: Answers, tallies: dict[Slice, TallyOfSome], *, isolate: bool
+    cur: Cursor,
+    target: Target,
+    part: Slice,
+    rows: Mapping[Place, Iterator[pa.RecordBatch]],
+    tallies: Mapping[Place, TallyOfSome],
+    *,
+    isolate: bool,
 ) -> None:
     """Rows of one origin at a time: within it they have an order, and a record that is to blame can be found."""
-    held: dict[Slice, list[pa.RecordBatch]] = {}
-    for origin, rows in _taken(answers, tallies):
-        held.setdefault(origin, []).append(rows)
     refusals = Refusals(target.max_rejected)
-    for origin, batches in held.items():
+    for place, tally in tallies.items():
         try:
             if isolate:
-                load_carefully(cur, origin, target.layout, iter(batches), tallies[origin], refusals)
+                load_carefully(cur, tally.origin, target.layout, rows[place], tally, refusals)
             else:
-                load(cur, origin, target.layout, iter(batches))
+                load(cur, tally.origin, target.layout, rows[place])
         except SinkRejected as error:
             raise replace(error, part=part) from error  # it is the slice of the retry topic that is tried again

@@ -27,6 +27,7 @@ from tidemark.retry.store import Waiting
 from tidemark.sink.commit import Payloads, Receipt, Target, commit, copy_failed, enter
 from tidemark.sink.drained import Outcome, origins, say_what_became
 from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals, SinkRejected, check_at_once, copy, halve, merge, translated
+from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import GIVEN, LINEAGE, listed, quoted, quoted_table
 from tidemark.sink.tally import BadOutput, Disposition, Reject, data_columns, dispositions, errors, reject
@@ -121,12 +122,15 @@ def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[
         refusals.count(error)
         copy(cur, part, table, columns, iter((_without_data(batch, target, error),)))
 
-    with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+    staged = (_staged(batch, target, parts, try_id) for batch in batches)
+    with contextlib.ExitStack() as stack:
+        ready = stack.enter_context(spooled(staged)) if isolate else staged  # several COPYs do not wait for the transform in between
+        connection = stack.enter_context(session(target.database_url, application=target.application))
+        cur = stack.enter_context(transaction(connection))
         refusals = Refusals(target.max_rejected)
-        staged = (_staged(batch, target, parts, try_id) for batch in batches)
         if not isolate:
             count = copy(cur, part, table, columns, staged, sink=target.layout.table)
-        for batch in staged:
+        for batch in ready:
             count += batch.num_rows
             halve(cur, batch, store_rows, _halves, refuse)
     return Staged(try_id, count)
@@ -186,7 +190,7 @@ def promote_drained(
     """As `promote`, of slices of retry topics: what was staged comes of the records that were ``tried``. Those of them that do not wait any
     more, or not there, are left out. See `tidemark.sink.drained`."""
     parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
-    numbers = {record.number for record in tried}
+    judged = {(record.number, record.hop_offset) for record in tried}
 
     def store_parts(cur: Cursor) -> list[Receipt]:
         for part in parts:
@@ -195,7 +199,8 @@ def promote_drained(
                 raise OffsetFenced(
                     partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application
                 )
-        waiting = {part: [record for record in retries.lock_due(cur, target.group_id, part) if record.number in numbers] for part in parts}
+        locked = {part: retries.lock_due(cur, target.group_id, part) for part in parts}
+        waiting = {part: [record for record in found if (record.number, record.hop_offset) in judged] for part, found in locked.items()}
         still = [record for records in waiting.values() for record in records]
         reached(Step.COPY_ROWS, parts[0])
         _require_all(cur, table, staged)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -258,6 +258,22 @@ class Tally:
             pa.array(numbers.astype(np.int32)),
         ]
         return pa.RecordBatch.from_arrays(arrays, names=self._layout.copy_columns)
+
+
+def without(judged: Judged, offsets: Collection[int], part: Slice) -> Judged:
+    """An answer without all that it says of these records of ``part``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = judged.rows
+    if rows is not None and rows.num_rows:
+        gone = pc.is_in(pa.array(row_offsets(rows, part)), value_set=pa.array(sorted(offsets), pa.int64()))
+        rows = rows.filter(pc.invert(gone))
+    return Judged(
+        rows,
+        [offset for offset in judged.skipped if offset not in offsets],
+        [reject_ for reject_ in judged.rejects if reject_.offset not in offsets],
+    )
 
 
 def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:

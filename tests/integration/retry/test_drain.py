@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
+from tests.integration.retry.lab import DELAYS, SERVICE, Lab, lab_on, minutes
 from tests.integration.retry.outbox import FIT
 from tests.kafka_topics import Topics
+from tests.ledger import in_thread
 from tests.scenario import Scenario, eventually
 from tests.transforms import ECHO_COLUMNS, ECHOES
+
+from tidemark.db import session
+from tidemark.offsets import Slice
+from tidemark.retry.admin import discard
+from tidemark.retry.filter import Filter
+from tidemark.rewind.model import ToEarliest
+from tidemark.sink import commit as commit_module
+from tidemark.sink.steps import Step
 
 TIERS = [5, 5, 30, 30, 30, 60]
 
@@ -323,3 +333,93 @@ def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Sc
         assert {row[2] for row in first} == {datetime.fromtimestamp(at / 1000, UTC)}
         assert lab.states() == {"LOADED": 5}
         lab.check()
+
+
+# ---- a transform that takes long
+
+SLOW_SERVICE = SERVICE.replace("    import json\n", "    import json\n    import time\n", 1).replace(
+    '        word = (record.value or b"").decode()\n', '        word = (record.value or b"").decode()\n        time.sleep(0.1)\n'
+)
+
+
+@pytest.mark.parametrize("sink", ["append", "upsert"])
+def test_slow_transform_drains_into_any_sink(scenario: Scenario, topics: Topics, monkeypatch: pytest.MonkeyPatch, sink: str) -> None:
+    """It has ended before the transaction begins: no session is idle meanwhile, also where a row is refused, and no lock is held."""
+    keys = {"sink": {"table": scenario.table, "mode": "upsert", "key": ["payload"]}} if sink == "upsert" else {}
+    ddl = "payload bytea CHECK (payload <> '7')" + (" PRIMARY KEY" if sink == "upsert" else "")
+    with lab_on(scenario, topics, transform=SLOW_SERVICE, ddl=ddl, **keys) as lab:
+        words = list(map(str, range(30)))
+        lab.produce(*words)
+        lab.say({"*": "retry"})
+        lab.run()
+        lab.say({})
+        monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1500)
+        assert lab.climb(minutes(5)).records == 30
+        assert lab.states() == {"LOADED": 29, "FAILED": 1}
+        assert lab.loaded() == [word for word in words if word != "7"]
+        lab.check()
+
+
+NOWHERE = "hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL"
+
+
+def locks(lab: Lab) -> int:
+    """How many advisory locks there are in the database."""
+    return int(lab.sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE"
+                       " datname = current_database())")[0][0])  # fmt: skip
+
+
+def test_rewind_waits_for_no_transform_of_a_drain(lab: Lab) -> None:
+    """The lock that holds rewinds of the group off is taken behind the transform. A rewind that comes while records are tried goes first,
+    and what was tried of them is dropped."""
+    lab.produce("a", "b")
+    lab.say({"a": "retry", "b": "retry"})
+    lab.run()
+    lab.publish()
+    lab.age(minutes(5))
+    pipe = lab.consumer.folder / "transforms" / "answers.json"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with in_thread(lab.drain) as drain:
+        answers = pipe.open("w")  # returns when the transform has opened it
+        assert locks(lab) == 0
+        lab.rewind(ToEarliest())
+        pipe.unlink()
+        lab.say({})  # before the first record has its answer: the next one finds a file
+        answers.write("{}")
+        answers.close()
+        assert drain.result(60).records == 2
+    assert (lab.rows(), lab.failed()) == ([], [])
+    assert [row[3:] for row in lab.drains()] == [(0, 0, 0, 0, 2)]
+
+
+def test_record_that_changes_while_it_is_tried_is_not_loaded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an operator, a rewind or a relay did with it meanwhile has happened; what the transform made of it is dropped."""
+    words = ["load", "skip", "retry", "fail", "three", "load"]
+    lab.say({"*": "retry"})
+    lab.produce(*(f"{word} {number}" for number, word in enumerate(words)))
+    lab.run()
+    lab.publish()
+    lab.age(minutes(5))
+    lab.say({f"{word} {number}": word for number, word in enumerate(words)})
+
+    def change(step: Step, _part: Slice) -> None:
+        if step is Step.BEGIN:
+            with session(lab.url) as connection:
+                numbers = lab.failed("failed_record_id")
+                discard(connection, lab.group, Filter(numbers=tuple(number for (number,) in numbers[:4])), reason="not wanted", by="ann")
+            lab.sql(
+                "UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL WHERE record_offset = 4"
+            )
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_module, "reached", change)
+        lab.drain()
+    assert lab.failed("state, retry_number") == [("DISCARDED", 1)] * 4 + [("WAITING", 1), ("LOADED", 1)]
+    assert lab.rows() == [(5, 0)]
+    assert lab.drains() == [("retry.5m", 0, 6, 1, 0, 0, 0, 5)]
+    lab.check()
+    lab.publish()
+    lab.drain()
+    assert lab.rows() == [(4, 0), (4, 1), (4, 2), (5, 0)]
+    lab.check()

@@ -426,6 +426,62 @@ def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(or
     assert ordered.loaded() == ["a1", "a2", "a3"]
 
 
+def test_record_whose_turn_passes_while_it_is_tried_is_held(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record before it has lost its place in the retry topic and waits on. What the transform made of the one behind is dropped."""
+    ordered.say({"*": "retry"})
+    send(ordered, "a1 a2 b1")
+    ordered.run()
+    ordered.say({})
+    drain(ordered, 5)
+    ordered.say({"*": "retry"})
+    send(ordered, "c1 c2")
+    ordered.run()
+    ordered.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp(), retry_number = 1,"
+                " hop_topic = (SELECT hop_topic FROM tidemark.failed_record WHERE value = 'c1') WHERE value = 'c2'")  # fmt: skip
+    ordered.relay()
+    ordered.age(minutes(5))
+    ordered.say({})
+
+    def lose(step: Step, _part: Slice) -> None:
+        if step is Step.BEGIN:
+            ordered.sql("UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL WHERE value = 'c1'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_module, "reached", lose)
+        ordered.drain()
+    assert {value: state for value, state in states(ordered).items() if value[0] == "c"} == {"c1": "WAITING", "c2": "HELD"}
+    assert drain(ordered, 5) == ["c1"]
+    assert drain(ordered) == ["c2"]
+
+
+@both_forms
+def test_key_that_is_blocked_while_bad_rows_are_looked_for_is_held(
+    scenario: Scenario, topics: Topics, monkeypatch: pytest.MonkeyPatch, transform: str
+) -> None:
+    """The slice was judged before its transaction: where a key is blocked since, it is judged again."""
+    with ordered_on(scenario, topics, transform=transform, ddl="payload bytea CHECK (payload <> 'bad')") as lab:
+        lab.say({"a1": "fail"})
+        send(lab, "a1")
+        lab.run()
+        send(lab, "a2 bad c1")
+        blocked = []
+
+        def block(step: Step, _part: Slice) -> None:
+            if step is Step.BEGIN:
+                blocked.append(step)
+                if len(blocked) == 2:  # the first was without a look for bad rows
+                    lab.sql("UPDATE tidemark.failed_record SET state = 'WAITING', due_at = clock_timestamp() WHERE value = 'a1'")
+
+        lab.calls()
+        with monkeypatch.context() as patched:
+            patched.setattr(commit_module, "reached", block)
+            lab.run()
+        assert len(blocked) == 3
+        assert states(lab) == {"a1": "WAITING", "a2": "HELD", "bad": "FAILED"}
+        assert lab.loaded() == ["c1"]
+        lab.check()
+
+
 def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(ordered: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the first has committed, what it tries counts as waiting: the other holds what is behind it."""
     ordered.say({"a1": "retry"})

@@ -1,0 +1,85 @@
+"""What a transform has answered, kept outside the transaction that will store it.
+
+A transform takes as long as it likes, and a transaction that waits for it holds locks and is ended when it is idle
+(`tidemark.sink.commit.IDLE_TIMEOUT_MS`). Where the rows cannot be streamed through a single COPY, they are therefore spooled first, and the
+transaction begins behind the transform. A spool needs the memory of one answer and `MEMORY_BYTES`; the rest lies in a temporary file
+without a name, which ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tidemark.errors import Unavailable
+
+T = TypeVar("T")
+
+MEMORY_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(kw_only=True, eq=False)
+class SpoolFailed(Unavailable):
+    """The temporary file cannot be written or read; ``cause`` is the operating system's message."""
+
+    folder: str
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"The temporary file for a slice's rows in {self.folder} failed: {self.cause}. Nothing of this slice was stored. Make room "
+            "there, or set TMPDIR to a folder with room."
+        )
+
+
+class Spool(Generic[T]):
+    """A list on disk: items are appended, and read in order or by their index as often as needed."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES)  # noqa: SIM115 - closed by `close`
+        self._places: list[int] = []
+
+    def close(self) -> None:
+        self._file.close()
+
+    def append(self, item: T) -> int:
+        """Keeps an item and returns its index. Raises `SpoolFailed`."""
+        with _failures():
+            self._file.seek(0, os.SEEK_END)
+            self._places.append(self._file.tell())
+            pickle.dump(item, self._file, protocol=5)
+        return len(self._places) - 1
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> T:
+        with _failures():
+            self._file.seek(self._places[index])
+            item: T = pickle.load(self._file)  # noqa: S301 - written by this process
+        return item
+
+    def __iter__(self) -> Iterator[T]:
+        return (self[index] for index in range(len(self)))
+
+
+@contextlib.contextmanager
+def spooled(items: Iterable[T]) -> Iterator[Spool[T]]:
+    """All of ``items``, which are exhausted before the block begins. Raises what they raise, and `SpoolFailed`."""
+    with contextlib.closing(Spool[T]()) as spool:
+        for item in items:
+            spool.append(item)
+        yield spool
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SpoolFailed(folder=tempfile.gettempdir(), cause=str(error)) from error
