@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from tidemark.consume.drained import batch_of, read_all_tries
 from tidemark.consume.work import TransformFailed, Work, collect_less_garbage, consume_slice, input_schema, payloads, records
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailable
 from tidemark.kafka.config import jvm
-from tidemark.kafka.reader import read
+from tidemark.kafka.reader import BatchDamaged, read
 from tidemark.offsets.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.drained import commit_drained, origins
@@ -49,6 +50,13 @@ log = logging.getLogger(__name__)
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 ORDER = "tidemark.slices"
 """The property of a job that tells its tasks which of the slices each has: the order is known with the plan, and functions are in it."""
+DAMAGED = (
+    re.compile(
+        r"Record batch for partition (?P<topic>\S+)-(?P<partition>\d+) at offset (?P<offset>\d+) is invalid, cause: (?P<cause>[^\n]+)"
+    ),
+    re.compile(r"(?P<cause>Encountered corrupt message) when fetching offset \d+ for topic-partition (?P<topic>\S+)-(?P<partition>\d+)"),
+)
+"""Kafka's Java client about a record batch that it cannot read (``CompletedFetch``, ``FetchCollector``); a task's error is text."""
 HEADERS_ARE_MISSING = "tidemark: the records were read without their headers"
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
@@ -474,6 +482,10 @@ class _translated:
                 text = [str(cause.getMessage())] if cause.getMessage() else text
                 cause = cause.getCause()
         message = " ".join(text)[:2000]
+        if damaged := next((found for pattern in DAMAGED if (found := pattern.search(str(error)))), None):
+            said = damaged.groupdict()
+            offset = int(said["offset"]) if "offset" in said else None  # the second text has only where the fetch began
+            raise BatchDamaged(partition=f"{said['topic']}/{said['partition']}", offset=offset, cause=said["cause"].strip()) from error
         if any(name.startswith("org.apache.kafka.common.errors.") for name in names):
             raise BrokerUnavailable(cause=message) from error
         if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):

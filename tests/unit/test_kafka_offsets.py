@@ -1,0 +1,71 @@
+"""What a broker answers is checked for being an offset.
+
+No real broker can be made to answer -1001 (librdkafka: "unknown", while a leader moves), so the client's answers are scripted here.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemark.errors import BrokerUnavailable
+from tidemark.kafka import cluster as module
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets.ranges import Log, TopicPartition
+
+PLACE = TopicPartition("flights", 3)
+
+
+class Answers:
+    """An admin client that answers ``list_offsets`` with one offset after the other; the last one stays."""
+
+    def __init__(self, *offsets: int, leader_epoch: int = 7) -> None:
+        self.offsets, self.leader_epoch = list(offsets), leader_epoch
+
+    def list_offsets(self, asked: Any, **_: Any) -> dict[Any, Future[Any]]:
+        offset = self.offsets.pop(0) if len(self.offsets) > 1 else self.offsets[0]
+        answers = {}
+        for place in asked:
+            answers[place] = Future[Any]()
+            answers[place].set_result(SimpleNamespace(offset=offset, leader_epoch=self.leader_epoch))
+        return answers
+
+
+def cluster_that_answers(*offsets: int, **more: int) -> Cluster:
+    cluster = Cluster({"bootstrap.servers": "nowhere:9092"})
+    cluster._client = Answers(*offsets, **more)  # type: ignore[assignment]
+    return cluster
+
+
+@pytest.mark.parametrize("answer", [-1001, -1, -2])
+def test_an_answer_that_is_no_offset_is_asked_again(answer: int) -> None:
+    """As where the leader is not known: for a moment that is no outage."""
+    assert cluster_that_answers(answer, answer, 5).stable_ends([PLACE]) == {PLACE: 5}
+    assert cluster_that_answers(answer, 5).log_starts([PLACE]) == {PLACE: 5}
+
+
+@pytest.mark.parametrize("answer", [-1001, -1])
+def test_an_answer_that_stays_no_offset_is_an_outage(answer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never reaches a position, a lag or a plan."""
+    monkeypatch.setattr(module, "LEADER_WAIT_S", 0.2)
+    for look in (Cluster.stable_ends, Cluster.log_starts, Cluster.logs):
+        with pytest.raises(BrokerUnavailable, match=f"flights/3 is {answer}, which is not an offset"):
+            look(cluster_that_answers(answer), [PLACE])
+
+
+def test_no_record_of_a_time_is_an_answer_and_an_unknown_offset_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's -1 says that no record is that late; taking -1001 for it would send a rewind to the end."""
+    monkeypatch.setattr(module, "LEADER_WAIT_S", 0.2)
+    assert cluster_that_answers(-1).offsets_for_time([PLACE], 1) == {}
+    assert cluster_that_answers(-1001, 8).offsets_for_time([PLACE], 1) == {PLACE: 8}
+    with pytest.raises(BrokerUnavailable):
+        cluster_that_answers(-1001).offsets_for_time([PLACE], 1)
+
+
+def test_a_log_has_its_leaders_epoch_if_the_broker_says_one() -> None:
+    """Logs of old brokers have none."""
+    assert cluster_that_answers(5).logs([PLACE]) == {PLACE: Log(PLACE, 5, 5, 7)}
+    assert cluster_that_answers(5, leader_epoch=-1).logs([PLACE]) == {PLACE: Log(PLACE, 5, 5, None)}
