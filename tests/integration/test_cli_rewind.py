@@ -133,7 +133,6 @@ def test_each_place_to_go_to_has_its_option(group: Scenario) -> None:
         ("--by-duration", "PT0S"): {0: 6, 1: 4},
         ("--from-file", "offsets.csv"): {0: 4},
         ("--from-group", "kafka:old-one"): {0: 1, 1: 3},
-        ("--to-validated",): {0: 0, 1: 0},
         ("--to-batch", str(first_batch)): {0: 0},
     }
     assert {words: new_offsets(planned(group, *words)) for words in wanted} == wanted

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
 from tidemark.offsets.ranges import TopicPartition
-from tidemark.rewind.offsets_file import MAX_OFFSET, OffsetsFileInvalid, of_groups, parse_offsets, read_offsets
+from tidemark.rewind.offsets_file import MAX_BYTES, MAX_OFFSET, OffsetsFileInvalid, of_groups, parse_offsets, read_offsets
 
 P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
 
@@ -161,3 +161,40 @@ def test_any_text_is_read_or_refused_and_never_anything_else(text):
     except OffsetsFileInvalid:
         return
     assert all(offset >= 0 for of_group in offsets.values() for offset in of_group.values())
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=8))
+def test_the_first_key_that_stands_twice_is_told(keys):
+    """As whoever compares each key with all before it finds it."""
+    text = "[{" + ", ".join(f'"{key}": 1' for key in keys) + "}]"
+    twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
+    with pytest.raises(OffsetsFileInvalid) as told:
+        parse_offsets(text)
+    assert ("stands twice" in str(told.value)) == (twice is not None)
+    if twice is not None:
+        assert f'the key "{twice}" stands twice' in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ('{"groups": 1, ' + ", ".join(f'"k{number}": 1' for number in range(60_000)) + "}", 1),
+        ("[" + ", ".join(f'{{"group": "g{number}", "topic": "t", "partition": 0, "offset": 1}}' for number in range(20_000)) + ", 3]", 1),
+        ("[" + ",".join("3" for _ in range(20_000)) + "]", 20_000),
+    ],
+    ids=["keys", "groups", "problems"],
+)
+def test_the_work_grows_with_the_text_and_no_faster(text, problems):
+    """With the square of any of these numbers the test would take minutes."""
+    with pytest.raises(OffsetsFileInvalid) as told:
+        parse_offsets(text)
+    assert len(told.value.problems) == problems
+
+
+def test_a_text_that_is_too_long_is_refused_before_it_is_read(tmp_path):
+    """Pasted or in a file."""
+    text = "flights,0,5\n" * (MAX_BYTES // 12 + 1)
+    (tmp_path / "plan.csv").write_text(text)
+    for act in (lambda: parse_offsets(text), lambda: read_offsets(tmp_path / "plan.csv")):
+        with pytest.raises(BadInput, match="more than 5,000,000 bytes"):
+            act()

@@ -26,6 +26,7 @@ from tidemark.airflow.dags import retrying
 from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, spec_of
 from tidemark.rewind.moment import EXAMPLE as MOMENT
+from tidemark.rewind.offsets_file import MAX_BYTES
 from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
 from tidemark.spec import ConsumerSpec, OnFailure, Run, read_folder
 from tidemark.spec.model import Approval
@@ -144,6 +145,7 @@ def _form() -> dict[str, Param]:
             None,
             type=_TEXT,
             format="multiline",
+            maxLength=MAX_BYTES,
             title="Offsets",
             description_md="Only for *from-file*: paste the file. Each line is *topic,partition,offset*, as *kafka-consumer-groups "
             "--export* writes it; or it is the JSON of a plan.",

@@ -28,8 +28,9 @@ from tidemark.offsets import store
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.quality.conservation import on_table
 from tidemark.retry.store import REWINDS
-from tidemark.rewind import backfill, overwritten, undo
+from tidemark.rewind import backfill, guards, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
+from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import Plan, State
 from tidemark.rewind.plan import ClusterOf, basis_of, torn
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
@@ -133,8 +134,8 @@ def apply(
     The group may have gone on reading since the plan was made; what it wrote since then is superseded too.
 
     Raises `StalePlan` with everything that has changed, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
-    `RowsRefused` (of an undo), `RewindNotAllowed`, and `RewindInProgress`, `PartitionBusy`, `DatabaseUnavailable` or
-    `BrokerUnavailable`, after which the same call may succeed. Then nothing is changed.
+    `RowsStay` for what the sink has against it, `RowsRefused` (of an undo), `RewindNotAllowed`, and `RewindInProgress`, `PartitionBusy`,
+    `DatabaseUnavailable` or `BrokerUnavailable`, after which the same call may succeed. Then nothing is changed.
     """
     plan = read(connection, rewind_id)  # ①
     if plan.state is not State.PLANNED:
@@ -161,6 +162,9 @@ def apply(
                 moved = torn(cur, rewind_id)
             if moved:
                 raise StalePlan(rewind_id=rewind_id, moved=tuple(moved))
+            for group in plan.groups:
+                if against := guards.problems(cur, {**key, "group_id": group.group_id}, group.table):
+                    raise RowsStay(table=group.table, message=" ".join(against))
             _supersede(cur, plan, key, images)  # ⑥
             if plan.undo_of is not None:  # ⑦
                 _put_back(cur, plan, key, specs)
@@ -173,6 +177,8 @@ def apply(
             for group in plan.groups:
                 cur.execute(SQL["notify"], {"group": group.group, "message": f"rewind {rewind_id}"})
             done = read_plan(cur, rewind_id)
+            with guards.answers(lambda message: RowsStay(table=", ".join(group.table for group in plan.groups), message=message)):
+                cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # what was deferred is answered here, and not by ⑪
     except psycopg2.errors.InsufficientPrivilege as error:
         raise RewindNotAllowed(rewind_id=rewind_id, message=error.diag.message_primary or "no permission") from error
     for group, part in done:

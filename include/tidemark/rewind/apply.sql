@@ -1,8 +1,10 @@
 -- Statements of applying a rewind, all in one transaction. Lock order: groups by id, the rewind, partitions by (group, topic, partition).
 
 -- name: limits
--- How long this transaction waits for a lock, and how long it may hold what it has while its client does nothing. Locks nothing.
-SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
+-- How long this transaction waits for a lock, and how long it may hold what it has while its client does nothing. Where row security would
+-- hide rows from it, it fails. Locks nothing.
+SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true),
+       set_config('row_security', 'off', true);
 
 -- name: lock_group
 -- One rewind a group at a time. An advisory lock, for the transaction: the group's row stays free, so that members join and leave as ever.

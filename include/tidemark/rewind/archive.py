@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ import psycopg2.errors
 
 from tidemark.db import is_outage, rows, statements
 from tidemark.errors import Broken, Refused
+from tidemark.rewind import guards
+from tidemark.rewind.guards import RowsStay
 from tidemark.sink.table import listed, quoted, quoted_table
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ class Span:
     topic_id: int
     partition: int
     start: int
+
+    @property
+    def key(self) -> dict[str, int]:
+        """As parameters of a statement."""
+        return {"topic_id": self.topic_id, "partition": self.partition, "start": self.start}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -67,36 +74,63 @@ class ArchiveWrong(Broken):
         return f"{self.archive} holds {self.found} rows; {self.stored} were put into it. Nothing was changed."
 
 
+@dataclass(kw_only=True, eq=False)
+class ArchiveForged(Broken):
+    """Somebody has changed the name of an archive."""
+
+    rewind_id: int
+    number: int
+    stored: str
+
+    def __str__(self) -> str:
+        return (
+            f"tidemark.rewind_archive names the relation {self.stored!r} for archive {self.number} of rewind {self.rewind_id}; expected "
+            f"{_relation(self.rewind_id, self.number)}. Nothing was changed; find out who changed it."
+        )
+
+
 def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, spans: Iterable[Span]) -> None:
     """Moves the rows of these spans into archives of the rewind, and notes how many they were; does not commit.
 
-    Memory does not grow with the rows. A large table partition of which nothing stays is moved as it is, where that is possible.
+    Memory does not grow with the rows. A large table partition of which nothing stays is moved as it is, where that is possible. Whichever
+    way they go, the rows of each span are counted before and after. Raises `RowsStay` if some stay, or if rows of other tables go, too.
     """
-    key = {"rewind_id": rewind_id, "group_id": group_id}
+    names, cascaded = guards.hooks(cur, sink, "DELETE"), guards.cascaded(cur, sink)
+    _take_out(cur, {"rewind_id": rewind_id, "group_id": group_id}, sink, spans, names)
+    guards.require_alone(sink, cascaded, guards.cascaded(cur, sink))
+
+
+def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Span], names: Sequence[str]) -> None:
+    rewind_id = key["rewind_id"]
     cur.execute(SQL["last_number"], key)
     number = int(_one(cur)[0]) + 1
     cur.execute(SQL["table_partitions"], {"table": quoted_table(sink), "least": SWAP_ROWS})
     leaves = {row["bound"]: row for row in rows(cur)}
     left = []
     for span in spans:
+        there = _there(cur, sink, span)
         leaf = leaves.get(f"FOR VALUES IN ({span.partition})")
         moved = 0 if leaf is None else _swap(cur, sink, leaf, f"rewound_{rewind_id}_{number}", span)
         if moved:
             _note(cur, key, sink, number, moved, table_partition=True)
             _note_rows(cur, key, span, moved)
+            _require_gone(cur, sink, span, there, moved, names)
             number += 1
         else:
-            left.append(span)
+            left.append((span, there))
     if not left:
         return
     archive, table = _relation(rewind_id, number), quoted_table(sink)
     cur.execute(SQL["make_archive"].format(archive=archive, table=table))
     take = SQL["take_out"].format(archive=archive, table=_escaped(table))
     total = 0
-    for span in left:
-        cur.execute(take, {"topic_id": span.topic_id, "partition": span.partition, "start": span.start})
-        total += cur.rowcount
-        _note_rows(cur, key, span, cur.rowcount)
+    for span, there in left:
+        with guards.answers(lambda message: RowsStay(table=sink, message=message + "".join(f" It has {name}." for name in names))):
+            cur.execute(take, span.key)
+        moved = cur.rowcount
+        total += moved
+        _note_rows(cur, key, span, moved)
+        _require_gone(cur, sink, span, there, moved, names)
     if total:
         _note(cur, key, sink, number, total, table_partition=False)
     else:
@@ -107,38 +141,54 @@ def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Ca
     """Moves the rows of a rewind's archives back into their sink, and drops the archives; does not commit.
 
     ``give_way`` is called with each archive before: rows of the sink that stand in the place of its rows may be moved away. Raises
-    `RowsRefused`, for instance for a key that another Kafka partition has taken since, and `ArchiveWrong`.
+    `RowsRefused`, for instance for a key that another Kafka partition has taken since, or rows that a trigger changes, and `ArchiveWrong`.
     """
+    names = guards.hooks(cur, sink, "INSERT")
     cur.execute(SQL["kept"], {"rewind_id": rewind_id, "group_id": group_id})
     for kept in rows(cur):
-        give_way(kept["relation"])
-        cur.execute(SQL["columns"], {"archive": kept["relation"], "table": quoted_table(sink)})
-        names = {"archive": kept["relation"], "table": quoted_table(sink), "columns": listed([name for (name,) in cur.fetchall()])}
-        with refusals(sink, kept["relation"]):
-            cur.execute(SQL["put_back"].format(**names))
-        if cur.rowcount != kept["rows"]:
-            raise ArchiveWrong(archive=kept["relation"], stored=kept["rows"], found=cur.rowcount)
-        cur.execute(SQL["drop_archive"].format(**names))
+        archive = relation_of(rewind_id, kept["number"], kept["relation"])
+        give_way(archive)
+        cur.execute(SQL["columns"], {"archive": archive, "table": quoted_table(sink)})
+        columns = [name for (name,) in cur.fetchall()]
+        statement = {"archive": archive, "table": quoted_table(sink), "columns": listed(columns)}
+        with refusals(sink, archive):
+            cur.execute(SQL["put_back"].format(**statement))
+        back = cur.rowcount
+        if names:
+            as_they_were = {side: ", ".join(f"{side}.{quoted(name)}" for name in columns) for side in ("kept", "now")}
+            cur.execute(SQL["as_they_were"].format(**statement, **as_they_were))
+            back = int(_one(cur)[0])
+        if back != kept["rows"]:
+            _require_whole(cur, archive, kept["rows"])
+            raise changed(sink, archive, kept["rows"] - back, kept["rows"], names)
+        cur.execute(SQL["drop_archive"].format(archive=archive))
         cur.execute(SQL["note_put_back"], {"rewind_id": rewind_id, "number": kept["number"]})
 
 
-@contextlib.contextmanager
-def refusals(sink: str, archive: str) -> Iterator[None]:
-    """What Postgres says of rows that it does not take, as `RowsRefused`."""
-    try:
-        yield
-    except psycopg2.Error as error:
-        if is_outage(error) or error.pgcode is None or error.pgcode[:2] not in {"22", "23", "44"}:
-            raise
-        said = " ".join(text for text in (error.diag.message_primary, error.diag.message_detail) if text)
-        raise RowsRefused(table=sink, archive=archive, message=said) from error
+def refusals(sink: str, archive: str) -> contextlib.AbstractContextManager[None]:
+    """What Postgres and the table say of rows that it does not take, as `RowsRefused`."""
+    return guards.answers(lambda message: RowsRefused(table=sink, archive=archive, message=message))
+
+
+def changed(sink: str, archive: str, count: int, of: int, names: Sequence[str]) -> RowsRefused:
+    """The error for rows that did not come back as they were."""
+    by = " and ".join(names) or "the table"
+    return RowsRefused(
+        table=sink, archive=archive, message=f"{count:,} of {of:,} rows were dropped or changed by {by}. Disable it for the undo."
+    )
+
+
+def _require_whole(cur: Cursor, archive: str, stored: int) -> None:
+    cur.execute(SQL["count"].format(archive=archive))
+    found = int(_one(cur)[0])
+    if found != stored:
+        raise ArchiveWrong(archive=archive, stored=stored, found=found)
 
 
 def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: Span) -> int:
     """Moves a table partition of which no row stays; returns its rows, 0 where it was not done."""
     name = f"{quoted(leaf['schema'])}.{quoted(leaf['name'])}"
-    cur.execute(SQL["is_whole"].format(leaf=_escaped(name)), {"topic_id": span.topic_id, "partition": span.partition, "start": span.start})
-    if not _one(cur)[0]:
+    if not _is_whole(cur, name, span):
         return 0
     names = {
         "table": quoted_table(sink),
@@ -153,9 +203,12 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
     try:
         cur.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", (str(SWAP_WAIT_MS),))
         waits = _one(cur)[0]
-        cur.execute(SQL["swap"].format(**names))
-        cur.execute(SQL["grants"], {"leaf": name})
-        alike = _one(cur)[0] == leaf["grants"]
+        cur.execute(SQL["lock_out"].format(**names))
+        alike = _is_whole(cur, name, span)  # somebody else's rows may have come while it waited
+        if alike:
+            cur.execute(SQL["swap"].format(**names))
+            cur.execute(SQL["grants"], {"leaf": name})
+            alike = _one(cur)[0] == leaf["grants"]
         cur.execute("SELECT set_config('lock_timeout', %s, true)", (waits,))
     except psycopg2.Error as error:
         if error.pgcode is None or (is_outage(error) and error.pgcode not in {"55P03", "40P01"}):
@@ -170,6 +223,22 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
     return int(_one(cur)[0])
 
 
+def _is_whole(cur: Cursor, leaf: str, span: Span) -> bool:
+    cur.execute(SQL["is_whole"].format(leaf=_escaped(leaf)), span.key)
+    return bool(_one(cur)[0])
+
+
+def _there(cur: Cursor, sink: str, span: Span) -> int:
+    """How many rows of a span the sink has."""
+    cur.execute(SQL["there"].format(table=_escaped(quoted_table(sink))), span.key)
+    return int(_one(cur)[0])
+
+
+def _require_gone(cur: Cursor, sink: str, span: Span, there: int, moved: int, names: Sequence[str]) -> None:
+    left = _there(cur, sink, span) if names or there != moved else 0  # without triggers nothing makes new ones
+    guards.require_gone(sink, there, moved, left, names)
+
+
 def _note(cur: Cursor, key: Mapping[str, int], sink: str, number: int, count: int, *, table_partition: bool) -> None:
     relation = _relation(key["rewind_id"], number)
     said = {"sink": sink, "number": number, "relation": relation, "rows": count, "table_partition": table_partition}
@@ -182,6 +251,13 @@ def _note_rows(cur: Cursor, key: Mapping[str, int], span: Span, count: int) -> N
 
 def _relation(rewind_id: int, number: int) -> str:
     return f"tidemark.rewound_{rewind_id}_{number}"
+
+
+def relation_of(rewind_id: int, number: int, stored: str) -> str:
+    """The archive's table, as it is ``stored`` in ``tidemark.rewind_archive``, safe to build statements from. Raises `ArchiveForged`."""
+    if stored != _relation(rewind_id, number):
+        raise ArchiveForged(rewind_id=rewind_id, number=number, stored=stored)
+    return stored
 
 
 def _escaped(name: str) -> str:

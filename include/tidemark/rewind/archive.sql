@@ -20,6 +20,11 @@ WITH gone AS (
 )
 INSERT INTO {archive} SELECT * FROM gone;
 
+-- name: there
+-- How many rows of a partition there are from an offset on. Locks nothing.
+SELECT count(*) FROM {table} written
+ WHERE written.kafka_topic_id = %(topic_id)s::smallint AND written.kafka_partition = %(partition)s AND written.kafka_offset >= %(start)s;
+
 -- name: columns
 -- The columns of an archive, but those that the sink fills in by itself. Locks nothing.
 SELECT kept.attname FROM pg_attribute kept JOIN pg_attribute now USING (attname)
@@ -30,6 +35,13 @@ SELECT kept.attname FROM pg_attribute kept JOIN pg_attribute now USING (attname)
 -- name: put_back
 -- Locks nothing that is there. Columns that the sink fills in by itself are filled in again.
 INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {archive};
+
+-- name: as_they_were
+-- How many rows of an archive the sink has, value by value. As text, because not every type knows equality. Locks nothing.
+SELECT count(*) FROM {archive} kept
+ WHERE EXISTS (SELECT FROM {table} now
+                WHERE now.kafka_topic_id = kept.kafka_topic_id AND now.kafka_partition = kept.kafka_partition
+                  AND now.kafka_offset = kept.kafka_offset AND now.kafka_seq = kept.kafka_seq AND ROW({now})::text = ROW({kept})::text);
 
 -- name: note_archive
 INSERT INTO tidemark.rewind_archive (rewind_id, number, group_id, sink, relation, table_partition, rows)
@@ -64,7 +76,9 @@ SELECT pg_get_expr(child.relpartbound, child.oid) AS bound, space.nspname AS sch
    AND NOT EXISTS (SELECT FROM pg_depend WHERE refobjid = child.oid AND classid = 'pg_rewrite'::regclass)
    AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = child.oid AND tgparentid = 0 AND NOT tgisinternal)
    AND NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = child.oid AND contype = 'f' AND conparentid = 0)
-   AND NOT EXISTS (SELECT FROM pg_constraint WHERE confrelid = parent.oid AND contype = 'f');
+   AND NOT EXISTS (SELECT FROM pg_constraint WHERE confrelid IN (parent.oid, child.oid) AND contype = 'f')
+   AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = parent.oid AND NOT tgisinternal AND tgtype & 8 <> 0) -- it sees each row that goes
+   AND NOT child.relrowsecurity;
 
 -- name: is_whole
 -- Has a table partition rows, and is every one of this topic and at or behind this offset? Probes of its lineage index.
@@ -74,9 +88,13 @@ SELECT EXISTS (SELECT FROM {leaf})
    AND NOT EXISTS (SELECT FROM {leaf} WHERE kafka_topic_id = %(topic_id)s::smallint AND kafka_partition = %(partition)s
                                         AND kafka_offset < %(start)s);
 
+-- name: lock_out
+-- Locks the whole sink, against readers too, from here to the commit; an open transaction on it is waited for. In the order of DETACH.
+LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE;
+LOCK TABLE {leaf} IN ACCESS EXCLUSIVE MODE;
+
 -- name: swap
--- Takes a table partition out of its sink, as it is, and puts an empty one like it in its place. Locks the whole sink, against readers too,
--- from here to the commit; an open transaction on it is waited for.
+-- Takes a table partition out of its sink, as it is, and puts an empty one like it in its place. Needs the locks of `lock_out`.
 ALTER TABLE {table} DETACH PARTITION {leaf};
 ALTER TABLE {leaf} SET SCHEMA tidemark;
 ALTER TABLE {moved} RENAME TO {name};

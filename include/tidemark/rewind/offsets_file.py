@@ -26,7 +26,7 @@ from tidemark.errors import BadInput, Refused
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.spec.problem import Problem, masked, nearest, quoted, shown
 
-MAX_BYTES = 20_000_000  # a line a partition: far above any group
+MAX_BYTES = 5_000_000  # a line a partition: far above any group
 MAX_OFFSET = 2**63 - 1
 TOLD = 20
 """Problems that are shown of one file; of the others the number is."""
@@ -60,8 +60,7 @@ def read_offsets(path: Path) -> dict[str | None, Offsets]:
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            found = f"{shown(path)} has more than {MAX_BYTES:,} bytes"
-            raise BadInput(what="offsets", found=found, fix="Name a file with a line a partition.")
+            raise _too_large(path)
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise BadInput(what="offsets", found=f"{shown(path)} is not UTF-8 text", fix="Save it as UTF-8.") from None
@@ -72,7 +71,9 @@ def read_offsets(path: Path) -> dict[str | None, Offsets]:
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
-    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`."""
+    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`, and `BadInput` for one that is too long."""
+    if len(text) > MAX_BYTES:
+        raise _too_large(path)
     text = text.removeprefix("\ufeff")
     found = _Found(path, text.splitlines())
     if text.lstrip()[:1] in ("[", "{"):
@@ -84,6 +85,10 @@ def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, O
     if found.problems:
         raise OffsetsFileInvalid(problems=tuple(sorted(found.problems, key=lambda one: one.line)))
     return dict(found.offsets)
+
+
+def _too_large(path: Path) -> BadInput:
+    return BadInput(what="offsets", found=f"{shown(path)} has more than {MAX_BYTES:,} bytes", fix="Give one line for each partition.")
 
 
 def of_groups(offsets: Mapping[str | None, Offsets], groups: Collection[str]) -> dict[TopicPartition, int]:
@@ -119,14 +124,15 @@ class _Found:
 
     def problem(self, line: int, message: str, fix: str, wrong: str = "") -> None:
         """``wrong`` is the stretch of the line that is; where it cannot be found, the whole line."""
-        text = masked(self.lines[line - 1]) if 0 < line <= len(self.lines) else ""
+        told = len(self.problems) < TOLD  # a text of one line is not searched again and again for what nobody is shown
+        text = masked(self.lines[line - 1]) if told and 0 < line <= len(self.lines) else ""
         column = max(0, text.find(wrong))
         length = len(wrong) if wrong and wrong in text else len(text.strip())
         column = column if wrong in text and wrong else len(text) - len(text.lstrip())
         self.problems.append(Problem(self.path, line, column + 1, length, "", message, fix, text))
 
     def add(self, line: int, group: str | None, topic: str, partition: int, offset: int) -> None:
-        if any((group is None) != (known is None) for known in self.offsets):
+        if self.offsets and (group is None) != (next(iter(self.offsets)) is None):
             self.problem(line, "some entries name a group and others do not", "name it everywhere, or nowhere")
             return
         place = TopicPartition(topic, partition)
@@ -214,10 +220,11 @@ class _Decoder(json.JSONDecoder):
         at = s_and_end[1] - 1
         strict, scan_once = rest[0], rest[1]
         pairs, end = json.decoder.JSONObject(s_and_end, strict, scan_once, None, lambda found: found, *rest[4:])  # type: ignore[attr-defined]
-        keys = [key for key, _ in pairs]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise _BadJson(at, f"the key {quoted(twice)} stands twice")
         made = _Object(pairs)
+        if len(made) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise _BadJson(at, f"the key {quoted(twice)} stands twice")
         made.line = self.line_of(at)
         return made, end
 

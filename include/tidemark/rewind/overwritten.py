@@ -21,7 +21,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements
-from tidemark.rewind.archive import RowsRefused, refusals
+from tidemark.rewind import guards
+from tidemark.rewind.archive import RowsRefused, changed, refusals
+from tidemark.rewind.guards import RowsStay
 from tidemark.sink.kept import array, kept_columns, literal, same_partition
 from tidemark.sink.table import listed, quoted, quoted_table
 
@@ -67,7 +69,7 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
         raise refused(f"they were written over in {other[0]}.")
     cur.execute(SQL["shapes"], key)
     shapes = [shape for (shape,) in cur.fetchall()]
-    now = kept_columns(cur, sink)
+    now, hooks = kept_columns(cur, sink), guards.hooks(cur, sink, "INSERT")
     for shape in shapes:
         if gone := [name for name in shape if name not in now]:
             raise refused(f"it has no column {gone[0]} any more, and their values would be lost.")
@@ -84,8 +86,13 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
                     shape=array(map(literal, shape)),
                     columns=listed(shape),
                     values=", ".join(_typed(name, now[name]) for name in shape),
+                    was=", ".join(f"{_typed(name, now[name])}::text" for name in shape) if hooks else "",
+                    came=", ".join(f"{quoted(name)}::text" for name in shape) if hooks else "",
                 )
             )
+        of, came = _one(cur)
+        if came != of:
+            raise changed(sink, KEPT, of - came, of, hooks)
 
 
 def give_way(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[str], archive: str) -> None:
@@ -93,18 +100,24 @@ def give_way(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
     if not columns:
         return
     kept = kept_columns(cur, sink)
-    cur.execute(
-        SQL["give_way"].format(
-            rewind_id=key["rewind_id"],
-            group_id=key["group_id"],
-            sink=quoted_table(sink),
-            sink_name=literal(sink),
-            archive=archive,
-            same_key=" AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, columns)),
-            names=array(map(literal, kept)),
-            values=array(f"present.{quoted(name)}::text" for name in kept),
-        )
-    )
+    names = {
+        "rewind_id": key["rewind_id"],
+        "group_id": key["group_id"],
+        "sink": quoted_table(sink),
+        "sink_name": literal(sink),
+        "archive": archive,
+        "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, columns)),
+        "names": array(map(literal, kept)),
+        "values": array(f"present.{quoted(name)}::text" for name in kept),
+    }
+    hooks = guards.hooks(cur, sink, "DELETE")
+    with guards.answers(lambda message: RowsStay(table=sink, message=message + "".join(f" It has {name}." for name in hooks))):
+        cur.execute(SQL["give_way"].format(**names))
+    moved = cur.rowcount
+    if hooks:
+        cur.execute(SQL["in_the_way"].format(**names))
+        left = int(_one(cur)[0])
+        guards.require_gone(sink, moved + left, moved, left, hooks)
 
 
 def unpark(cur: Cursor, key: Mapping[str, Any]) -> None:

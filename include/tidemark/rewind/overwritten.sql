@@ -32,7 +32,7 @@ SELECT DISTINCT ARRAY(SELECT name FROM jsonb_object_keys(kept) name ORDER BY nam
 
 -- name: return
 -- Puts them into the sink: of each key the last one, unless a later one of the same partition is there. Those that were made from several
--- partitions are in the order in which they were written over.
+-- partitions are in the order in which they were written over. Returns how many were put, and how many came to be there as they were.
 WITH candidate AS (
     SELECT newer.*, bool_or(newer.elsewhere) OVER (PARTITION BY {key}) AS mixed
       FROM tidemark.rewound_row newer WHERE rewind_id = {rewind_id} AND group_id = {group_id} AND parked_by IS NULL
@@ -46,8 +46,12 @@ WITH candidate AS (
                           AND (present.kafka_topic_id, present.kafka_offset) >= (newer.kafka_topic_id, newer.kafka_offset))
 ), gone AS (
     DELETE FROM tidemark.rewound_row USING winner WHERE rewound_row.number = winner.number
+), back AS (
+    INSERT INTO {sink} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM winner newer
+    RETURNING kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, ROW({came}) AS image
 )
-INSERT INTO {sink} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM winner newer;
+SELECT count(*), count(*) FILTER (WHERE back.image IS NOT DISTINCT FROM ROW({was}))
+  FROM winner newer LEFT JOIN back USING (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq);
 
 -- name: give_way
 -- Takes rows of the moved partitions out of the sink whose keys come back with an archive, and keeps them under the undo. They lie below
@@ -67,6 +71,14 @@ INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink
 SELECT {rewind_id}, {group_id}, now_id, kafka_partition, {sink_name}, false,
        kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept
   FROM gone;
+
+-- name: in_the_way
+-- How many rows would have had to give way, and are still there. Locks nothing.
+SELECT count(DISTINCT present.ctid)
+  FROM {sink} present, {archive} newer, tidemark.rewind_partition part
+  JOIN tidemark.topic now USING (topic_id) JOIN tidemark.topic former USING (name)
+ WHERE {same_key} AND part.rewind_id = {rewind_id} AND part.group_id = {group_id} AND NOT part.hold
+   AND present.kafka_topic_id = former.topic_id AND present.kafka_partition = part.partition;
 
 -- name: unpark
 -- Of the undo of an undo: what that one had parked is kept as before.

@@ -23,11 +23,11 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.quality.conservation import on_table
-from tidemark.rewind import undo
+from tidemark.rewind import guards, undo
 from tidemark.rewind.model import Plan, Scenario, Undo
 from tidemark.rewind.scenario import EXPIRES_IN, check_reason, to_json
 from tidemark.rewind.store import read_plan
-from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, targets
+from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
 from tidemark.sink.table import SinkMissing, read_columns
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import OnFailure
@@ -99,8 +99,8 @@ def plan(
     A partition that the group has no position on, or of which the scenario says nothing, is no part of the plan.
 
     Raises `TargetsOutOfRange` with every target that no log has, `PlanRefused` with what else stands against it (a topic that was created
-    again, rows that can only be taken back together, a later rewind that an undo would need), `BadInput` for what was asked for,
-    `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then nothing is stored.
+    again, rows that can only be taken back together or that the sink does not let go, a later rewind that an undo would need), `BadInput`
+    for what was asked for, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then nothing is stored.
     """
     reason = check_reason(reason)  # ①
     _check_consumers(consumers)
@@ -114,7 +114,11 @@ def plan(
         if isinstance(scenario, Undo):
             problems, outside = _undo(cur, scenario, asked, chosen, allow_loss=allow_loss)
         else:
+            problems = strangers(scenario, [place.partition for consumer in asked for place in consumer.places])
+            scenario = within(scenario, chosen)
             outside = [each for consumer in asked for each in _resolve(cur, scenario, consumer, chosen, allow_loss=allow_loss)]
+            for consumer in asked:
+                problems += unvalidated(cur, scenario, consumer.group_id, [move.place for move in consumer.moves])
     if problems:
         raise PlanRefused(problems=tuple(problems))
     if outside:
@@ -135,8 +139,9 @@ def plan(
         "run_id": run_id,
     }
     with transaction(connection) as cur:  # ⑤
-        made = _store(cur, rewind, [consumer for consumer in asked if consumer.moves])
-        problems = torn(cur, made.rewind_id)
+        moved = [consumer for consumer in asked if consumer.moves]
+        made = _store(cur, rewind, moved)
+        problems = torn(cur, made.rewind_id) + [problem for consumer in moved for problem in _guarded(cur, made, consumer)]
         if problems:
             raise PlanRefused(problems=tuple(problems))
     log.info("rewind planned rewind=%s consumers=%s by=%s", made.rewind_id, ",".join(spec.name for spec in consumers), by)
@@ -173,6 +178,13 @@ def torn(cur: Cursor, rewind_id: int) -> list[str]:
             f"{before} or before that, and {behind}."
         )
     return problems
+
+
+def _guarded(cur: Cursor, made: Plan, consumer: Consumer) -> list[str]:
+    """What the sink has against it that its rows go."""
+    key = {"rewind_id": made.rewind_id, "group_id": consumer.group_id, "undo_of": made.undo_of}
+    table = consumer.spec.sink.table
+    return guards.problems(cur, key, table) or guards.trial(cur, key, table)
 
 
 def _check_consumers(consumers: Sequence[ConsumerSpec]) -> None:

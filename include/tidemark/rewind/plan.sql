@@ -14,6 +14,13 @@ SELECT group_id, state,
   FROM tidemark.consumer_group grp
  WHERE name = %(group)s;
 
+-- name: unvalidated
+-- Partitions that the group has read, and of which nothing is validated: its ledger begins where the validated offset is, or behind it.
+SELECT topic_id, partition FROM tidemark.partition_offset pos
+ WHERE group_id = %(group_id)s AND NOT drained AND next_offset > validated_offset
+   AND NOT EXISTS (SELECT FROM tidemark.batch WHERE batch.group_id = pos.group_id AND batch.topic_id = pos.topic_id
+                      AND batch.partition = pos.partition AND NOT batch.drained AND batch.start_offset < pos.validated_offset);
+
 -- name: batch_starts
 -- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run do; a row a partition. Those
 -- of its retry topics are none to go to.

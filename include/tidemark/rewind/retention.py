@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements, transaction
+from tidemark.rewind.archive import relation_of
 from tidemark.rewind.overwritten import KEPT
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
             cur.execute(SQL["remove"], archive)
             if cur.fetchone() is None:
                 continue
-            cur.execute(f"DROP TABLE IF EXISTS {archive['relation']}")
+            cur.execute(f"DROP TABLE IF EXISTS {relation_of(archive['rewind_id'], archive['number'], archive['relation'])}")
         removed.append(Removed(archive["rewind_id"], archive["relation"], archive["rows"]))
         log.info("archive removed rewind=%s table=%s rows=%s", archive["rewind_id"], archive["relation"], archive["rows"])
     return removed + _remove_overwritten(connection, keep)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,38 @@ def _of_place(scenario: Scenario, place: Place) -> int:
         case ToValidated():
             return place.validated
     raise AssertionError(f"{scenario} is looked up, or has its numbers from the rewind that it undoes")
+
+
+def strangers(scenario: Scenario, known: Iterable[TopicPartition]) -> list[str]:
+    """What a file says of partitions that none of the groups has a position on; empty for all other scenarios."""
+    if not isinstance(scenario, FromFile):
+        return []
+    strange = sorted(scenario.offsets.keys() - set(known))
+    if not strange:
+        return []
+    shown = ", ".join(map(str, strange[:SHOWN])) + (f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else "")
+    return [f"The file has partitions that the group does not read: {shown}. Remove their lines, or plan for the consumer that reads them."]
+
+
+def within(scenario: Scenario, chosen: Collection[TopicPartition]) -> Scenario:
+    """The scenario with what it says of the chosen partitions only."""
+    if isinstance(scenario, FromFile):
+        return FromFile({partition: offset for partition, offset in scenario.offsets.items() if partition in chosen})
+    return scenario
+
+
+def unvalidated(cur: Cursor, scenario: Scenario, group_id: int, places: Iterable[Place]) -> list[str]:
+    """Why the group cannot go back to what was validated: of some partitions that were read, nothing was; empty: it can."""
+    if not isinstance(scenario, ToValidated):
+        return []
+    cur.execute(SQL["unvalidated"], {"group_id": group_id})
+    found = set(cur.fetchall())
+    none = sorted(place.partition for place in places if (place.topic_id, place.partition.partition) in found)
+    if not none:
+        return []
+    shown = ", ".join(map(str, none[:SHOWN])) + (f" and {len(none) - SHOWN} more" if len(none) > SHOWN else "")
+    fix = "Validate a run first, choose other partitions, or write to-earliest to read all of it again."
+    return [f"Nothing of {shown} is validated: to-validated would take out every row. {fix}"]
 
 
 def moves(

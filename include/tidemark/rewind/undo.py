@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tidemark.db import rows, statements
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.rewind import overwritten
+from tidemark.rewind.archive import relation_of
 from tidemark.rewind.model import State
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import read_columns
@@ -66,13 +67,13 @@ def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]
     found += overwritten.problems(cur, rewind_id)
     cur.execute(SQL["archives"], {"rewind_id": rewind_id})
     for row in rows(cur):
-        sink = sinks.get(row["group_id"])
+        sink, relation = sinks.get(row["group_id"]), relation_of(rewind_id, row["number"], row["relation"])
         if row["removed"] or not row["there"]:
             found.append(f"The {row['rows']} rows that rewind {rewind_id} took out of {row['sink']} are not kept any more.")
         elif sink is not None and sink != row["sink"]:
             found.append(f"Rewind {rewind_id} took rows out of {row['sink']}; the consumer's table is {sink} now.")
         elif sink is not None:
-            found += _misfits(cur, sink, row["relation"])
+            found += _misfits(cur, sink, relation)
     return found
 
 

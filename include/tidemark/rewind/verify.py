@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.quality.conservation import on_table
+from tidemark.rewind.archive import relation_of
 from tidemark.rewind.model import GroupPlan, State, Undo
 from tidemark.rewind.store import read_plan
 from tidemark.sink.kept import kept_columns, literal
@@ -123,7 +124,8 @@ def _judged(
     archives = rows(cur)
     if any(archive["gone"] for archive in archives):
         raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are not kept any more.")
-    kept = {archive["relation"]: {column.name for column in read_columns(cur, archive["relation"])} for archive in archives}
+    relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in archives]
+    kept = {relation: {column.name for column in read_columns(cur, relation)} for relation in relations}
     names = [name for name in there if all(name in columns for columns in kept.values())]
     shared = [_escaped(name) for name in names]
     compared = [name for name in shared if name not in map(_escaped, (*by, *lineage))]

@@ -26,6 +26,7 @@ from tidemark.db import connect
 from tidemark.offsets import store
 from tidemark.quality import check_conservation
 from tidemark.rewind.archive import RowsRefused
+from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ShiftBy, ToEarliest, ToLatest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.retention import remove_archives
@@ -96,6 +97,37 @@ def test_undo_gives_back_what_the_replay_wrote_over_to_the_last_column(lab: Lab)
         done = lab.undo(back.rewind_id)
         assert (lab.image().sink, lab.position(), lab.ledger()) == after
         lab.check()
+
+
+@pytest.mark.parametrize("body", ["RETURN NULL;", "NEW.city := NEW.city; NEW.population := 7; RETURN NEW;"], ids=["drops", "changes"])
+def test_a_trigger_that_meddles_with_what_was_written_over_refuses_the_undo(lab: Lab, body: str) -> None:
+    """It is named, and nothing is half done."""
+    lab.read(50, transform=lambda offset: [f"city {offset % 40}"])
+    done = lab.rewind(ToOffset(45), f"{lab.topic}:0")
+    lab.read(60, transform=lambda offset: [f"city {offset % 30}"])
+    planned = lab.plan(Undo(done.rewind_id))
+    lab.sql(f"CREATE FUNCTION lake.meddles() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+    lab.sql(f"CREATE TRIGGER meddles BEFORE INSERT ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake.meddles()")
+    before, audit = lab.image(), lab.audit()
+    with pytest.raises(RowsRefused, match=r"rewound_row: .* dropped or changed by the trigger meddles"):
+        lab.apply(planned.rewind_id)
+    assert (lab.image(), lab.audit()) == (before, audit)
+
+
+def test_a_trigger_that_keeps_rows_in_the_way_of_others_refuses_the_undo(lab: Lab) -> None:
+    """Of an undo of an undo: what the replay had made comes back, and what stands in its place gives way."""
+    lab.read(50, transform=lambda offset: [f"city {offset % 40}"])
+    done = lab.rewind(ToOffset(45), f"{lab.topic}:0")
+    lab.read(60, transform=lambda offset: [f"city {offset % 30}"])
+    undone = lab.undo(done.rewind_id)
+    planned = lab.plan(Undo(undone.rewind_id))
+    lab.sql("CREATE FUNCTION lake.keeps() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF OLD.kafka_offset < 45 THEN RETURN NULL; END IF; RETURN OLD; END $$")  # fmt: skip
+    lab.sql(f"CREATE TRIGGER keeps BEFORE DELETE ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake.keeps()")
+    before, audit = lab.image(), lab.audit()
+    with pytest.raises(RowsStay, match="the trigger keeps"):
+        lab.apply(planned.rewind_id)
+    assert (lab.image(), lab.audit()) == (before, audit)
 
 
 def test_an_undo_is_undone_also_after_new_records_were_read(lab: Lab) -> None:

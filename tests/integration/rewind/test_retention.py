@@ -7,10 +7,12 @@ from datetime import timedelta
 import pytest
 from tests.integration.rewind.lab import Lab
 
-from tidemark.rewind.model import State, ToOffset
+from tidemark.rewind.archive import ArchiveForged
+from tidemark.rewind.model import State, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.retention import remove_archives
 from tidemark.rewind.store import history
+from tidemark.rewind.verify import verify
 
 DAY = timedelta(days=1)
 
@@ -48,3 +50,26 @@ def test_what_an_undo_has_put_back_is_not_removed(lab: Lab) -> None:
     with lab.session() as connection:
         assert remove_archives(connection, DAY) == []
     assert lab.rows() == before
+
+
+@pytest.mark.parametrize("forged", ["tidemark.batch", "tidemark.rewound_9_9", "tidemark.rewound_1_1; DROP TABLE tidemark.batch"])
+def test_the_name_of_an_archive_that_was_changed_is_never_executed(lab: Lab, forged: str) -> None:
+    """It is data in a table; whoever may write there may not choose what is read, put back or dropped."""
+    lab.read(60)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    planned = lab.plan(Undo(done.rewind_id))
+    lab.sql("CREATE TABLE tidemark.rewound_9_9 (LIKE tidemark.batch)")
+    lab.sql("UPDATE tidemark.rewind_archive SET relation = %s", forged)
+    age(lab, done.rewind_id)
+    before = lab.image()
+    with lab.session() as connection:
+        for act in (
+            lambda: remove_archives(connection, DAY),
+            lambda: lab.apply(planned.rewind_id),
+            lambda: lab.plan(Undo(done.rewind_id)),
+            lambda: verify(connection, done.rewind_id, {}),
+        ):
+            with pytest.raises(ArchiveForged, match=r"tidemark\.rewound_"):
+                act()
+    assert lab.image() == before
+    assert lab.sql("SELECT count(*) FROM tidemark.rewound_9_9") == [(0,)]

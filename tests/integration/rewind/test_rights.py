@@ -13,7 +13,9 @@ from tests.integration.rewind.lab import Lab
 
 from tidemark.db import connect
 from tidemark.rewind.apply import RewindNotAllowed
+from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ToOffset, Undo
+from tidemark.rewind.plan import PlanRefused
 
 READS = (
     "GRANT USAGE ON SCHEMA tidemark, lake TO {role}",
@@ -78,3 +80,28 @@ def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, grant: 
     assert "The role needs DELETE on the sink" in str(raised.value)
     assert (lab.image(), lab.audit()) == (before, audit)
     assert isinstance(raised.value.__cause__, psycopg2.Error)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_row_security_that_hides_rows_refuses_the_plan_and_the_rewind(lab: Lab, grant: Callable[..., str], force: bool) -> None:
+    """Rows that the role does not see would stay, and come twice. Owners are subject to it under FORCE only."""
+    url = grant(*READS, *REWINDS)
+    lab.read(50)
+    before = lab.image()
+    with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
+        rewind_id = lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection).rewind_id
+        lab.sql(f"CREATE POLICY few_cities ON {lab.table} USING (kafka_offset < 30)")
+        lab.sql(f"ALTER TABLE {lab.table} ENABLE ROW LEVEL SECURITY")
+        if force:
+            lab.sql(f"ALTER TABLE {lab.table} FORCE ROW LEVEL SECURITY")
+            lab.sql(f"ALTER TABLE {lab.table} OWNER TO {url.split('//')[1].split(':')[0]}")
+        with pytest.raises(PlanRefused, match="few_cities"):
+            lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection)
+        with pytest.raises(RowsStay, match="few_cities"):
+            lab.apply(rewind_id, connection=connection)
+        assert lab.image() == before
+        lab.sql(f"ALTER TABLE {lab.table} NO FORCE ROW LEVEL SECURITY")
+        if force:
+            assert lab.apply(rewind_id, connection=connection).plan.groups[0].partitions[0].sink_rows == 27
+    if force:
+        lab.sql(f"ALTER TABLE {lab.table} OWNER TO CURRENT_USER")

@@ -221,6 +221,23 @@ def test_to_validated_goes_behind_what_validation_has_passed(read: Lab) -> None:
     assert read.sql("SELECT DISTINCT validated_offset FROM tidemark.partition_offset") == [(15,)]
 
 
+def test_to_validated_is_refused_where_nothing_was_validated(read: Lab) -> None:
+    """It would go to the very start without a word; a partition that was validated can be chosen alone."""
+    read.validate_to(15, 1)
+    with pytest.raises(PlanRefused, match=f"Nothing of {read.topic}/0, {read.topic}/2 is validated"):
+        read.plan(ToValidated())
+    assert [part.new for part in read.plan(ToValidated(), f"{read.topic}:1").groups[0].partitions] == [15]
+
+
+def test_from_file_is_refused_with_partitions_that_the_group_does_not_read(read: Lab) -> None:
+    """All of them are named; nothing is planned for the others alone."""
+    known, other, strange = TopicPartition(read.topic, 0), TopicPartition(read.topic, 7), TopicPartition("b3a", 7)
+    with pytest.raises(PlanRefused, match=f"does not read: b3a/7, {read.topic}/7"):
+        read.plan(FromFile({known: 5, other: 5, strange: 5}))
+    planned = read.plan(FromFile({known: 5, TopicPartition(read.topic, 1): 6}), f"{read.topic}:0")
+    assert ([part.new for _, part in planned], show.as_json(planned)["says"]) == ([5], "Go on where a file says, for 1 partition.")
+
+
 def test_to_batch_goes_just_before_it(read: Lab) -> None:
     ((batch_id,),) = read.sql("SELECT batch_id FROM tidemark.batch WHERE partition = 1 AND start_offset = 20")
     assert all_applied(read, ToBatch(batch_id)) == [50, 20, 20]

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 from tests.integration.rewind.lab import COLUMNS, Lab, lab_on
 from tests.kafka_topics import Topics
-from tests.ledger import payloads
+from tests.ledger import eventually, in_thread, payloads
 from tests.scenario import Scenario as Consumer
 
 from tidemark.rewind import archive
 from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.archive import RowsRefused
+from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ShiftBy, ToBatch, ToEarliest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.sink.staged import make_staging, promote, stage
@@ -228,6 +229,34 @@ def test_a_reader_who_stays_makes_it_go_row_by_row(listed: Lab, monkeypatch: pyt
         assert cur.fetchone() == (0,)
     assert archives(listed, done.rewind_id) == [(1, False, 81)]
     listed.undo(done.rewind_id)
+    assert listed.image() == before
+
+
+def test_rows_that_came_while_a_swap_waited_stay(listed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another topic's, of a transaction that was open when the swap asked for its lock: it is asked again under the lock."""
+    monkeypatch.setattr(archive, "SWAP_WAIT_MS", 60_000)
+    other = listed.topic_id + 1
+    planned = listed.plan(ToEarliest(), f"{listed.topic}:0")
+    with contextlib.closing(psycopg2.connect(listed.url)) as writer, writer.cursor() as cur:
+        cur.execute(f"INSERT INTO {listed.table} VALUES ('x', 1, {other}, 0, 0, 0)")
+        with in_thread(lambda: listed.apply(planned.rewind_id)) as applied:
+            eventually(lambda: listed.sql("SELECT 1 FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"))
+            writer.commit()
+            assert applied.result(60).plan.groups[0].partitions[0].sink_rows == 81
+    assert archives(listed, planned.rewind_id) == [(1, False, 81)]
+    assert listed.sql(f"SELECT kafka_topic_id FROM {listed.table} WHERE kafka_partition = 0") == [(other,)]
+    listed.undo(planned.rewind_id)
+    listed.check()
+
+
+def test_a_trigger_sees_each_row_of_a_table_partition_that_goes(listed: Lab) -> None:
+    """Also one that keeps them: a table partition that is moved as it is would pass it by."""
+    planned = listed.plan(ToEarliest(), f"{listed.topic}:0")
+    listed.sql("CREATE FUNCTION lake.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
+    listed.sql(f"CREATE TRIGGER keep BEFORE DELETE ON {listed.table} FOR EACH ROW EXECUTE FUNCTION lake.keep()")
+    before = listed.image()
+    with pytest.raises(RowsStay, match="of 81 rows 0 were taken out, and 81 are there: the trigger keep"):
+        listed.apply(planned.rewind_id)
     assert listed.image() == before
 
 

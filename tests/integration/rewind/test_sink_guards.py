@@ -1,0 +1,211 @@
+"""What a user's table does with rows that go or come back: triggers, rules, foreign keys. All rows move, or the rewind is refused."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+from tests.integration.rewind.lab import Lab
+from tests.ledger import eventually, in_thread
+
+from tidemark.rewind.archive import RowsRefused
+from tidemark.rewind.guards import RowsStay
+from tidemark.rewind.model import Plan, State, ToOffset, Undo
+from tidemark.rewind.plan import PlanRefused
+
+
+def trigger(lab: Lab, name: str, event: str, body: str) -> None:
+    """A row trigger of the sink that runs this PL/pgSQL."""
+    lab.sql(f"CREATE FUNCTION lake.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+    lab.sql(f"CREATE TRIGGER {name} {event} ON {lab.table} FOR EACH ROW EXECUTE FUNCTION lake.{name}()")
+
+
+def planned_back(lab: Lab) -> Plan:
+    return lab.plan(ToOffset(20), f"{lab.topic}:0")
+
+
+def refused_at_apply(lab: Lab, rewind_id: int, error: type[RowsStay | RowsRefused], match: str) -> None:
+    """Nothing is half done."""
+    before, audit = lab.image(), lab.audit()
+    with pytest.raises(error, match=match):
+        lab.apply(rewind_id)
+    assert (lab.image(), lab.audit()) == (before, audit)
+
+
+# ---- triggers, when rows go
+
+
+def test_a_trigger_that_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> None:
+    """The usual soft delete: BEFORE DELETE, RETURN NULL. One row is tried, and the trial is rolled back."""
+    lab.read(50)
+    trigger(lab, "soft_delete", "BEFORE DELETE", "RETURN NULL;")
+    before, audit = lab.image(), lab.audit()
+    with pytest.raises(PlanRefused, match=r"soft_delete"):
+        planned_back(lab)
+    assert (lab.image(), lab.audit()) == (before, audit)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "IF OLD.kafka_offset % 10 = 7 THEN RETURN NULL; END IF; RETURN OLD;",
+        "UPDATE {table} SET kafka_offset = kafka_offset + 99 WHERE kafka_offset = OLD.kafka_offset AND kafka_seq = 0; RETURN NULL;",
+    ],
+    ids=["some of them", "moves them out of the range"],
+)
+def test_rows_that_a_trigger_keeps_refuse_the_rewind(lab: Lab, body: str) -> None:
+    """What is in the range is counted against what was taken out."""
+    lab.read(50)
+    rewind_id = planned_back(lab).rewind_id
+    trigger(lab, "keeps_some", "BEFORE DELETE", body.format(table=lab.table))
+    refused_at_apply(lab, rewind_id, RowsStay, "keeps_some")
+    lab.sql(f"DROP TRIGGER keeps_some ON {lab.table}")
+    assert lab.apply(rewind_id).plan.state is State.APPLIED
+    lab.check()
+
+
+def test_a_rule_that_keeps_rows_refuses_the_plan_by_its_name(lab: Lab) -> None:
+    lab.read(50)
+    lab.sql(f"CREATE RULE no_delete AS ON DELETE TO {lab.table} DO INSTEAD NOTHING")
+    with pytest.raises(PlanRefused, match=r"no_delete"):
+        planned_back(lab)
+
+
+def test_harmless_triggers_stand_in_nobodys_way(lab: Lab) -> None:
+    """An audit that returns OLD, one AFTER DELETE, and one that is disabled."""
+    lab.read(50)
+    before = lab.image()
+    lab.sql("CREATE TABLE lake.audit (kafka_offset bigint)")
+    trigger(lab, "audits", "BEFORE DELETE", "INSERT INTO lake.audit VALUES (OLD.kafka_offset); RETURN OLD;")
+    trigger(lab, "audits_after", "AFTER DELETE", "INSERT INTO lake.audit VALUES (OLD.kafka_offset); RETURN NULL;")
+    trigger(lab, "disabled", "BEFORE DELETE", "RETURN NULL;")
+    lab.sql(f"ALTER TABLE {lab.table} DISABLE TRIGGER disabled")
+    planned = planned_back(lab)
+    assert lab.sql("SELECT count(*) FROM lake.audit") == [(0,)]
+    done = lab.apply(planned.rewind_id).plan
+    assert lab.sql("SELECT count(*) FROM lake.audit") == [(2 * done.groups[0].partitions[0].sink_rows,)]
+    lab.undo(done.rewind_id)
+    assert lab.image() == before
+
+
+@pytest.mark.parametrize("timing", ["BEFORE DELETE", "AFTER DELETE"])
+def test_a_trigger_that_raises_refuses_the_plan(lab: Lab, timing: str) -> None:
+    lab.read(50)
+    trigger(lab, "forbids", timing, "RAISE EXCEPTION 'rows of % stay', OLD.city;")
+    with pytest.raises(PlanRefused, match=r"rows of city .* stay.*forbids"):
+        planned_back(lab)
+
+
+def test_a_trigger_that_raises_at_the_commit_refuses_the_rewind(lab: Lab) -> None:
+    """Deferred triggers are fired before the end, where they can be answered."""
+    lab.read(50)
+    rewind_id = planned_back(lab).rewind_id
+    lab.sql("CREATE FUNCTION lake.late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'too late'; END $$")
+    lab.sql(
+        f"CREATE CONSTRAINT TRIGGER late AFTER DELETE ON {lab.table} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+        " EXECUTE FUNCTION lake.late()"
+    )
+    refused_at_apply(lab, rewind_id, RowsStay, "too late")
+
+
+# ---- tables that refer to the sink
+
+
+def children(lab: Lab, action: str, *offsets: int, table: str = "lake.notes") -> None:
+    """A table that refers to rows of these offsets."""
+    lineage = "kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
+    lab.sql(f"CREATE TABLE {table} (note text, kafka_topic_id smallint, kafka_partition int, kafka_offset bigint, kafka_seq int)")
+    lab.sql(f"ALTER TABLE {table} ADD CONSTRAINT of_city FOREIGN KEY ({lineage}) REFERENCES {lab.table} ({lineage}) {action}")
+    for offset in offsets:
+        lab.sql(f"INSERT INTO {table} VALUES ('x', %s, 0, %s, 0)", lab.topic_id, offset)
+
+
+ACTIONS = ["ON DELETE CASCADE", "ON DELETE SET NULL", "ON DELETE SET DEFAULT", "ON DELETE RESTRICT", "", "DEFERRABLE INITIALLY DEFERRED"]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_rows_that_refer_to_what_goes_refuse_the_plan(lab: Lab, action: str) -> None:
+    """With table, constraint and number: nobody's rows go without a word, and none would come back with an undo."""
+    lab.read(50)
+    children(lab, action, 5, 23, 24)
+    before, audit = lab.image(), lab.audit()
+    with pytest.raises(PlanRefused, match=r"2 rows of lake.notes .*of_city"):
+        planned_back(lab)
+    assert (lab.image(), lab.audit()) == (before, audit)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_rows_that_refer_to_what_stays_do_not_matter(lab: Lab, action: str) -> None:
+    lab.read(50)
+    before = lab.image()
+    children(lab, action, 5, 6)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    assert lab.sql("SELECT count(kafka_offset) FROM lake.notes") == [(2,)]
+    lab.undo(done.rewind_id)
+    assert lab.image() == before
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_rows_that_came_to_refer_to_it_since_the_plan_refuse_the_rewind(lab: Lab, action: str) -> None:
+    lab.read(50)
+    rewind_id = planned_back(lab).rewind_id
+    children(lab, action, 5, 23)
+    refused_at_apply(lab, rewind_id, RowsStay, "of_city")
+    assert lab.sql("SELECT count(kafka_offset) FROM lake.notes") == [(2,)]
+
+
+def test_a_row_that_comes_to_refer_to_it_during_the_rewind_refuses_it(lab: Lab) -> None:
+    """It was not there when the rewind counted, and is deleted by the cascade: that is seen, and undone."""
+    lab.read(50)
+    children(lab, "ON DELETE CASCADE")
+    trigger(lab, "slow", "BEFORE DELETE", "IF OLD.kafka_offset = 23 THEN PERFORM pg_advisory_xact_lock(17); END IF; RETURN OLD;")
+    rewind_id = planned_back(lab).rewind_id
+    with psycopg2.connect(lab.url) as other, other.cursor() as cur:
+        cur.execute("SELECT pg_advisory_lock(17)")
+        with in_thread(lambda: lab.apply(rewind_id)) as applied:
+            eventually(lambda: lab.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 17 AND NOT granted"))
+            lab.sql("INSERT INTO lake.notes VALUES ('x', %s, 0, 48, 0)", lab.topic_id)
+            cur.execute("SELECT pg_advisory_unlock(17)")
+            with pytest.raises(RowsStay, match=r"lake.notes"):
+                applied.result(30)
+    other.close()
+    assert lab.sql("SELECT count(*) FROM lake.notes") == [(1,)]
+    assert lab.position() == 50
+
+
+# ---- triggers, when rows come back
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ("IF NEW.kafka_offset = 23 THEN RETURN NULL; END IF; RETURN NEW;", "1 of .* dropped or changed by the trigger meddles"),
+        ("IF NEW.kafka_offset < 25 THEN NEW.city := upper(NEW.city); END IF; RETURN NEW;", "dropped or changed by the trigger meddles"),
+        ("NEW.population := NULL; RETURN NEW;", "dropped or changed by the trigger meddles"),
+        ("RAISE EXCEPTION 'no more rows';", "no more rows"),
+    ],
+    ids=["drops one", "changes some", "changes all", "raises"],
+)
+def test_rows_that_a_trigger_meddles_with_refuse_the_undo(lab: Lab, body: str, match: str) -> None:
+    """The archive holds what was put into it; the text does not blame it."""
+    lab.read(50)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    trigger(lab, "meddles", "BEFORE INSERT", body)
+    refused_at_apply(lab, lab.plan(Undo(done.rewind_id)).rewind_id, RowsRefused, match)
+
+
+def test_rows_that_a_trigger_changes_after_they_came_back_refuse_the_undo(lab: Lab) -> None:
+    lab.read(50)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    trigger(lab, "meddles", "AFTER INSERT", f"DELETE FROM {lab.table} WHERE kafka_offset = NEW.kafka_offset; RETURN NULL;")
+    refused_at_apply(lab, lab.plan(Undo(done.rewind_id)).rewind_id, RowsRefused, "dropped or changed by the trigger meddles")
+
+
+def test_an_insert_trigger_that_changes_nothing_lets_rows_come_back(lab: Lab) -> None:
+    """Also of columns whose types know no equality."""
+    lab.sql(f"ALTER TABLE {lab.table} ADD extra json DEFAULT '{{}}', ADD place point DEFAULT '(1,2)'")
+    lab.read(50)
+    before = lab.image()
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    trigger(lab, "looks", "BEFORE INSERT", "PERFORM 1; RETURN NEW;")
+    lab.undo(done.rewind_id)
+    assert lab.image() == before
