@@ -84,6 +84,7 @@ def run_shown(
                 },
                 on_log=lines.append,
                 on_progress=show,
+                on_silence=lambda text: stderr.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True),
                 drain=drain,
             )
         except TidemarkError:

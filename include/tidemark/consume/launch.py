@@ -154,12 +154,14 @@ def run_attempt(
     on_log: Callable[[str], None],
     on_progress: Callable[[Progress], None],
     on_start: Callable[[subprocess.Popen[str]], None] = lambda driver: None,
+    on_silence: Callable[[str], None] | None = None,
     drain: bool = False,
 ) -> Progress:
     """Starts the driver for an attempt whose row is written, follows it to its end and returns what it did.
 
     ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state twice a
     second, both in the caller's thread; ``on_start`` the process, for whoever must kill it. The driver dies with the calling thread.
+    ``on_silence`` is told since when Postgres has not answered, and when it answers again; by default ``on_log`` is.
     ``drain``: the run is one of the consumer's retry topics.
     Raises one of the ``Attempt...`` errors or `DriverDied`. While Postgres does not answer, the driver is followed all the same.
     """
@@ -185,7 +187,7 @@ def run_attempt(
         reader.start()
         while not _ended_within(driver, POLL_S):
             _drain(lines, on_log)
-            follow.show(on_progress, on_log)
+            follow.show(on_progress, on_silence or on_log)
         reader.join(KILL_WAIT_S)
         _drain(lines, on_log)
     except BaseException as error:  # a time-out, Ctrl-C: nobody will follow the driver any more
