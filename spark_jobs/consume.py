@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -18,13 +19,16 @@ from tidemark import project
 from tidemark.connections import from_env
 from tidemark.consume.process import die_with_parent
 from tidemark.errors import TidemarkError
+from tidemark.waiting import watch
 
 
 def main() -> int:
     die_with_parent()
     options = _parser().parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    said = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")  # stderr itself is kept back while the JVM starts
+    logging.basicConfig(stream=said, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    watch()
     try:
         _consume(options)
     except TidemarkError as error:

@@ -93,6 +93,7 @@ def run_shown(
                 },
                 on_log=lines.append,
                 on_progress=show,
+                on_silence=lambda text: stderr.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True),
                 drain=drain,
                 partitions=[str(item) for item in spec.only.items],
             )

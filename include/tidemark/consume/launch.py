@@ -154,6 +154,7 @@ def run_attempt(
     on_log: Callable[[str], None],
     on_progress: Callable[[Progress], None],
     on_start: Callable[[subprocess.Popen[str]], None] = lambda driver: None,
+    on_silence: Callable[[str], None] | None = None,
     drain: bool = False,
     partitions: Sequence[str] = (),
 ) -> Progress:
@@ -161,6 +162,7 @@ def run_attempt(
 
     ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state twice a
     second, both in the caller's thread; ``on_start`` the process, for whoever must kill it. The driver dies with the calling thread.
+    ``on_silence`` gets a line that says since when Postgres has not answered, and one when it answers again; the default is ``on_log``.
     ``drain``: the run is one of the consumer's retry topics. ``partitions``: it reads only these (``orders:0-2``).
     Raises one of the ``Attempt...`` errors or `DriverDied`. While Postgres does not answer, the driver is followed all the same.
     """
@@ -187,7 +189,7 @@ def run_attempt(
         reader.start()
         while not _ended_within(driver, POLL_S):
             _drain(lines, on_log)
-            follow.show(on_progress, on_log)
+            follow.show(on_progress, on_silence or on_log)
         reader.join(KILL_WAIT_S)
         _drain(lines, on_log)
     except BaseException as error:  # a time-out, Ctrl-C: nobody will follow the driver any more

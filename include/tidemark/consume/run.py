@@ -33,7 +33,7 @@ from tidemark.consume.seat import Attempt, GroupSeat, Interrupt, TakenByHand
 from tidemark.consume.told import Told
 from tidemark.consume.window import Bounded, Drain, Window, last_records, look, window_of
 from tidemark.consume.work import payloads
-from tidemark.db import session, transaction
+from tidemark.db import answering, session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -46,6 +46,7 @@ from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.table import Layout
 from tidemark.spec import ConsumerSpec, OffsetReset, Order, Run
+from tidemark.waiting import waiting
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -133,7 +134,7 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     ``drain``: not the consumer's topics are read, but what is due in its retry topics; by hand, bounded, whatever else the spec says.
     """
     try:
-        with session(connections.database_url, application=f"tidemark driver {attempt_id}") as connection:
+        with session(connections.database_url, application=f"tidemark driver {attempt_id}") as connection, answering(connection):
             schema.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:
@@ -178,7 +179,8 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
     interrupt = Interrupt()
     try:
         if spec.run is Run.CONTINUOUS:  # before it takes over from the run before it, which reads meanwhile
-            interrupt.engine = start(None)
+            with waiting("Spark to start"):
+                interrupt.engine = start(None)
             interrupt.engine.warm_up(last_records(look(cluster, spec)))
         found = window.begin()  # ①
         attempt = Attempt(attempt_id, group_id, spec, connections)
@@ -229,12 +231,13 @@ def _read(
                 seat.poll(window.wait_s)
                 continue
             if interrupt.engine is None:
-                interrupt.engine = start(seat.held.left)  # ④
+                with waiting("Spark to start"):
+                    interrupt.engine = start(seat.held.left)  # ④
             if target is None:
                 target = _target(attempt, interrupt.engine.layout(connection), seat.held.found.backfill)
             reading = True
             require_same(slices)  # ⑤
-            with told.in_flight(slices):
+            with told.in_flight(slices), waiting(f"batch slices={len(slices)}"):
                 receipts = _batch(interrupt.engine, target, attempt.connections, slices)
         except TidemarkError as error:
             tries += reading or not isinstance(error, OffsetFenced)  # a fence that was noticed in time is no batch that failed

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 30.0
 """How often the epochs of a batch that takes long are looked at where no notification comes."""
 
+CLOSE_S = 10.0
+"""How long a look at the epochs that is under way is waited for: Postgres may not answer it."""
+
 
 class Told:
     """Listens on the group's channel, in a thread of its own, from the first batch on until it is closed."""
@@ -51,8 +54,9 @@ class Told:
             return
         self._stopping = True
         self._wakeups.wake()
-        self._thread.join()
-        self._wakeups.close()
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._wakeups.close()
 
     def _listen(self, wakeups: Wakeups) -> None:
         while not self._stopping:

@@ -32,6 +32,7 @@ from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import Disposition, Judged, Reject, Tally
+from tidemark.waiting import waiting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,7 +198,11 @@ def _commit_slice(
 
 def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
     """One transaction around steps ② to ⑤, which are ``store_parts``; returns what it returns once that is stored for sure."""
-    with contextlib.closing(connect(target.database_url, application=target.application)) as connection, answering(connection):
+    with (
+        waiting(f"commit of={parts[0]}"),
+        contextlib.closing(connect(target.database_url, application=target.application)) as connection,
+        answering(connection),
+    ):
         try:
             with connection.cursor() as cur:
                 reached(Step.BEGIN, parts[0])

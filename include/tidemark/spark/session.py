@@ -7,15 +7,19 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tidemark.connections import Connections
+from tidemark.errors import Unavailable
 from tidemark.local.jars import spark_jars
 from tidemark.local.java import find_java, released
 from tidemark.spark.archive import Archive
@@ -71,7 +75,20 @@ C1_RECORDS = 250_000
 """Records through the JVM up to which C1 is chosen. It saves about 6 s of CPU and costs 5 µs more a record of a plain ``from_json``, so it
 pays up to a million; less where a transform has more for the JVM to do."""
 
+JVM_LIMIT_S = 300.0
+"""A JVM that starts takes seconds, on an overloaded machine a minute."""
+
 LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@dataclass(kw_only=True, eq=False)
+class JvmHangs(Unavailable):
+    """Spark's JVM was started and did not report in time."""
+
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"Spark's JVM did not start within {self.limit_s:.0f} s, and was killed. Look at the load and memory of its host."
 
 
 def start_session(
@@ -208,7 +225,41 @@ def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
     for key, value in settings.items():
         if not re.search(SETTINGS["spark.redaction.regex"], key):
             conf.set(key, value)
-    SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - as SparkContext's constructor does, which then finds it done
+    with _ended_after(JVM_LIMIT_S):
+        SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - as SparkContext's constructor does, which then finds it done
+
+
+@contextlib.contextmanager
+def _ended_after(limit_s: float) -> Iterator[None]:
+    """pyspark waits for as long as the JVM lives, also for one that hangs: the children begun within the block are killed after
+    ``limit_s``, where the kernel tells which they are (Linux). Raises `JvmHangs`."""
+    before, late = _children(), threading.Event()
+
+    def end() -> None:
+        late.set()
+        for pid in _children() - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if late.is_set():
+            raise JvmHangs(limit_s=limit_s) from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found |= set(map(int, file.read_text().split()))
+    return found
 
 
 @contextlib.contextmanager

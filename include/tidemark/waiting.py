@@ -1,0 +1,59 @@
+"""What a process waits for, and since when: a line in its log for each wait that takes long, so that silence is never without a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+REPORT_AFTER_S = 30.0
+"""A wait is reported after this, and then whenever it has taken twice as long."""
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    what: str
+    since: float = field(default_factory=time.monotonic)
+    reported_s: float = 0.0
+
+
+_waits: set[_Wait] = set()  # of this process; add and discard are atomic
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """The block waits for ``what``. Costs nothing where nobody watches."""
+    wait = _Wait(what)
+    _waits.add(wait)
+    try:
+        yield
+    finally:
+        _waits.discard(wait)
+
+
+@functools.cache
+def watch() -> None:
+    """From now on long waits of this process are reported, by a thread that ends with it."""
+    threading.Thread(target=_watch, name="waits", daemon=True).start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        report(time.monotonic())
+
+
+def report(now: float) -> None:
+    """Writes a line for each wait that is due for one."""
+    for wait in sorted(_waits.copy(), key=lambda wait: wait.since):
+        since_s = now - wait.since
+        if since_s >= max(REPORT_AFTER_S, 2 * wait.reported_s):
+            wait.reported_s = since_s
+            log.info("waiting for=%s since_s=%.0f", wait.what, since_s)
