@@ -12,13 +12,18 @@ from tidemark.errors import BadInput
 from tidemark.spec.duration import format_duration, parse_duration
 
 KEEP = "30d"
-"""The default."""
+"""The default, where the floor is not greater."""
 FLOOR, FLOOR_VARIABLE = "7d", "TIDEMARK_KEEP_AT_LEAST"
+
+
+def default_keep() -> str:
+    """What is kept where nobody says how long."""
+    return KEEP if parse_duration(KEEP) >= _floor() else format_duration(_floor())
 
 
 def parse_keep(text: str) -> timedelta:
     """How long things are kept. Raises `BadInput` for no duration, and for less than `FLOOR`, or what ``TIDEMARK_KEEP_AT_LEAST`` says."""
-    keep, floor = parse_duration(text), parse_duration(os.environ.get(FLOOR_VARIABLE) or FLOOR)
+    keep, floor = parse_duration(text), _floor()
     if keep < floor:
         least = format_duration(floor)
         raise BadInput(
@@ -27,3 +32,11 @@ def parse_keep(text: str) -> timedelta:
             fix=f"Write {least} or more, or have an administrator lower {FLOOR_VARIABLE}. Nothing was removed.",
         )
     return keep
+
+
+def _floor() -> timedelta:
+    setting = os.environ.get(FLOOR_VARIABLE) or FLOOR
+    try:
+        return parse_duration(setting)
+    except BadInput as error:
+        raise BadInput(what=FLOOR_VARIABLE, found=f'"{setting}" is not a duration', fix=error.fix) from None

@@ -135,7 +135,7 @@ class Run:
     consumer: Consumer
     run_id: str
 
-    def wait(self, timeout_s: float = 90) -> str:
+    def wait(self, timeout_s: float = 180) -> str:
         return self.client.wait(self.consumer.dag, self.run_id, timeout_s)
 
     def tasks(self) -> dict[str, str | None]:

@@ -109,7 +109,7 @@ def person(lab: Lab) -> Iterator[Person]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
         context.add_cookies([{"name": "_token", "value": lab.client.token(), "url": lab.airflow.url}])
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         yield Person(lab, context.new_page())
         browser.close()
 
@@ -179,6 +179,7 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
     is read again comes out with the right factor, and `verify` counts what has changed. The undo puts back every row as it was, and each
     record that came meanwhile is in the sink once."""
     live = Live(lab)
+    lab.client.wait_for_dag(DAG)
     with live.reading():
         with live.arriving():
             live.reached(dict.fromkeys(live.PARTITIONS, TARGET + 1))
@@ -218,6 +219,9 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
             assert (undo.stored()[:4], run.stored()[0]) == (("APPLIED", "admin", "admin", "admin"), "UNDONE")
             assert {part: new for part, (_, _, new) in live.moved(undo.stored()[4]).items()} == old
             assert live.rows(below=old) == {part: kept[part] + archived[part] for part in live.PARTITIONS}
+            events = [event.extra for event in lab.client.asset_events(live.consumer.table) if event.source_dag_id == DAG]
+            assert [(event["rewind"], event["undo_of"]) for event in events] == [(first, None), (undo.stored()[4], first)]
+            assert [[begin for ((begin, _),) in event["ranges"].values()] for event in events] == [[TARGET, TARGET]] * 2
             live.reached({part: end + 1 for part, end in live.ends.items()})
         live.reached(live.ends)
         assert live.positions() == live.ends

@@ -203,7 +203,8 @@ def test_form_can_be_filled_without_documentation(lab, consumers):
     assert set(schemas["scenario"]["enum"]) == set(schemas["scenario"]["values_display"])
     assert set(schemas["consumers"]["examples"]) == set(schemas["consumers"]["values_display"])
     good = {"consumers": ["asked"], "scenario": "to-latest", "reason": "a test of the form"}
-    for wrong in ({"reason": "short"}, {"scenario": "to-moon"}, {"consumers": []}, {"allow_loss": "yes"}):
+    long, strange = {"reason": "x" * 2001}, {"zone": "Europe, Berlin"}
+    for wrong in ({"reason": "short"}, long, strange, {"scenario": "to-moon"}, {"consumers": []}, {"allow_loss": "yes"}):
         with pytest.raises(AirflowRefused):
             lab.client.trigger(DAG, good | wrong)
     body = {"dag_id": DAG, "from_date": "2026-01-01T00:00:00Z", "to_date": "2026-01-02T00:00:00Z", "dag_run_conf": good}

@@ -28,6 +28,7 @@ def redrive(**facts: object) -> Redrive:
         planned_at=AT,
         started_at=None,
         ended_at=None,
+        approved_by=None,
         planned=1200,
         redriven=0,
         passed_over=0,

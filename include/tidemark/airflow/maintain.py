@@ -9,7 +9,7 @@ from airflow.sdk import DAG, BaseOperator, Context, Param
 from tidemark import project
 from tidemark.airflow.dags import START, retrying
 from tidemark.airflow.form import plainly, requester
-from tidemark.keep import FLOOR, FLOOR_VARIABLE, KEEP, parse_keep
+from tidemark.keep import FLOOR, FLOOR_VARIABLE, default_keep, parse_keep
 from tidemark.spec import read_folder
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def maintain_dag() -> DAG:
         default_args={"owner": "tidemark"},
         params={
             "keep": Param(
-                KEEP,
+                default_keep(),
                 type="string",
                 pattern="^[0-9]{1,9}[smhd]$",
                 title="Keep",

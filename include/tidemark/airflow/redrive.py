@@ -115,8 +115,9 @@ def _form() -> dict[str, Param]:
         "reason": Param(
             type="string",
             minLength=REASON_CHARACTERS,
+            maxLength=2_000,
             title="Reason",
-            description_md=f"At least {REASON_CHARACTERS} characters; kept for ever: *the service is back*.",
+            description_md=f"At least {REASON_CHARACTERS} characters; kept permanently: *the service is back*.",
             section=_WHY,
         ),
     }

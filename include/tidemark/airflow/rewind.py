@@ -13,31 +13,26 @@ tried again: `plan` keeps the plan that there is, and one that was applied is no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Never
 
-from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator, Context, Param, PokeReturnValue
+from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
 from tidemark.airflow.dags import retrying
-from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
+from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, spec_of
-from tidemark.rewind.moment import EXAMPLE as MOMENT
-from tidemark.rewind.offsets_file import MAX_BYTES
-from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
-from tidemark.spec import ConsumerSpec, OnFailure, Run, read_folder
+from tidemark.airflow.rewind_form import form, read_form
+from tidemark.spec import ConsumerSpec, OnFailure, Run
 from tidemark.spec.model import Approval
-from tidemark.spec.problem import quoted
-from tidemark.spec.scope import Scope
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tidemark.kafka.cluster import Cluster
-    from tidemark.rewind.model import Plan, Scenario
+    from tidemark.rewind.model import Plan
 
 NOBODY, STALE = "nobody (no answer in time)", "nobody (the plan was stale)"
 """Who is stored to have rejected a plan that was not answered, or that was approved too late."""
@@ -47,32 +42,12 @@ VERIFY_EVERY_S, VERIFY_LIMIT_S = 10.0, 86_400.0
 """No backoff: it draws first intervals of a second, and Airflow 3.3 loses a task that is rescheduled while its last process still ends."""
 WIDTH = 120
 """Columns of the plan's table in a log."""
-FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume", "backfill")
-"""The form's keys, and those of a REST client's conf."""
-ZONES = (
-    "UTC",
-    "Europe/Berlin",
-    "Europe/London",
-    "Europe/Paris",
-    "America/New_York",
-    "America/Chicago",
-    "America/Los_Angeles",
-    "America/Sao_Paulo",
-    "Asia/Kolkata",
-    "Asia/Singapore",
-    "Asia/Tokyo",
-    "Australia/Sydney",
-)
-"""Proposals; any zone of the tz database may be written."""
-
-_WHAT, _WHERE, _WHY = "What to rewind", "Where to", "Why, and how"
-_TEXT = ["null", "string"]
 
 
 def rewind_dag() -> DAG:
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
     said = "Move a running consumer group to any point, with its results: reviewed, and undoable."
-    with DAG(schedule=None, **by_hand("rewind", _form(), "rewind", description=said, doc_md=_DOC)) as dag:
+    with DAG(schedule=None, **by_hand("rewind", form(), "rewind", description=said, doc_md=_DOC)) as dag:
         plan = PlanRewindOperator(task_id="plan", doc_md="Resolves everything to numbers, once. Changes nothing.", **common)
         apply = ApplyRewindOperator(
             task_id="apply",
@@ -93,143 +68,6 @@ def rewind_dag() -> DAG:
         plan >> apply >> consume >> verify
         apply >> backfill
     return dag
-
-
-def _form() -> dict[str, Param]:
-    """The form's fields; the same keys are those of a REST client's conf."""
-    good, _ = read_folder(project.consumers())
-    names = {name: f"{name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for name, spec in sorted(good.items())}
-    examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
-    return {
-        "consumers": Param(
-            type="array",
-            items={"type": "string"},
-            minItems=1,
-            examples=list(names),
-            values_display=names,
-            title="Consumers",
-            description_md="Several are moved together, or none of them.",
-            section=_WHAT,
-        ),
-        "scope": Param(
-            "all",
-            type="string",
-            title="Topics and partitions",
-            description_md="*all*, or *flights*, or *flights:0,1,5-9*; several with blanks between.",
-            section=_WHAT,
-        ),
-        "scenario": Param(
-            type="string",
-            enum=list(WORDS),
-            values_display={word.name: f"{word.name}: {word.does}" for word in WORDS.values()},
-            title="Scenario",
-            description_md="Most of them need a value, in the next field.",
-            section=_WHERE,
-        ),
-        "value": Param(
-            None,
-            type=_TEXT,
-            title="Value",
-            description_md=f"An example of each:\n\n{examples}\nA time may have an offset, *{MOMENT}*; if not, name its zone below.",
-            section=_WHERE,
-        ),
-        "zone": Param(
-            None,
-            type=_TEXT,
-            examples=list(ZONES),
-            title="Zone of a local time",
-            description_md="Only for *to-datetime*: *Europe/Berlin*, or any other name of the tz database.",
-            section=_WHERE,
-        ),
-        "offsets": Param(
-            None,
-            type=_TEXT,
-            format="multiline",
-            maxLength=MAX_BYTES,
-            title="Offsets",
-            description_md="Only for *from-file*: paste the file. Each line is *topic,partition,offset*, as *kafka-consumer-groups "
-            "--export* writes it; or it is the JSON of a plan.",
-            section=_WHERE,
-        ),
-        "reason": Param(
-            type="string",
-            minLength=REASON_CHARACTERS,
-            title="Reason",
-            description_md=f"At least {REASON_CHARACTERS} characters; kept for ever: *transform of Tuesday doubled the fares*.",
-            section=_WHY,
-        ),
-        "allow_loss": Param(
-            False,
-            type="boolean",
-            title="Allow loss",
-            description_md="Where Kafka no longer has the target: go on at the start of the log, and store what is missing as lost.",
-            section=_WHY,
-        ),
-        "expires_in": Param(
-            "4h",
-            type="string",
-            title="Expires in",
-            description_md="How long the plan waits for an approval, and may be applied: *30m*, *4h*, *2d*.",
-            section=_WHY,
-        ),
-        "consume": Param(
-            True, type="boolean", title="Consume afterwards", description_md="Start a run of each consumer when it is done.", section=_WHY
-        ),
-        "backfill": Param(
-            False,
-            type="boolean",
-            title="Backfill",
-            description_md="Where the rewind goes forward: read what it skips as well, later and into the same table, in a run of its own.",
-            section=_WHY,
-        ),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the form says."""
-
-    specs: tuple[ConsumerSpec, ...]
-    scope: Scope
-    scenario: Scenario
-    reason: str
-    expires_in: timedelta
-    allow_loss: bool
-    backfill: bool
-
-
-def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
-    """What was asked for. ``conf`` is what the client sent: keys that the form does not have are refused, lest a slip be lost.
-
-    Raises everything that is wrong at once (`BadInput`, `SeveralProblems`).
-    """
-    problems = Problems()
-    refuse_unknown(problems, conf, FIELDS)
-    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in dict.fromkeys(params["consumers"])]  # type: ignore[misc]
-    good = tuple(spec for spec in specs if spec)
-    scope = problems.attempt(lambda: Scope.parse([params["scope"]]))
-    scenario = problems.attempt(lambda: _scenario(params, [spec.group for spec in good]))
-    reason = problems.attempt(lambda: check_reason(params["reason"]))
-    expires_in = problems.attempt(lambda: parse_expiry(params["expires_in"]))
-    problems.end()
-    assert scope is not None
-    assert scenario is not None
-    assert reason is not None
-    assert expires_in is not None
-    return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
-
-
-def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
-    """A file is pasted here: a path would be one of the worker's, and anybody could ask for any."""
-    name = params["scenario"]
-    if name == "from-file":
-        problems = Problems()
-        if params["value"]:
-            problems.add(name, f"the value is {quoted(params['value'])}, but no file is opened here", "Paste its text into offsets.")
-        if not params["offsets"]:
-            problems.add(name, "there are no offsets", "Paste the text of the file into offsets.")
-        problems.end()
-    return parse(name, params["value"], zone=params["zone"] or None, groups=groups, contents=params["offsets"] or None)
 
 
 class PlanRewindOperator(BaseOperator):

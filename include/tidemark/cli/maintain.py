@@ -9,14 +9,14 @@ from tidemark.cli.options import OutputFormat, print_json, stdout
 from tidemark.cli.rewind import _who
 from tidemark.connections import database_url
 from tidemark.db import session
-from tidemark.keep import KEEP, parse_keep
+from tidemark.keep import default_keep, parse_keep
 from tidemark.rewind.overwritten import KEPT
 
 
 def maintain(keep: str | None, output: OutputFormat) -> None:
     """Removes what rewinds that are older than ``keep`` have left for an undo, and the payloads of failed records that were settled before;
     ends attempts whose drivers are gone."""
-    length = parse_keep(KEEP if keep is None else keep)
+    length = parse_keep(default_keep() if keep is None else keep)
     with session(database_url()) as connection:
         schema.require_current(connection)
         done = maintenance.maintain(connection, length, by=_who())

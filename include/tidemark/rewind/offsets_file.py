@@ -26,7 +26,7 @@ from tidemark.errors import BadInput, Refused
 from tidemark.offsets.ranges import TopicPartition
 from tidemark.spec.problem import Problem, masked, nearest, quoted, shown
 
-MAX_BYTES = 5_000_000  # a line a partition: far above any group
+MAX_BYTES = 1_000_000  # some 30,000 partitions, a line each
 MAX_OFFSET = 2**63 - 1
 TOLD = 20
 """Problems that are shown of one file; of the others the number is."""
@@ -71,7 +71,7 @@ def read_offsets(path: Path) -> dict[str | None, Offsets]:
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
-    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`, and `BadInput` for one that is too long."""
+    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`, and `BadInput` if it is too long."""
     if len(text) > MAX_BYTES:
         raise _too_large(path)
     text = text.removeprefix("\ufeff")

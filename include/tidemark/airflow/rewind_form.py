@@ -1,0 +1,187 @@
+"""The form of the DAG ``rewind``: its fields, and the check of what was sent, whatever a REST client sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Param
+
+from tidemark import project
+from tidemark.airflow.form import refuse_unknown
+from tidemark.airflow.operators import spec_of
+from tidemark.rewind.moment import EXAMPLE as MOMENT
+from tidemark.rewind.offsets_file import MAX_BYTES
+from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
+from tidemark.spec import ConsumerSpec, read_folder
+from tidemark.spec.problem import quoted
+from tidemark.spec.scope import Scope
+
+if TYPE_CHECKING:
+    from tidemark.rewind.model import Scenario
+
+FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume", "backfill")
+"""The form's keys, and those of a REST client's conf."""
+ZONES = (
+    "UTC",
+    "Europe/Berlin",
+    "Europe/London",
+    "Europe/Paris",
+    "America/New_York",
+    "America/Chicago",
+    "America/Los_Angeles",
+    "America/Sao_Paulo",
+    "Asia/Kolkata",
+    "Asia/Singapore",
+    "Asia/Tokyo",
+    "Australia/Sydney",
+)
+"""Proposals; any zone of the tz database may be written."""
+
+_WHAT, _WHERE, _WHY = "What to rewind", "Where to", "Why, and how"
+_TEXT = ["null", "string"]
+LINE_CHARACTERS = 2_000
+"""The longest text of a field that holds no list."""
+
+
+def form() -> dict[str, Param]:
+    """The form's fields; the same keys are those of a REST client's conf."""
+    good, _ = read_folder(project.consumers())
+    names = {name: f"{name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for name, spec in sorted(good.items())}
+    examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
+    return {
+        "consumers": Param(
+            type="array",
+            items={"type": "string"},
+            minItems=1,
+            examples=list(names),
+            values_display=names,
+            title="Consumers",
+            description_md="Several are moved together, or none of them.",
+            section=_WHAT,
+        ),
+        "scope": Param(
+            "all",
+            type="string",
+            maxLength=MAX_BYTES,
+            title="Topics and partitions",
+            description_md="*all*, or *flights*, or *flights:0,1,5-9*; several with blanks between.",
+            section=_WHAT,
+        ),
+        "scenario": Param(
+            type="string",
+            enum=list(WORDS),
+            values_display={word.name: f"{word.name}: {word.does}" for word in WORDS.values()},
+            title="Scenario",
+            description_md="Most of them need a value, in the next field.",
+            section=_WHERE,
+        ),
+        "value": Param(
+            None,
+            type=_TEXT,
+            maxLength=LINE_CHARACTERS,
+            title="Value",
+            description_md=f"An example of each:\n\n{examples}\nA time may have an offset, *{MOMENT}*; if not, name its zone below.",
+            section=_WHERE,
+        ),
+        "zone": Param(
+            None,
+            type=_TEXT,
+            pattern=r"^[A-Za-z0-9_+/-]{0,64}$",
+            examples=list(ZONES),
+            title="Zone of a local time",
+            description_md="Only for *to-datetime*: *Europe/Berlin*, or any other name of the tz database.",
+            section=_WHERE,
+        ),
+        "offsets": Param(
+            None,
+            type=_TEXT,
+            maxLength=MAX_BYTES,
+            format="multiline",
+            title="Offsets",
+            description_md="Only for *from-file*: paste the file. Each line is *topic,partition,offset*, as *kafka-consumer-groups "
+            "--export* writes it; or it is the JSON of a plan.",
+            section=_WHERE,
+        ),
+        "reason": Param(
+            type="string",
+            minLength=REASON_CHARACTERS,
+            maxLength=LINE_CHARACTERS,
+            title="Reason",
+            description_md=f"At least {REASON_CHARACTERS} characters; kept permanently: *transform of Tuesday doubled the fares*.",
+            section=_WHY,
+        ),
+        "allow_loss": Param(
+            False,
+            type="boolean",
+            title="Allow loss",
+            description_md="Where Kafka no longer has the target: go on at the start of the log, and store what is missing as lost.",
+            section=_WHY,
+        ),
+        "expires_in": Param(
+            "4h",
+            type="string",
+            title="Expires in",
+            description_md="How long the plan waits for an approval, and may be applied: *30m*, *4h*, *2d*.",
+            section=_WHY,
+        ),
+        "consume": Param(
+            True, type="boolean", title="Consume afterwards", description_md="Start a run of each consumer when it is done.", section=_WHY
+        ),
+        "backfill": Param(
+            False,
+            type="boolean",
+            title="Backfill",
+            description_md="Where the rewind goes forward: read what it skips as well, later and into the same table, in a run of its own.",
+            section=_WHY,
+        ),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the form says."""
+
+    specs: tuple[ConsumerSpec, ...]
+    scope: Scope
+    scenario: Scenario
+    reason: str
+    expires_in: timedelta
+    allow_loss: bool
+    backfill: bool
+
+
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
+    """What was asked for. ``conf`` is what the client sent: keys that the form does not have are refused, lest a slip be lost.
+
+    Raises everything that is wrong at once (`BadInput`, `SeveralProblems`).
+    """
+    problems = Problems()
+    refuse_unknown(problems, conf, FIELDS)
+    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in dict.fromkeys(params["consumers"])]  # type: ignore[misc]
+    good = tuple(spec for spec in specs if spec)
+    scope = problems.attempt(lambda: Scope.parse([params["scope"]]))
+    scenario = problems.attempt(lambda: _scenario(params, [spec.group for spec in good]))
+    reason = problems.attempt(lambda: check_reason(params["reason"]))
+    expires_in = problems.attempt(lambda: parse_expiry(params["expires_in"]))
+    problems.end()
+    assert scope is not None
+    assert scenario is not None
+    assert reason is not None
+    assert expires_in is not None
+    return Asked(good, scope, scenario, reason, expires_in, params["allow_loss"], params["backfill"])
+
+
+def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
+    """A file is pasted here: a path would be one of the worker's, and anybody could ask for any."""
+    name = params["scenario"]
+    if name == "from-file":
+        problems = Problems()
+        if params["value"]:
+            problems.add(name, f"the value is {quoted(params['value'])}, but no file is opened here", "Paste its text into offsets.")
+        if not params["offsets"]:
+            problems.add(name, "there are no offsets", "Paste the text of the file into offsets.")
+        problems.end()
+    return parse(name, params["value"], zone=params["zone"] or None, groups=groups, contents=params["offsets"] or None)
