@@ -33,11 +33,11 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY, START
+from tidemark.airflow.dags import RETRY_POLICY, RUN_TYPES, START
 from tidemark.airflow.due import DUE
 from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
 from tidemark.errors import TidemarkError
-from tidemark.spec import ConsumerSpec, read_folder
+from tidemark.spec import ConsumerSpec, partial_spec, read_folder
 
 DRAIN_DAG = "drain_retries"
 EVERY = "*/5 * * * *"
@@ -59,6 +59,7 @@ def drain_dag() -> DAG:
         start_date=START,
         catchup=False,
         max_active_runs=1,
+        allowed_run_types=RUN_TYPES,
         is_paused_upon_creation=False,  # a consumer with a ladder is not done with before its records are
         tags=["tidemark", "retries"],
         default_args={"owner": "tidemark"},
@@ -195,8 +196,11 @@ class PublishDrainOperator(BaseOperator):
 
 
 def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:
-    """The consumers of each database, and the groups that there is something to do for. A database that does not answer becomes a problem;
-    one that no consumer with a ladder has anything in is none."""
+    """The consumers of each database, and the groups that there is something to do for.
+
+    A database that does not answer becomes a problem if a consumer with a ladder uses it. So does a consumer whose file is broken, if
+    records of its group wait; the others go on.
+    """
     import psycopg2
 
     from tidemark import schema
@@ -204,9 +208,10 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
     from tidemark.db import session
     from tidemark.retry.agenda import busy
 
-    good, _ = read_folder(project.consumers())
+    good, bad = read_folder(project.consumers())
+    broken = {error.name: error for error in bad}
     databases: dict[str, list[ConsumerSpec]] = {}
-    for spec in good.values():
+    for spec in (*good.values(), *(partial_spec(error.problems[0].file) for error in bad)):
         databases.setdefault(spec.connections.postgres, []).append(spec)
     for name, specs in databases.items():
         try:
@@ -217,7 +222,13 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
             if any(spec.retry.delays for spec in specs):
                 problems.append(f"{name}: {str(error).strip()}")
             continue
-        yield specs, groups
+        for spec in specs:
+            if spec.name in broken and spec.group in groups:
+                problems.append(
+                    f"{spec.name}: its records are neither published nor tried, because its file is broken.\n{broken[spec.name]}"
+                )
+        if sound := [spec for spec in specs if spec.name not in broken]:
+            yield sound, groups
 
 
 _DOC = """

@@ -21,13 +21,13 @@ from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Context, Param, P
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
-from tidemark.airflow.dags import RETRY_POLICY
+from tidemark.airflow.dags import RETRY_POLICY, form_consumers
 from tidemark.airflow.form import LET_THROUGH, ApproveOperator, by_hand, refuse_unknown, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, spec_of
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
 from tidemark.rewind.scope import Scope
-from tidemark.spec import ConsumerSpec, OnFailure, Run, read_folder
+from tidemark.spec import ConsumerSpec, OnFailure, Run
 from tidemark.spec.model import Approval
 from tidemark.spec.problem import quoted
 
@@ -89,7 +89,7 @@ def rewind_dag() -> DAG:
 
 def _form() -> dict[str, Param]:
     """The form's fields; the same keys are those of a REST client's conf."""
-    good, _ = read_folder(project.consumers())
+    good = form_consumers()
     names = {name: f"{name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for name, spec in sorted(good.items())}
     examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
     return {
