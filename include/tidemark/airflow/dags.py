@@ -19,7 +19,7 @@ from tidemark.spec.partial import UNKNOWN_TABLE
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """Long ago and always the same: with ``catchup=False`` a schedule begins with its next interval."""
 
-RUN_TYPES = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")
+RUN_TYPES: Any = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")  # Airflow's enum is private
 """All but ``backfill``: a run reads what is in the topics now, so Airflow's backfill of past intervals has no meaning."""
 
 RETRY_POLICY = ExceptionRetryPolicy(
