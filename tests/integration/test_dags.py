@@ -26,7 +26,10 @@ transform: flights:transform
 sink: {table: analytics.flights}
 batch: {max_records: 1234}
 schedule: "*/5 * * * *"
-validation: {suite: flights}
+offset_reset: latest
+retry: {delays: [5m, 1h], order: key}
+validation: {suite: flights, on_failure: report}
+rewind: {own: false}
 airflow: {owner: ann, tags: [lake, gold], retries: 4, retry_delay: 7s, execution_timeout: 20m, pool: loaders}
 """
 SMALL = """
@@ -79,6 +82,7 @@ facts = {
     "dags": {
         dag_id: {
             "paused": dag.is_paused_upon_creation,
+            "shown": dag.dag_display_name, "runs": sorted(each.value for each in dag.allowed_run_types or ()),
             "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner, "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
             "schedule": dag.schedule, "description": dag.description, "start": str(dag.start_date),
             "tasks": {each.task_id: task(each) for each in dag.tasks},
@@ -121,9 +125,10 @@ def in_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 def read(in_airflow: Callable[..., str]) -> Callable[..., dict[str, Any]]:
     """Reads a DAG file over a folder of consumers, with connections in the environment that lead nowhere, and tells what came of it."""
 
-    def run(folder: Path, file: str = "consume.py") -> dict[str, Any]:
+    def run(folder: Path, file: str = "consume.py", task_of: str | None = None) -> dict[str, Any]:
         nowhere = Connections("postgresql://l:p@127.0.0.1:9/x", {"bootstrap.servers": "127.0.0.1:9"}).env()
-        said = in_airflow(READ, str(DAGS / file), json.dumps(HEAVY), TIDEMARK_CONSUMERS=str(folder), **nowhere)
+        context = {"_AIRFLOW_PARSING_CONTEXT_DAG_ID": task_of} if task_of else {}  # as where Airflow runs a task of this DAG
+        said = in_airflow(READ, str(DAGS / file), json.dumps(HEAVY), TIDEMARK_CONSUMERS=str(folder), **nowhere, **context)
         facts = next(line for line in said.splitlines() if line.startswith("FACTS"))
         found: dict[str, Any] = json.loads(facts.removeprefix("FACTS"))
         return found
@@ -138,15 +143,15 @@ def facts(read: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPath
     (folder / "flights.yaml").write_text(FULL)
     (folder / "news.yaml").write_text(SMALL)
     (folder / "weather.yaml").write_text(BAD)
-    return read(folder)
+    return {"folder": folder, **read(folder)}
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in DAGS.glob("*.py")))
 def test_dag_file_of_the_project_is_read_without_errors(read, file):
-    """Also with the project's own consumers every DAG file yields DAGs and no import error."""
+    """Also with the project's own consumers every DAG file yields DAGs and no import error; one has no DAG but its error."""
     found = read(project.root() / "include" / "consumers", file)
     assert found["errors"] == {}
-    assert found["dags"]
+    assert bool(found["dags"]) == (file != "broken_consumers.py")
 
 
 def test_reading_a_dag_file_imports_nothing_heavy_and_connects_to_nothing(facts):
@@ -220,6 +225,20 @@ def test_documentation_tells_what_the_consumer_does(facts):
     assert "tidemark offsets flights" in doc
 
 
+def test_documentation_tells_retries_validation_approval_and_where_reading_starts(facts):
+    """What an operator asks first when a run is red."""
+    doc, small = (facts["dags"][f"consume__{name}"]["doc"] for name in ("flights", "news"))
+    for text in (
+        "| Starts at | the latest record |",
+        "| Retries | after 5m, 1h, in the order of each key; by the DAG `drain_retries` |",
+        "on a critical failure: report",
+        "| Rewinds | with the approval of somebody else than the requester |",
+    ):
+        assert text in doc
+    assert "| Retries | none; a record that is not loaded has failed |" in small
+    assert "| Rewinds | with approval |" in small
+
+
 def test_consumer_without_a_schedule_runs_by_hand_only(facts):
     """No schedule in the file, none in Airflow."""
     assert facts["dags"]["consume__news"]["schedule"] is None
@@ -240,6 +259,7 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
     (tmp_path / "weather.yaml").write_text(BAD)
     drains, redrives = read(tmp_path, "drain_retries.py"), read(tmp_path, "redrive.py")
     assert drains["heavy"] == redrives["heavy"] == []
+    assert "flights: analytics.flights" in json.dumps(redrives["serialized"]), "the form offers the consumers"
     dag = drains["dags"]["drain_retries"]
     assert (dag["max_active_runs"], dag["catchup"]) == (1, False)
     serialized = drains["serialized"]["drain_retries"]["dag"]
@@ -292,8 +312,8 @@ def test_maintenance_and_drains_begin_by_themselves(read, tmp_path):
         assert (dag["paused"], found["heavy"]) == (False, [])
 
 
-def test_bad_file_makes_a_dag_that_tells_its_problems(facts):
-    """Its page has file, line and fix of every problem; it has no schedule, and its task is not tried again."""
+def test_bad_file_makes_a_dag_that_lists_its_problems(facts):
+    """Its page has file, line and fix of every problem; its tasks fail at once, and are not tried again."""
     dag = facts["dags"]["consume__weather"]
     assert "weather.yaml:5:11" in dag["doc"]
     assert 'unknown key "asignment"; did you mean "assignment"?' in dag["doc"]
@@ -301,7 +321,58 @@ def test_bad_file_makes_a_dag_that_tells_its_problems(facts):
     assert dag["doc"].count("weather.yaml:") == 2
     assert (dag["schedule"], dag["max_active_runs"]) == (None, 1)
     assert "bad spec" in dag["tags"]
-    assert {name: task["retries"] for name, task in dag["tasks"].items()} == {"consume": 0}
+    assert {name: task["retries"] for name, task in dag["tasks"].items()} == {"consume": 0, "validate": 0, "publish": 0}
+
+
+BROKEN = {
+    "unknown": "sink: {table: a.b}\nasignment: [range]\n",
+    "wrong": "sink: {table: a.b}\nmembers: many\n",
+    "sinkless": "sink: {table: Not A Table}\n",
+    "unclosed": "topics: [weather\n",
+}
+
+
+def test_broken_file_keeps_its_schedule_owner_and_tags(read, tmp_path):
+    """A consumer that ran every five minutes still does, and each run fails. It does not become a DAG without a schedule whose last run
+    is green."""
+    kept = "schedule: '*/5 * * * *'\nairflow: {owner: ann, tags: [gold], retries: 4}\n"
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.yaml").write_text(text + kept)
+    (tmp_path / "news.yaml").write_text(f"{SMALL}run: continuous\nrun_for: 10m\nnonsense: 1\n")
+    dags = read(tmp_path)["dags"]
+    assert dags.pop("consume__news")["schedule"] == "0:10:00"
+    assert sorted(dags) == sorted(f"consume__{name}" for name in BROKEN)
+    for dag_id, dag in dags.items():
+        assert (dag["schedule"], dag["owner"], dag["tags"]) == ("*/5 * * * *", "ann", ["bad spec", "consume", "gold", "tidemark"])
+        assert f"{dag_id.removeprefix('consume__')}.yaml:" in dag["doc"]
+        assert {task["retries"] for task in dag["tasks"].values()} == {0}
+        assert [task["kind"] for task in dag["tasks"].values()][:2] == ["ConsumeOperator", "ValidateOperator"]
+
+
+def test_broken_files_are_one_import_error_that_hides_no_dag(read, facts):
+    """Airflow's home page counts import errors. The error is of a file that has no DAG, so every consumer's DAG stays."""
+    assert (facts["errors"], len(facts["dags"])) == ({}, 3)
+    with pytest.raises(AssertionError) as caught:
+        read(facts["folder"], "broken_consumers.py")
+    for text in ("weather.yaml:5:11", "weather.yaml:6:1"):
+        assert text in str(caught.value)
+
+
+def test_task_reads_only_its_own_consumer(read, facts):
+    """Where Airflow runs a task of one DAG, the DAG file makes that DAG and no other, the same as the scheduler knows. A form has no
+    choices then."""
+    for dag_id in ("consume__flights", "consume__weather"):
+        found = read(facts["folder"], task_of=dag_id)["serialized"]
+        assert found == {dag_id: facts["serialized"][dag_id]}
+    for file in ("rewind.py", "redrive.py"):
+        assert "flights: " not in json.dumps(read(facts["folder"], file, task_of=file.removesuffix(".py"))["serialized"])
+
+
+def test_airflows_backfill_is_off_and_a_search_for_the_consumer_finds_it(facts):
+    """A run reads what is in the topics now, so past intervals mean nothing. Airflow's page searches the shown name from its beginning."""
+    dag = facts["dags"]["consume__flights"]
+    assert dag["shown"] == "flights (consume)"
+    assert dag["runs"] == ["asset_materialization", "asset_triggered", "manual", "operator_triggered", "scheduled"]
 
 
 @pytest.mark.parametrize("name", ["two words", "ümläut & co", "x" * 246, "a;b", "{{ ds }}", "-"])

@@ -6,16 +6,32 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule, get_parsing_context
 
 from tidemark import project
 from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
-from tidemark.spec import AirflowSettings, ConsumerSpec, Problem, Run, SpecInvalid, read_folder
+from tidemark.spec import (
+    AirflowSettings,
+    ConsumerSpec,
+    OffsetReset,
+    Order,
+    Problem,
+    Run,
+    SpecInvalid,
+    load_consumers,
+    partial_spec,
+    read_folder,
+)
 from tidemark.spec.checks import CONSUMER_NAME_LIMIT
 from tidemark.spec.duration import format_duration
+from tidemark.spec.model import Approval
+from tidemark.spec.partial import UNKNOWN_TABLE
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """Long ago and always the same: with ``catchup=False`` a schedule begins with its next interval."""
+
+RUN_TYPES: Any = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")  # Airflow's enum is private
+"""All but ``backfill``: a run reads what is in the topics now, so Airflow's backfill of past intervals has no meaning."""
 
 RETRY_POLICY = ExceptionRetryPolicy(
     rules=[
@@ -43,27 +59,59 @@ def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
 
 
 def consume_dags() -> dict[str, DAG]:
-    """One DAG ``consume__<consumer>`` for each file in the consumers' folder, by id.
+    """One DAG ``consume__<consumer>`` for each file in the consumers' folder, by id; only the task's own where Airflow runs a task.
 
-    A file with problems makes a DAG all the same, without a schedule: its page tells the problems, and its task fails with them. So one
-    bad file neither hides itself nor takes the others along.
+    A file with problems makes a DAG all the same, with the schedule, owner and tags that can still be read: its page lists the problems,
+    and its runs fail with them. So one bad file neither hides itself nor takes the others along; `refuse_broken_files` is its import error.
     """
-    good, bad = read_folder(project.consumers())
-    dags = [_bad_dag(name, error) for error in bad for name in error.consumers] + [_dag(spec) for spec in good.values()]
+    own = get_parsing_context().dag_id
+    good, bad = read_folder(project.consumers(), lambda name: own in (None, _dag_id(name)))
+    dags = [_dag(spec) for spec in good.values()]
+    for error in bad:
+        dags.append(_dag(partial_spec(error.problems[0].file), error))
     return {dag.dag_id: dag for dag in dags}
 
 
-def _dag(spec: ConsumerSpec) -> DAG:
+def refuse_broken_files() -> None:
+    """Raises `SpecInvalid` with the problems of all consumers' files, for a DAG file that has no DAG: Airflow's home page shows it."""
+    if get_parsing_context().dag_id is None:
+        load_consumers(project.consumers())
+
+
+def form_consumers() -> dict[str, ConsumerSpec]:
+    """The consumers that a form offers, by name; none where Airflow runs a task, which has no form."""
+    if get_parsing_context().dag_id is not None:
+        return {}
+    good, _ = read_folder(project.consumers())
+    return good
+
+
+def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
+    """The DAG of a consumer; with ``error`` that of a refused file, of which ``spec`` is what can be read: its tasks fail at once."""
     settings = spec.airflow
     continuous = spec.run is Run.CONTINUOUS
     schedule = spec.run_for if continuous else spec.schedule
     runs = 2 if continuous else 1  # of continuous ones the next starts beside the last, and takes over from it
     reads = "comes" if continuous else "is in the topics when it starts"
-    with DAG(**_common(spec.name, _doc(spec), settings, runs), schedule=schedule, description=spec.description) as dag:
+    doc, tags = (_doc(spec), settings.tags) if error is None else (_problems(error), ("bad spec", *settings.tags))
+    with DAG(
+        dag_id=_dag_id(spec.name),
+        dag_display_name=f"{spec.name} (consume)",  # Airflow's page searches from the beginning of this name
+        description=spec.description,
+        doc_md=doc,
+        schedule=schedule,
+        start_date=START,
+        catchup=False,
+        max_active_runs=runs,
+        allowed_run_types=RUN_TYPES,
+        tags=["tidemark", "consume", *tags],
+        default_args={"owner": settings.owner},
+    ) as dag:
         common: dict[str, Any] = {"owner": settings.owner, **retrying(settings)}
+        if error is not None:
+            common["retries"] = 0
         if settings.pool is not None:
             common["pool"] = settings.pool
-        asset = Asset(name=spec.sink.table)
         consuming: dict[str, Any] = {
             "task_id": "consume",
             "execution_timeout": settings.execution_timeout,
@@ -83,43 +131,35 @@ def _dag(spec: ConsumerSpec) -> DAG:
             doc_md="Judges exactly the ranges that this run committed.",
             **common,
         )
-        publish = PublishOperator(task_id="publish", asset=asset, outlets=[asset], doc_md="Emits the asset event.", **common)
-        consume >> validate >> publish
+        consume >> validate
+        if spec.sink.table != UNKNOWN_TABLE:
+            asset = Asset(name=spec.sink.table)
+            validate >> PublishOperator(task_id="publish", asset=asset, outlets=[asset], doc_md="Emits the asset event.", **common)
     return dag
 
 
-def _bad_dag(name: str, error: SpecInvalid) -> DAG:
-    settings = AirflowSettings(tags=("bad spec",))
-    doc = f"This consumer's file has problems; the DAG fails until they are mended.\n\n{''.join(map(_problem, error.problems))}"
-    named = re.sub(r"[^\w.-]", "_", name)[:CONSUMER_NAME_LIMIT]  # a file may have any name; one that Airflow refuses would hide all DAGs
-    with DAG(**_common(named, doc, settings), schedule=None) as dag:
-        ConsumeOperator(task_id="consume", consumer=name, owner=settings.owner, retries=0, doc_md="Tells the problems.")
-    return dag
-
-
-def _common(name: str, doc: str, settings: AirflowSettings, runs: int = 1) -> dict[str, Any]:
-    return {
-        "dag_id": f"consume__{name}",
-        "doc_md": doc,
-        "tags": ["tidemark", "consume", *settings.tags],
-        "start_date": START,
-        "catchup": False,
-        "max_active_runs": runs,
-        "default_args": {"owner": settings.owner},
-    }
+def _dag_id(name: str) -> str:
+    """A file may have any name; one that Airflow refuses would hide all DAGs."""
+    named = re.sub(r"[^\w.-]", "_", name)[:CONSUMER_NAME_LIMIT]
+    return f"consume__{named}"
 
 
 def _doc(spec: ConsumerSpec) -> str:
     topics = ", ".join(f"`{topic}`" for topic in spec.topics) or f"topics that match `{_cell(spec.topic_pattern or '')}`"
-    judged = f"the suite `{spec.validation.suite}` and the conservation check" if spec.validation else "the conservation check"
+    judged = "the conservation check"
+    if spec.validation:
+        judged = f"the suite `{spec.validation.suite}` and {judged}; on a critical failure: {spec.validation.on_failure}"
     rows = {
         "Group": f"`{spec.group}`",
         "Reads": f"{topics}, at most {spec.batch.max_records:,} records a batch",
         "Runs": f"one after the other, {format_duration(spec.run_for)} each" if spec.run is Run.CONTINUOUS else "to the ends that it finds",
         "Members": f"{spec.members}, partitions by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
+        "Starts at": _start(spec),
         "Transform": f"`{spec.transform}`",
         "Loads": f"`{spec.sink.table}`, offsets in the transaction of the rows",
+        "Retries": _ladder(spec),
         "Judged by": judged,
+        "Rewinds": _approval(spec),
         "Announced as": f"asset `{spec.sink.table}`",
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
@@ -127,6 +167,29 @@ def _doc(spec: ConsumerSpec) -> str:
         f"{spec.description or ''}\n\n| | |\n|---|---|\n{table}\n"
         f"`tidemark offsets {spec.name}` shows where the group stands, `tidemark consumers check {spec.name}` what is wrong with it.\n"
     ).lstrip()
+
+
+def _start(spec: ConsumerSpec) -> str:
+    if spec.offset_reset is None:
+        return "the earliest record; refused if its position is no longer in the log"
+    return "its position only; refused without one" if spec.offset_reset is OffsetReset.NONE else f"the {spec.offset_reset} record"
+
+
+def _ladder(spec: ConsumerSpec) -> str:
+    if not spec.retry.delays:
+        return "none; a record that is not loaded has failed"
+    order = ", in the order of each key" if spec.retry.order is Order.KEY else ""
+    return f"after {', '.join(map(format_duration, spec.retry.delays))}{order}; by the DAG `drain_retries`"
+
+
+def _approval(spec: ConsumerSpec) -> str:
+    if spec.rewind.approval is Approval.NONE:
+        return "without approval"
+    return "with approval" if spec.rewind.own else "with the approval of somebody else than the requester"
+
+
+def _problems(error: SpecInvalid) -> str:
+    return f"This consumer's file has problems. Its runs fail until they are fixed.\n\n{''.join(map(_problem, error.problems))}"
 
 
 def _problem(problem: Problem) -> str:

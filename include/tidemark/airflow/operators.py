@@ -67,6 +67,11 @@ class ConsumeOperator(BaseOperator):
         counts = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
         summary = {"attempt_id": attempt_id, "records": done.records, **counts}
         self.log.info("attempt is committed group=%s %s", spec.group, " ".join(f"{name}={value}" for name, value in summary.items()))
+        if counts["retried"] or counts["failed"]:
+            self.log.warning(
+                "records not loaded group=%s retried=%s failed=%s, shown by: tidemark retries list %s",
+                spec.group, counts["retried"], counts["failed"], spec.name,
+            )  # fmt: skip
         for obstacle in relay_at_end(connections, spec):
             self.log.warning("%s", obstacle)
         return summary

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from tidemark import project
-from tidemark.airflow.dags import retrying
+from tidemark.airflow.dags import form_consumers, retrying
 from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
 from tidemark.airflow.operators import PROGRESS_EVERY_S, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
@@ -29,7 +28,7 @@ from tidemark.retry.filter import Filter, State
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.moment import parse_moment
 from tidemark.rewind.scenario import REASON_CHARACTERS, Problems, check_reason
-from tidemark.spec import ConsumerSpec, read_folder
+from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
     from tidemark.retry.redrive import Redrive
@@ -61,7 +60,7 @@ def redrive_dag() -> DAG:
 
 def _form() -> dict[str, Param]:
     """The form's fields; the same keys are those of a REST client's conf."""
-    good, _ = read_folder(project.consumers())
+    good = form_consumers()
     names = {name: f"{name}: {spec.sink.table}" for name, spec in sorted(good.items())}
 
     def some(title: str, description: str, kind: Any = _TEXT, default: Any = None, section: str = _WHICH, **more: Any) -> Param:

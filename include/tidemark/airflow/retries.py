@@ -33,10 +33,10 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark import project
-from tidemark.airflow.dags import START, retrying
+from tidemark.airflow.dags import RUN_TYPES, START, retrying
 from tidemark.airflow.due import DUE
 from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
-from tidemark.spec import ConsumerSpec, read_folder
+from tidemark.spec import ConsumerSpec, partial_spec, read_folder
 
 DRAIN_DAG = "drain_retries"
 EVERY = "*/5 * * * *"
@@ -58,6 +58,7 @@ def drain_dag() -> DAG:
         start_date=START,
         catchup=False,
         max_active_runs=1,
+        allowed_run_types=RUN_TYPES,
         is_paused_upon_creation=False,  # a consumer with a ladder is not done with before its records are
         tags=["tidemark", "retries"],
         default_args={"owner": "tidemark"},
@@ -198,16 +199,20 @@ class PublishDrainOperator(BaseOperator):
 
 
 def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:
-    """The consumers of each database, and the groups that there is something to do for. A database that does not answer becomes a problem;
-    one that no consumer with a ladder has anything in is none."""
+    """The consumers of each database, and the groups that there is something to do for.
+
+    A database that does not answer becomes a problem if a consumer with a ladder uses it. So does a consumer whose file is broken, if
+    records of its group wait; the others go on.
+    """
     from tidemark import schema
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
     from tidemark.retry.agenda import busy, trouble
 
-    good, _ = read_folder(project.consumers())
+    good, bad = read_folder(project.consumers())
+    broken = {error.name: error for error in bad}
     databases: dict[str, list[ConsumerSpec]] = {}
-    for spec in good.values():
+    for spec in (*good.values(), *(partial_spec(error.problems[0].file) for error in bad)):
         databases.setdefault(spec.connections.postgres, []).append(spec)
     for name, specs in databases.items():
         try:
@@ -218,7 +223,13 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
             if any(spec.retry.delays for spec in specs):
                 problems.append(f"{name}: {trouble(error)}")
             continue
-        yield specs, groups
+        for spec in specs:
+            if spec.name in broken and spec.group in groups:
+                problems.append(
+                    f"{spec.name}: its records are neither published nor tried, because its file is broken.\n{broken[spec.name]}"
+                )
+        if sound := [spec for spec in specs if spec.name not in broken]:
+            yield sound, groups
 
 
 _DOC = """

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
 
-from tidemark import project
+from tidemark.airflow.dags import form_consumers
 from tidemark.airflow.form import refuse_unknown
 from tidemark.airflow.operators import spec_of
 from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.offsets_file import MAX_BYTES
 from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
-from tidemark.spec import ConsumerSpec, read_folder
+from tidemark.spec import ConsumerSpec
 from tidemark.spec.problem import quoted
 from tidemark.spec.scope import Scope
 
@@ -48,7 +48,7 @@ LINE_CHARACTERS = 2_000
 
 def form() -> dict[str, Param]:
     """The form's fields; the same keys are those of a REST client's conf."""
-    good, _ = read_folder(project.consumers())
+    good = form_consumers()
     names = {name: f"{name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for name, spec in sorted(good.items())}
     examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
     return {

@@ -124,3 +124,27 @@ def test_error_that_nobody_expected_holds_up_no_other_consumer(lab: Lab, other: 
         _, due = relay_and_due(lab, tmp_path, before=before)
         assert due == sorted([broken.spec.name, sound.spec.name])
         sound.sql("UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL")
+
+
+def test_consumer_with_a_broken_file_fails_the_drains_while_its_records_wait_and_holds_up_nobody(
+    lab: Lab, other: Lab, tmp_path: Path
+) -> None:
+    """Its records cannot be tried without its transform, and would otherwise wait without anybody noticing. A broken consumer of which
+    nothing waits is not the drains' matter."""
+    for each in (lab, other):
+        each.topics.adopt(one.topic.name for one in ensure_topics(each.cluster, each.spec, create=True))
+        each.say({"a": "retry"})
+        each.produce("a")
+        each.run()
+        each.relay()
+        each.age(minutes(5))
+    name, folder = other.spec.name, lab.consumer.folder / "consumers"
+    broken = folder / f"{name}.yaml"
+    broken.write_text(f"{broken.read_text()}\nnonsense: 1\n")
+    (folder / "idle.yaml").write_text("topics: [\n")
+    relayed, due = relay_and_due(lab, tmp_path)
+    assert relayed[0] == f"{name}: its records are neither published nor tried, because its file is broken."
+    assert f"{name}.yaml:" in relayed[1]
+    assert 'unknown key "nonsense"' in relayed[1]
+    assert "idle" not in "".join(relayed)
+    assert due == [lab.spec.name]
