@@ -198,6 +198,15 @@ class LocalAirflow:
             self._stop(PROCESSES, report)
             self._store(replace(self._state(), processes={}))
 
+    def has_died(self) -> bool:
+        """Was it started and not stopped since, and does one of the four not run? So it is after the database was away for long."""
+        return bool(self._state().processes) and not all(self._running(name) for name in PROCESSES)
+
+    def is_as_started(self) -> bool:
+        """Would `up` start the four with the settings that they were last started with?"""
+        state = self._state()
+        return state.port is not None and state.fingerprint == settings.fingerprint(self._own(state.port))
+
     def kill(self, process: str) -> None:
         """SIGKILL the process group of one of the four, as a crash would, and return when the group is gone.
 
@@ -307,10 +316,10 @@ class LocalAirflow:
         """The schema revision that the metadata database is at; None if it has no schema."""
         url = self.metadata_url.replace("postgresql+psycopg2://", "postgresql://", 1)
         with db.session(url, application="tidemark local airflow") as connection, db.transaction(connection) as cursor:
-            cursor.execute("SELECT to_regclass('alembic_version') IS NOT NULL")
+            cursor.execute("SELECT to_regclass('public.alembic_version') IS NOT NULL")
             if cursor.fetchone() != (True,):
                 return None
-            cursor.execute("SELECT version_num FROM alembic_version")
+            cursor.execute("SELECT version_num FROM public.alembic_version")
             row = cursor.fetchone()
             return str(row[0]) if row else None
 
