@@ -199,6 +199,15 @@ class LocalAirflow:
             self._stop(PROCESSES, report)
             self._store(replace(self._state(), processes={}))
 
+    def has_died(self) -> bool:
+        """Was it started and not stopped since, and does one of the four not run? So it is after the database was away for long."""
+        return bool(self._state().processes) and not all(self._running(name) for name in PROCESSES)
+
+    def is_as_started(self) -> bool:
+        """Would `up` start the four with the settings that they were last started with?"""
+        state = self._state()
+        return state.port is not None and state.fingerprint == settings.fingerprint(self._own(state.port))
+
     def kill(self, process: str) -> None:
         """SIGKILL the process group of one of the four, as a crash would, and return when the group is gone.
 

@@ -14,10 +14,10 @@ END_PATIENCE_MS = 10_000
 def revision(url: str) -> str | None:
     """The schema revision that the database is at; None if it has no schema."""
     with _transaction(url) as cursor:
-        cursor.execute("SELECT to_regclass('alembic_version') IS NOT NULL")
+        cursor.execute("SELECT to_regclass('public.alembic_version') IS NOT NULL")
         if cursor.fetchone() != (True,):
             return None
-        cursor.execute("SELECT version_num FROM alembic_version")
+        cursor.execute("SELECT version_num FROM public.alembic_version")
         row = cursor.fetchone()
         return str(row[0]) if row else None
 
