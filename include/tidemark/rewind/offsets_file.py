@@ -71,7 +71,7 @@ def read_offsets(path: Path) -> dict[str | None, Offsets]:
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
-    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`, and `BadInput` for one that is too long."""
+    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`, and `BadInput` if it is too long."""
     if len(text) > MAX_BYTES:
         raise _too_large(path)
     text = text.removeprefix("\ufeff")
