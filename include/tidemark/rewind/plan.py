@@ -118,7 +118,8 @@ def plan(
             scenario = within(scenario, chosen)
             outside = [each for consumer in asked for each in _resolve(cur, scenario, consumer, chosen, allow_loss=allow_loss)]
             for consumer in asked:
-                problems += unvalidated(cur, scenario, consumer.group_id, [move.place for move in consumer.moves])
+                places = [place for place in consumer.places if place.partition in chosen]
+                problems += unvalidated(cur, scenario, consumer.group_id, places)
     if problems:
         raise PlanRefused(problems=tuple(problems))
     if outside:

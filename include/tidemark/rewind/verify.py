@@ -122,9 +122,9 @@ def _judged(
     """The comparison as SQL, for the rewind's archives of this group as they are. ``kinds``: of an upsert sink, the columns' types."""
     cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id})
     archives = rows(cur)
+    relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in archives]
     if any(archive["gone"] for archive in archives):
         raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are not kept any more.")
-    relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in archives]
     kept = {relation: {column.name for column in read_columns(cur, relation)} for relation in relations}
     names = [name for name in there if all(name in columns for columns in kept.values())]
     shared = [_escaped(name) for name in names]

@@ -233,9 +233,9 @@ def test_from_file_is_refused_with_partitions_that_the_group_does_not_read(read:
     """All of them are named; nothing is planned for the others alone."""
     known, other, strange = TopicPartition(read.topic, 0), TopicPartition(read.topic, 7), TopicPartition("b3a", 7)
     with pytest.raises(PlanRefused, match=f"does not read: b3a/7, {read.topic}/7"):
-        read.plan(FromFile({known: 5, other: 5, strange: 5}))
-    planned = read.plan(FromFile({known: 5, TopicPartition(read.topic, 1): 6}), f"{read.topic}:0")
-    assert ([part.new for _, part in planned], show.as_json(planned)["says"]) == ([5], "Go on where a file says, for 1 partition.")
+        read.plan(FromFile({known: 15, other: 15, strange: 15}))
+    planned = read.plan(FromFile({known: 15, TopicPartition(read.topic, 1): 16}), f"{read.topic}:0")
+    assert ([part.new for _, part in planned], show.as_json(planned)["says"]) == ([15], "Go on where a file says, for 1 partition.")
 
 
 def test_to_batch_goes_just_before_it(read: Lab) -> None:
