@@ -223,7 +223,7 @@ def count(
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Count them by state and error, with the newest text of each, and say how late the consumer's retries are."""
+    """Count them by state and type of error, with the newest text of each as an example, and say how late the consumer's retries are."""
     from tidemark.retry.admin import count_records
     from tidemark.retry.agenda import due
     from tidemark.retry.agenda import tried as tries_of
@@ -239,7 +239,8 @@ def count(
     for one in found:
         stuck = f" ({one.refused:,} not published)" if one.refused else ""
         last = f"{one.last.astimezone(UTC):%m-%d %H:%M}"
-        lines.append((one.state.value, f"{one.records:,}", last, f"{one.error_type}{stuck}: {one.example}"))
+        said = one.example if one.texts == 1 else f"{one.texts:,} texts, for example: {one.example}"
+        lines.append((one.state.value, f"{one.records:,}", last, f"{one.error_type}{stuck}: {said}"))
     print_lines(("state", "records", "last (UTC)", "error"), lines, left=(0,))
     if tried is not None:
         late = f"{_seconds(tried.median)}, 99 % {_seconds(tried.p99)}, longest {_seconds(tried.longest)}"

@@ -1,13 +1,14 @@
 """A slice of a retry topic: its registered messages, tried as the records that they were.
 
 A message is only the way round. What a transform is told of a record - topic, partition, offset, timestamp, headers - is its origin's, as
-Postgres has it; key and value are the message's, which are byte for byte the record's.
+Postgres has it; key and value are the message's, if they are byte for byte the record's.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -28,6 +29,8 @@ from tidemark.transform import Fail, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,21 @@ def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
 
 
 def read_tries(kafka: KafkaConfig, part: Slice, records: Sequence[Waiting]) -> Iterator[list[Try]]:
-    """Those of ``records`` that are in the log, a list for each poll. Every other message of the slice is dropped."""
+    """Those of ``records`` that are in the log, a list for each poll. Every other message of the slice is dropped.
+
+    A message that has another payload than the record that is registered at its offset is another record's: the log was truncated, and has
+    grown again. It is dropped as well, so that the record is published again from Postgres.
+    """
     registered = {record.hop_offset: record for record in records}
     first, last = min(registered), max(registered)
     for messages in read(kafka, part.partition, first, last + 1):
-        found = [
-            Try(record, message.key(), message.value())
-            for message in messages
-            if (record := registered.get(message.offset() or 0)) is not None
-        ]
+        here = [(record, message) for message in messages if (record := registered.get(message.offset() or 0)) is not None]
+        found = [Try(record, key, value) for record, message in here if record.has(key := message.key(), value := message.value())]
+        if len(found) < len(here):
+            log.warning(
+                "messages are not the records that are registered there, which will be published again partition=%s records=%s",
+                part.partition, len(here) - len(found),
+            )  # fmt: skip
         if found:
             yield found
 

@@ -63,11 +63,13 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Records of one state with one type of error. ``refused``: how many of them the broker did not take."""
+    """Records of one state with one type of error. ``texts``: how many different error texts they have; ``example``: the newest one.
+    ``refused``: how many of them the broker did not take."""
 
     state: State
     error_type: str
     records: int
+    texts: int
     first: datetime
     last: datetime
     example: str

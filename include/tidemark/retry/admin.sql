@@ -15,8 +15,8 @@ SELECT failed_record_id AS number, state, topic.name AS topic, record.partition,
  ORDER BY failed_record_id LIMIT %(limit)s;
 
 -- name: counts
--- How many they are, by state and error, most first, with the newest one's text. Locks nothing.
-SELECT state, error_type, count(*) AS records, min(created_at) AS first, max(created_at) AS last,
+-- How many they are, by state and error, most first, with the newest one's text and how many texts there are. Locks nothing.
+SELECT state, error_type, count(*) AS records, count(DISTINCT error_text) AS texts, min(created_at) AS first, max(created_at) AS last,
        (array_agg(error_text ORDER BY failed_record_id DESC))[1] AS example,
        count(*) FILTER (WHERE publish_error IS NOT NULL) AS refused
   FROM tidemark.failed_record record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,14 @@ class Waiting:
     millis: int | None
     headers: str | None
     """As its table has them; `None`: it has none."""
+    digests: tuple[bytes | None, ...] = ()
+    """The SHA-256 of key and value, where they were read (`read_due`)."""
     before: int | None = None
     """Where there is an order by key: the offset of the record of its key that must be settled first."""
+
+    def has(self, key: bytes | None, value: bytes | None) -> bool:
+        """Are these its key and value, byte for byte? Needs `read_due`."""
+        return self.digests == (_sha256(key), _sha256(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
 
 
 def read_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
-    """What `lock_due` would return now."""
+    """What `lock_due` would return now, with the digests of the payloads."""
     cur.execute(SQL["read_due"], _key(group_id, part))
     return _waiting(cur)
 
@@ -190,9 +197,17 @@ def publish_gone(cur: Cursor, group_id: int, topic_id: int, *, partition: int | 
 
 def _waiting(cur: Cursor) -> list[Waiting]:
     return [
-        Waiting(number, hop_offset, topic_id, TopicPartition(topic, partition), offset, millis, headers)
-        for number, hop_offset, topic_id, topic, partition, offset, millis, headers in cur.fetchall()
+        Waiting(number, hop_offset, topic_id, TopicPartition(topic, partition), offset, millis, headers, tuple(map(_plain, digests)))
+        for number, hop_offset, topic_id, topic, partition, offset, millis, headers, *digests in cur.fetchall()
     ]
+
+
+def _sha256(value: bytes | None) -> bytes | None:
+    return None if value is None else hashlib.sha256(value).digest()
+
+
+def _plain(value: memoryview | None) -> bytes | None:
+    return None if value is None else bytes(value)
 
 
 def _key(group_id: int, part: Slice) -> dict[str, Any]:

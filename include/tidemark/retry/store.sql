@@ -16,10 +16,10 @@ SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partiti
  ORDER BY hop_offset FOR UPDATE OF record;
 
 -- name: read_due
--- The same records as they are now. Locks nothing.
+-- The same records as they are now, with the SHA-256 of key and value. Locks nothing.
 SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
        CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END,
-       nullif(headers::text, '[]')
+       nullif(headers::text, '[]'), sha256(key), sha256(value)
   FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = record.topic_id
  WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
    AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()

@@ -202,8 +202,12 @@ def _rows(
     for index, (origin, _, _) in enumerate(answers):
         of_place.setdefault(_place(origin), []).append(index)
 
+    still_there: dict[Place, dict[int, Waiting]] = {}
+    for record in records:
+        still_there.setdefault(_place(record), {})[record.offset] = record
+
     def rows_of(place: Place, tally: TallyOfSome) -> Iterator[pa.RecordBatch]:
-        here = {record.offset: record for record in records if _place(record) == place}
+        here = still_there[place]
         order = None if target.max_held is None else TurnOrder[_Turn]()
         for index in of_place.get(place, ()):
             origin, tried, judged = answers[index]

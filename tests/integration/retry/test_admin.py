@@ -91,7 +91,7 @@ def test_a_list_fits_a_terminal_and_goes_on_where_it_ended(outbox: Outbox) -> No
 
 
 def test_counts_are_by_state_and_error(outbox: Outbox) -> None:
-    """The most frequent first, each with its newest text."""
+    """The most frequent first, each with its newest text, as an example where there are several."""
     for number in range(5):
         outbox.add(error=("TimeoutError", f"try {number}"))
     outbox.add(error=("TimeoutError", "over"), failed=True)
@@ -103,7 +103,13 @@ def test_counts_are_by_state_and_error(outbox: Outbox) -> None:
         ("FAILED", "TimeoutError", 1, "over"),
     ]
     assert [one["records"] for one in as_json(outbox, "count", "--state", "FAILED", "--error", "KeyError")["counts"]] == [1]
-    assert max(map(len, outbox.in_terminal("retries", "count", outbox.name))) <= 80
+    lines = outbox.in_terminal("retries", "count", outbox.name)
+    assert max(map(len, lines)) <= 80
+    assert [line.rstrip().split("  ")[-1].strip() for line in lines if "Error: " in line] == [
+        "TimeoutError: 5 texts, for example: try 4",
+        "KeyError: x",
+        "TimeoutError: over",
+    ]
 
 
 def test_one_record_is_shown_with_its_whole_story(outbox: Outbox) -> None:

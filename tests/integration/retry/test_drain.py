@@ -335,6 +335,34 @@ def test_transform_is_told_the_origin_of_a_record_and_its_own_bytes(scenario: Sc
         lab.check()
 
 
+# ---- a retry topic that holds something else
+
+
+def test_message_that_is_another_records_is_never_loaded_as_the_registered_one(lab: Lab) -> None:
+    """As after a log that was truncated and has grown again: what lies at a registered offset has another payload. It is read past, and the
+    record is published again from Postgres. A message of the same key and value is as good as its own."""
+    lab.say({"*": "retry"})
+    lab.produce("a", "b", "c", "same", "same")
+    lab.run()
+    lab.relay()
+    for swap in ((0, 1), (3, 4)):
+        places = dict(lab.sql("SELECT record_offset, hop_offset FROM tidemark.failed_record"))
+        first, second = swap
+        for offset, place in ((first, 99), (second, places[first]), (first, places[second])):
+            lab.sql("UPDATE tidemark.failed_record SET hop_offset = %(place)s WHERE record_offset = %(offset)s", place=place, offset=offset)
+    lab.say({})
+    lab.age(minutes(5))
+    lab.drain()
+    assert lab.failed("record_offset, state") == [(0, "WAITING"), (1, "WAITING"), (2, "LOADED"), (3, "LOADED"), (4, "LOADED")]
+    assert lab.loaded() == ["c", "same", "same"]
+    lab.check()
+    lab.drain()
+    assert lab.relay() == 2
+    lab.drain()
+    assert lab.loaded() == ["a", "b", "c", "same", "same"]
+    lab.check()
+
+
 # ---- a transform that takes long
 
 SLOW_SERVICE = SERVICE.replace("    import json\n", "    import json\n    import time\n", 1).replace(
