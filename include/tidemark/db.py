@@ -74,7 +74,7 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
         raise BadInput(what="database URL", found="it does not begin with postgresql://", fix="Write postgresql://user@host:port/database.")
     try:
         stated = parse_dsn(url)
-        defaults = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
+        defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
         return psycopg2.connect(url, application_name=application, **defaults)
     except psycopg2.Error as error:
         said = str(error).strip()
