@@ -75,7 +75,7 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
     try:
         stated = parse_dsn(url)
         defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
-        return psycopg2.connect(url, application_name=application, **defaults)
+        connection: Connection = psycopg2.connect(url, application_name=application, **defaults)
     except psycopg2.Error as error:
         said = str(error).strip()
         if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
@@ -83,6 +83,7 @@ def connect(url: str, *, application: str = "tidemark") -> Connection:
         found = "libpq cannot read it"  # its own message quotes the URL, and with it the password
         fix = "Write postgresql://user@host:port/database, with what is special in a name or password percent-encoded."
         raise BadInput(what="database URL", found=found, fix=fix) from None
+    return connection
 
 
 @contextlib.contextmanager
