@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scenario import ARROW, SPARK, Scenario
+from tests.scenario import ARROW, SPARK, Scenario, eventually
 
 from tidemark import project, schema
 from tidemark.local import LocalStack
@@ -338,6 +339,25 @@ def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
         "truncated": False,
         "replaying_until": None,
     }
+    scenario.check()
+
+
+def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_do(scenario: Scenario) -> None:
+    """One sentence, and no word of epochs. Its records may not be loaded yet, so a script that needs them does not go on."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [str(number) for number in range(300)])
+    scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
+    with ThreadPoolExecutor(1) as pool:
+        older = pool.submit(scenario.command, "consume", scenario.name)
+        eventually(lambda: scenario.sql("SELECT 1 FROM tidemark.batch LIMIT 1"), within_s=90)
+        scenario.run()
+        done = older.result(60)
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert f"A newer run of {scenario.name} has taken over." in said
+    assert "there is nothing to do" in said
+    assert "epoch" not in said
+    assert "generation" not in said
     scenario.check()
 
 

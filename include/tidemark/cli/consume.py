@@ -16,12 +16,29 @@ from tidemark.connections import Connections, from_env
 from tidemark.consume import launch
 from tidemark.consume.fixed import narrowed
 from tidemark.consume.run import open_attempt
-from tidemark.errors import TidemarkError
+from tidemark.db import session, transaction
+from tidemark.errors import Fenced, TidemarkError
+from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.agenda import relay_at_end
 from tidemark.spec import ConsumerSpec, find_consumer
 
 LOG_TAIL = 30
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class TakenOver(Fenced):
+    """A newer run reads what this one was to read. Exit status 1 all the same: nobody has loaded it yet, and a script must not go on."""
+
+    consumer: str
+
+    def __str__(self) -> str:
+        return (
+            f"A newer run of {self.consumer} has taken over. What this run committed stays, the newer run reads on behind it, and there is "
+            "nothing to do."
+        )
+
+
 COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
 HEADINGS = ("loaded", "skipped", "retry", "failed", "other", "rows")
 """`COUNTS`, short enough for a terminal; other: compaction gaps, transaction markers, rows filtered away."""
@@ -97,6 +114,13 @@ def run_shown(
                 drain=drain,
                 partitions=[str(item) for item in spec.only.items],
             )
+        except launch.AttemptFenced as error:
+            bar.stop()
+            with session(connections.database_url) as connection, transaction(connection) as cur:
+                newer = store.has_newer_attempt(cur, attempt_id)
+            if not newer:
+                raise
+            raise TakenOver(consumer=spec.name) from error
         except TidemarkError:
             bar.stop()
             for line in lines:

@@ -340,6 +340,12 @@ def earlier_attempts(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
     return rows(cur)
 
 
+def has_newer_attempt(cur: Cursor, attempt_id: int) -> bool:
+    """Has another run of the same group, or of the same backfill, begun after this attempt?"""
+    cur.execute(SQL["newer_attempt"], {"attempt_id": attempt_id})
+    return cur.fetchone() is not None
+
+
 def read_attempt(cur: Cursor, attempt_id: int) -> dict[str, Any] | None:
     """``attempt_id, state, planned, error`` of an attempt, or `None`."""
     cur.execute(SQL["read_attempt"], {"attempt_id": attempt_id})

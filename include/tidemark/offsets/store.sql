@@ -163,6 +163,13 @@ SELECT earlier.attempt_id, earlier.state, earlier.planned
  WHERE me.attempt_id = %(attempt_id)s AND earlier.attempt_id < me.attempt_id
  ORDER BY earlier.attempt_id DESC;
 
+-- name: newer_attempt
+-- An attempt that reads the same and began after this one. Locks nothing.
+SELECT newer.attempt_id
+  FROM tidemark.attempt me JOIN tidemark.attempt newer USING (group_id)
+ WHERE me.attempt_id = %(attempt_id)s AND newer.attempt_id > me.attempt_id AND newer.backfill_of IS NOT DISTINCT FROM me.backfill_of
+ LIMIT 1;
+
 -- name: read_attempt
 SELECT attempt_id, state, planned, error FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s;
 
