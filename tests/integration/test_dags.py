@@ -504,7 +504,7 @@ class Deed(form.AskThenDo):
         return [plan, answer.approved, answer.by, answer.is_of("ann"), answer.is_of("bob")]
 
 def tell(who, *chosen):
-    event = {"chosen_options": chosen, "params_input": {}, "responded_at": datetime.now(UTC), "responded_by_user": who}
+    event = {"chosen_options": list(chosen), "params_input": {}, "responded_at": datetime.now(UTC), "responded_by_user": who}
     try:
         return Deed(task_id="deed").execute_complete({}, event, plan="plan 1")
     except AirflowFailException as error:
