@@ -286,7 +286,12 @@ def test_warning_is_reported_and_published(lab):
 
 
 def test_file_with_a_problem_fails_at_once_with_its_text(lab):
-    """Place, problem and fix are in the log; it is not tried again."""
+    """Place, problem and fix are in the log; it is not tried again. Airflow's home page shows the same as an import error, which hides no
+    DAG."""
+    (failure,) = lab.client.import_errors()
+    assert failure.file.endswith("broken_consumers.py")
+    assert 'unknown key "batches"; did you mean "batch"?' in failure.trace
+    assert {"consume__bad", "consume__happy"} <= {dag["dag_id"] for dag in lab.client.get("dags", dag_id_pattern="consume__")["dags"]}
     run = lab.bad().trigger()
     assert run.wait() == "failed"
     assert run.tries() == ["failed"]
