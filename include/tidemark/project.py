@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _SHIPPED = Path(__file__).resolve().parent / "_project"
 """Migrations and entry point as a wheel has them; a checkout has its own."""
 
 
 def root() -> Path:
-    """The project folder: ``TIDEMARK_HOME``; else the checkout that this package is installed from, or the current folder if it is a wheel."""
+    """The project folder: ``TIDEMARK_HOME``; else the checkout that this package is installed from, or, for a wheel, the current folder."""
     home = os.environ.get("TIDEMARK_HOME")
     if home:
         return Path(home).resolve()

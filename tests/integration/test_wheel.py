@@ -51,9 +51,8 @@ def test_wheel_brings_the_entry_point_and_takes_the_users_files_from_the_current
     assert Path(job).is_file()
     assert Path(job).is_relative_to(installed)
     assert Path(root) == scenario.folder
-    consumed = run(
-        installed, scenario, f"import runpy, sys; sys.argv = ['consume', '--help']; runpy.run_path({job!r}, run_name='__main__')"
-    )
+    code = f"import runpy, sys; sys.argv = ['consume', '--help']; runpy.run_path({job!r}, run_name='__main__')"
+    consumed = run(installed, scenario, code)
     assert "One run of a consumer." in consumed.stdout, consumed.stderr
 
 
