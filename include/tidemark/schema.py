@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
+import psycopg2.errors
+
 from tidemark import project
 from tidemark.db import SEARCH_PATH, is_outage, session, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused
@@ -33,6 +36,16 @@ class SchemaMismatch(Refused):
 
 
 @dataclass(kw_only=True, eq=False)
+class SchemaHidden(Refused):
+    """The role may not look into the schema ``tidemark``."""
+
+    role: str
+
+    def __str__(self) -> str:
+        return f"The role {self.role} may not use the schema tidemark. Give it the grants in docs/deployment.md, Roles."
+
+
+@dataclass(kw_only=True, eq=False)
 class MigrationFailed(Refused):
     """Postgres refused a migration; ``message`` is its own."""
 
@@ -54,7 +67,10 @@ def known() -> list[str]:
 def applied(connection: Connection) -> list[str]:
     """The migrations that this database has had, in order; empty if it has never been migrated."""
     with transaction(connection) as cursor:
-        cursor.execute("SELECT to_regclass(%s)", (BOOKKEEPING,))
+        try:
+            cursor.execute("SELECT to_regclass(%s)", (BOOKKEEPING,))
+        except psycopg2.errors.InsufficientPrivilege:
+            raise SchemaHidden(role=connection.info.user) from None
         row = cursor.fetchone()
         if row is None or row[0] is None:
             return []
@@ -94,7 +110,6 @@ def migrate(url: str) -> list[str]:
 
 
 def _apply(url: str) -> None:
-    import psycopg2
     from yoyo import read_migrations
     from yoyo.backends.core.postgresql import PostgresqlBackend
     from yoyo.connections import parse_uri

@@ -198,7 +198,7 @@ def test_check_finds_all_that_is_wrong_with_what_the_file_names(scenario: Scenar
     assert done.returncode == 1
     assert f'{scenario.spec_file}:8:3: there is no topic "no-such-topic" on {scenario.topics.servers}' in done.stdout
     assert 'there is no suite "no-such-suite"' in done.stdout
-    assert f"There is no table {scenario.table}." in done.stdout
+    assert f"{scenario.spec_file}:3:10: There is no table {scenario.table}." in done.stdout
     assert f'CREATE TABLE "lake"."{scenario.name}" (' in done.stdout
     assert done.stdout.endswith("not ready\n")
 
@@ -209,6 +209,7 @@ def test_check_prints_the_ddl_of_missing_columns(scenario: Scenario) -> None:
     done = scenario.command("consumers", "check", scenario.name)
     alter = f'ALTER TABLE "lake"."{scenario.name}" ADD COLUMN "population" bigint;'
     assert done.returncode == 1
+    assert done.stdout.splitlines()[3].startswith(f"{scenario.spec_file}:3:10: The transform's output does not fit {scenario.table}:")
     assert "  - the table has no column population\n" in done.stdout
     assert alter in done.stdout.splitlines()
     scenario.sql(alter)
@@ -257,6 +258,17 @@ def test_check_of_a_folder_without_consumers_says_so(scenario: Scenario) -> None
     """Nothing to check is no error."""
     done = scenario.command("consumers", "check")
     assert (done.returncode, done.stdout) == (0, f"no consumers in {scenario.folder}/consumers\n")
+
+
+def test_sink_that_is_a_view_is_refused_with_advice_that_can_work(scenario: Scenario) -> None:
+    """A view can have no unique index, whatever ALTER TABLE is told."""
+    scenario.write(CITIES, topics=scenario.topics.create()).make_sink()
+    scenario.sql(f"ALTER TABLE {scenario.table} RENAME TO {scenario.name}_behind")
+    scenario.sql(f"DROP VIEW IF EXISTS {scenario.table}_validated; CREATE VIEW {scenario.table} AS TABLE {scenario.table}_behind")
+    done = scenario.command("consumers", "check", scenario.name)
+    assert done.returncode == 1
+    assert f"{scenario.table} is a view, which cannot have the unique index" in done.stdout
+    assert "ALTER TABLE" not in done.stdout
 
 
 # ---- sink ddl
@@ -370,6 +382,69 @@ def test_offsets_of_a_consumer_that_never_ran_count_all_records_as_lag(scenario:
     seen = as_json(scenario.command("offsets", scenario.name, "--output", "json"))
     assert seen["lag_records"] == 6
     assert seen["partitions"][0]["position"] is None
+
+
+def test_error_of_a_run_is_printed_once_and_is_an_object_for_programs(scenario: Scenario) -> None:
+    """The driver's log ends with it too; the type is the one of the driver's error."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, ["1"])
+    scenario.write(CITIES, topics=topic)
+    done = scenario.command("consume", scenario.name, "--output", "json")
+    text = f"There is no table {scenario.table}."
+    assert done.returncode == 1
+    assert sum(line.startswith(text) for line in done.stderr.splitlines()) == 1
+    error = as_json(done)["error"]
+    assert error["type"] == "SinkMissing"
+    assert error["text"].startswith(text)
+
+
+@pytest.mark.parametrize("spelled", [("--output", "json"), ("--output=json",)], ids=" ".join)
+@pytest.mark.parametrize("command", [("offsets", "x"), ("retries", "count", "x"), ("rewind", "apply", "99"), ("groups", "delete", "x")])
+def test_refusal_of_any_command_is_an_object_for_programs(scenario: Scenario, command: tuple[str, ...], spelled: tuple[str, ...]) -> None:
+    done = scenario.command(*command, *spelled)
+    assert done.returncode == 1
+    assert as_json(done) == {"error": {"type": as_json(done)["error"]["type"], "text": done.stderr.rstrip("\n")}}
+
+
+def test_results_that_were_only_told_are_there_for_programs(scenario: Scenario) -> None:
+    """What a command says on stderr, a program reads on stdout."""
+    scenario.write(CITIES, topics=scenario.topics.create(name=f"t-{scenario.name}")).make_sink()
+    topic = f"t-{scenario.name}"
+    target = {"topic": topic, "partition": 1}
+    assert as_json(scenario.command("migrate", "--output", "json")) == {"applied": []}
+    assert as_json(scenario.command("pause", scenario.name, f"{topic}:1", "--output", "json")) == {"paused": [target]}
+    assert as_json(scenario.command("resume", scenario.name, "--output", "json")) == {"resumed": [target], "paused": []}
+    assert as_json(scenario.command("groups", "delete", scenario.name, "--output", "json")) == {"deleted": scenario.name}
+
+
+def test_validate_fills_the_validated_view_outside_airflow(scenario: Scenario, tmp_path: Path) -> None:
+    """Every run that has no verdict is judged once; a critical one stops the view before its rows and is judged again."""
+    topic = scenario.topics.create(1)
+    suite = {"name": "s", "expectations": [_at_least("population", 1)]}
+    (tmp_path / "cities.json").write_text(json.dumps(suite))
+    scenario.write(CITIES, topics=topic, validation={"suite": "cities"}).make_sink()
+    validated = f"SELECT city FROM {scenario.table}_validated ORDER BY 1"
+    env = {"TIDEMARK_EXPECTATIONS": str(tmp_path)}
+    for city, population in (("Ulm", 1), ("Rom", 2), ("Bad", 0)):
+        scenario.topics.produce(topic, [json.dumps({"city": city, "population": population})])
+        scenario.run()
+        if city == "Ulm":
+            continue
+        done = scenario.command("validate", scenario.name, "--output", "json", env=env)
+        told = [(one["verdict"], one["counts"]["sink_rows"]) for one in as_json(done)["validations"]]
+        assert (done.returncode, told) == ((0, [("passed", 1), ("passed", 1)]) if city == "Rom" else (1, [("critical", 1)]))
+        assert scenario.sql(validated) == [("Rom",), ("Ulm",)]
+    assert "expect_column_values_to_be_between" in done.stderr
+    scenario.sql(f"UPDATE {scenario.table} SET population = 1 WHERE city = 'Bad'")
+    assert scenario.command("validate", scenario.name, env=env).returncode == 0
+    assert scenario.sql(validated) == [("Bad",), ("Rom",), ("Ulm",)]
+    again = scenario.command("validate", scenario.name, env=env)
+    assert (again.returncode, again.stdout) == (0, f"{scenario.name}: nothing to validate\n")
+
+
+def _at_least(column: str, value: int) -> dict[str, Any]:
+    kwargs = {"column": column, "min_value": value}
+    return {"type": "expect_column_values_to_be_between", "kwargs": kwargs, "severity": "critical"}
 
 
 # ---- wrong usage

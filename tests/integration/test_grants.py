@@ -18,6 +18,7 @@ from tidemark import project, schema
 from tidemark.consume.run import open_attempt
 from tidemark.db import session
 from tidemark.local import LocalStack
+from tidemark.local.postgres import DATABASE
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import Outcome, Run, validate
 
@@ -57,8 +58,11 @@ class Roles:
         parts = urlsplit(self.stack.postgres.url(self.database))
         return urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
 
-    def admin(self, *statements: str) -> None:
-        with contextlib.closing(psycopg2.connect(self.stack.postgres.url())) as connection:
+    def own(self, *statements: str) -> None:
+        self.admin(*statements, database=self.database)
+
+    def admin(self, *statements: str, database: str = DATABASE) -> None:
+        with contextlib.closing(psycopg2.connect(self.stack.postgres.url(database))) as connection:
             connection.autocommit = True
             with connection.cursor() as cur:
                 for statement in statements:
@@ -142,3 +146,23 @@ def test_the_lesser_role_can_neither_delete_nor_change_what_is_stored(statement:
     """The grants are the least: the ledger and the sink only grow."""
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         consumer.sql(statement.format(table=consumer.table))
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_check_without_usage_on_the_sinks_schema_names_the_grant(output: str, consumer: Scenario, roles: Roles) -> None:
+    """As a problem of the line that names the table, and no traceback."""
+    roles.own(f"REVOKE USAGE ON SCHEMA lake FROM {roles.run}")
+    done = consumer.command("consumers", "check", consumer.name, "--output", output)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "may not use the schema of" in done.stdout
+    assert f'GRANT USAGE ON SCHEMA "lake" TO "{roles.run}";' in done.stdout.replace("\\", "")
+    if output == "table":
+        assert re.search(rf"{consumer.spec_file}:\d+:\d+: The role {roles.run} may not", done.stdout)
+
+
+def test_role_without_usage_on_the_schema_tidemark_reads_where_the_grants_are(consumer: Scenario, roles: Roles) -> None:
+    roles.own(f"REVOKE USAGE ON SCHEMA tidemark FROM {roles.run}")
+    done = consumer.command("offsets", consumer.name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "may not use the schema tidemark. Give it the grants in docs/deployment.md" in done.stderr

@@ -300,3 +300,29 @@ def test_tries_come_in_order_with_their_times():
     assert tries[0].start is not None
     assert tries[0].start.tzinfo is not None
     assert server.seen[0][1].endswith("/taskInstances/t/0/tries")
+
+
+def test_airflow_has_died_if_it_was_started_not_stopped_and_does_not_run(tmp_path):
+    """`tidemark local up` starts that one again, and no other."""
+    airflow = LocalAirflow(tmp_path, metadata_url="postgresql://x@127.0.0.1/airflow", env={}, dags=tmp_path, plugins=None)
+    assert not airflow.has_died()
+    running = processes.Started.now(os.getpid())
+    write = {"port": 28080, "processes": {name: {"pid": running.pid, "created": running.created} for name in PROCESSES}}
+    (tmp_path / "state.json").write_text(json.dumps(write))
+    assert not airflow.has_died()
+    write["processes"]["scheduler"]["created"] -= 1000
+    (tmp_path / "state.json").write_text(json.dumps(write))
+    assert airflow.has_died()
+    (tmp_path / "state.json").write_text(json.dumps(write | {"processes": {}}))  # as `down` leaves it
+    assert not airflow.has_died()
+
+
+def test_airflow_is_as_started_while_its_settings_are_the_same(tmp_path):
+    airflow = LocalAirflow(tmp_path, metadata_url="postgresql://x@127.0.0.1/airflow", env={"A": "1"}, dags=tmp_path, plugins=None)
+    assert not airflow.is_as_started()
+    (tmp_path / "state.json").write_text(
+        json.dumps({"port": 28080, "fingerprint": settings.fingerprint(airflow._own(28080)), "processes": {}})
+    )
+    assert airflow.is_as_started()
+    airflow.env["A"] = "2"
+    assert not airflow.is_as_started()

@@ -121,9 +121,9 @@ def run_shown(
             if not newer:
                 raise
             raise TakenOver(consumer=spec.name) from error
-        except TidemarkError:
+        except TidemarkError as error:
             bar.stop()
-            for line in lines:
+            for line in _without(list(lines), str(error).splitlines()):
                 stderr.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
             raise
         show(done)
@@ -133,6 +133,11 @@ def run_shown(
     for obstacle in relay_at_end(connections, spec):
         stderr.print(obstacle, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return done
+
+
+def _without(lines: list[str], error: list[str]) -> list[str]:
+    """The driver's lines but for its error at the end, which `main` prints."""
+    return lines[: -len(error)] if error and lines[-len(error) :] == error else lines
 
 
 def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidemark import project, schema
@@ -33,21 +33,25 @@ def _group(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
             yield cur, store.ensure_group(cur, spec.group)
 
 
-def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path | None) -> None:
+def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path | None, output: OutputFormat) -> None:
     spec, targets = find_consumer(name, consumers or project.consumers()), _targets(what)
     _require_read(spec, Scope.parse(what))
     with _group(spec) as (cur, group_id):
         flow.pause(cur, group_id, targets, reason)
     stderr.print(f"paused from the next batch on: {_listed(targets)}", markup=False, highlight=False)
+    if output is OutputFormat.JSON:
+        print_json({"paused": _as_json(targets)})
 
 
-def resume_reading(name: str, what: Sequence[str], consumers: Path | None) -> None:
+def resume_reading(name: str, what: Sequence[str], consumers: Path | None, output: OutputFormat) -> None:
     with _group(find_consumer(name, consumers or project.consumers())) as (cur, group_id):
         ended = flow.resume(cur, group_id, _targets(what))
         still = flow.read(cur, group_id).paused
     stderr.print(f"resumed: {_listed(ended)}" if ended else "nothing of that was paused", markup=False, highlight=False)
     if still:
         stderr.print(f"still paused: {_listed(list(still))}", markup=False, highlight=False)
+    if output is OutputFormat.JSON:
+        print_json({"resumed": _as_json(ended), "paused": _as_json(still)})
 
 
 def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, consumers: Path | None, output: OutputFormat) -> None:
@@ -62,8 +66,7 @@ def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, con
             flow.limit_ahead(cur, group_id, ahead)
         now = flow.read(cur, group_id)
     if output is OutputFormat.JSON:
-        paused = [{"topic": target.topic, "partition": target.partition} for target in sorted(now.paused, key=str)]
-        print_json({"paused": paused, "priorities": dict(now.priorities), "max_ahead": now.max_ahead})
+        print_json({"paused": _as_json(now.paused), "priorities": dict(now.priorities), "max_ahead": now.max_ahead})
         return
     by_priority = sorted(now.priorities.items(), key=lambda one: (-one[1], one[0]))
     lines = {
@@ -119,6 +122,10 @@ def _priority(text: str) -> tuple[str, int]:
     if not topic or not re.fullmatch(r"-?\d{1,6}", number):
         raise BadInput(what="priority", found=text, fix="Write flights=10; topics with the highest are read first.")
     return topic, int(number)
+
+
+def _as_json(targets: Iterable[Target]) -> list[dict[str, str | int | None]]:
+    return [{"topic": target.topic, "partition": target.partition} for target in sorted(targets, key=str)]
 
 
 def _listed(targets: Sequence[Target]) -> str:

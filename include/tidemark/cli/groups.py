@@ -56,13 +56,15 @@ def show_group(group: str, output: OutputFormat) -> None:
     stdout.print(table)
 
 
-def delete_group(group: str) -> None:
+def delete_group(group: str, output: OutputFormat) -> None:
     with _connected() as connection:
         Coordinator(connection, group).delete_group()
     stderr.print(f"deleted {group}", markup=False, highlight=False)
+    if output is OutputFormat.JSON:
+        print_json({"deleted": group})
 
 
-def remove_members(group: str, names: Sequence[str], reason: str) -> None:
+def remove_members(group: str, names: Sequence[str], reason: str, output: OutputFormat) -> None:
     """All of them or, if one is not there, none."""
     with _connected() as connection:
         known = _described(connection, group).members
@@ -76,6 +78,8 @@ def remove_members(group: str, names: Sequence[str], reason: str) -> None:
             if error is not None:
                 raise error
     stderr.print(f"removed {', '.join(names)}", markup=False, highlight=False)
+    if output is OutputFormat.JSON:
+        print_json({"group": group, "removed": list(names)})
 
 
 def _described(connection: Connection, group: str) -> GroupDescription:

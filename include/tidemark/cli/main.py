@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, stderr
+from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, print_json, stderr
 from tidemark.cli.redrive import app as redrive_app
 from tidemark.cli.retries import app as retries_app
 from tidemark.cli.rewind import app as rewind_app
@@ -22,7 +25,6 @@ Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]].
 app = typer.Typer(
     help="Kafka consumer groups for PySpark and Airflow whose offsets live in Postgres.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 consumers_app = typer.Typer(help="Consumers, as their YAML files declare them.", no_args_is_help=True)
@@ -37,14 +39,28 @@ app.add_typer(redrive_app, name="redrive")
 app.add_typer(local_app, name="local")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tidemark {metadata.version('tidemark')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)] = False,
+) -> None: ...
+
+
 @app.command()
-def migrate() -> None:
+def migrate(output: Output = OutputFormat.TABLE) -> None:
     """Bring the database to this version's schema."""
     from tidemark import schema
     from tidemark.connections import database_url
 
     done = schema.migrate(database_url())
     stderr.print("\n".join(f"applied {name}" for name in done) or "nothing to apply: the database is current")
+    if output is OutputFormat.JSON:
+        print_json({"applied": done})
 
 
 @consumers_app.command("check")
@@ -93,6 +109,15 @@ def consume(
 
 
 @app.command()
+def validate(name: Name, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
+    """Judge what runs outside Airflow have loaded and no validation has passed, and move the validated offsets."""
+    from tidemark.cli.validate import validate_runs
+
+    if not validate_runs(name, consumers, output):
+        raise typer.Exit(1)
+
+
+@app.command()
 def backfill(
     name: Name,
     rewind_id: Annotated[
@@ -136,11 +161,11 @@ def groups_describe(group: GroupName, output: Output = OutputFormat.TABLE) -> No
 
 
 @groups_app.command("delete")
-def groups_delete(group: GroupName) -> None:
+def groups_delete(group: GroupName, output: Output = OutputFormat.TABLE) -> None:
     """Delete a group without members. Rows and ledger stay; a group that is made anew under its name starts without positions."""
     from tidemark.cli.groups import delete_group
 
-    delete_group(group)
+    delete_group(group, output)
 
 
 @groups_app.command("remove-member")
@@ -148,11 +173,12 @@ def groups_remove_member(
     group: GroupName,
     member: Annotated[list[str], typer.Argument(help="Instance id or member id, as `groups describe` shows them.")],
     reason: Annotated[str, typer.Option(help="Kept with the group.")] = "removed by an operator",
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Take members out of a group. One that lives joins again; its partitions go to others until then."""
     from tidemark.cli.groups import remove_members
 
-    remove_members(group, member, reason)
+    remove_members(group, member, reason, output)
 
 
 @app.command()
@@ -176,19 +202,20 @@ def pause(
     what: Targets = None,
     reason: Annotated[str, typer.Option(help="Kept with the pause.")] = "",
     consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Stop reading a consumer, topics or partitions, from the next batch on, until `resume`."""
     from tidemark.cli.flow import pause_reading
 
-    pause_reading(name, what or [], reason, consumers)
+    pause_reading(name, what or [], reason, consumers, output)
 
 
 @app.command()
-def resume(name: Name, what: Targets = None, consumers: Consumers = None) -> None:
+def resume(name: Name, what: Targets = None, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
     """End pauses; without topics all of the consumer's."""
     from tidemark.cli.flow import resume_reading
 
-    resume_reading(name, what or [], consumers)
+    resume_reading(name, what or [], consumers, output)
 
 
 @app.command()
@@ -235,15 +262,27 @@ def maintain(
 
 
 def main() -> None:
-    """Entry point of the ``tidemark`` command: a `TidemarkError` is one text on stderr and exit status 1."""
+    """Entry point of the ``tidemark`` command: a `TidemarkError` is one text on stderr and exit status 1.
+
+    With ``--output json`` stdout has it too, as ``{"error": {"type": ..., "text": ...}}``.
+    """
     try:
         app()
     except TidemarkError as error:
         stderr.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        if "json" in (value for flag, value in _options(sys.argv) if flag == "--output"):
+            print_json({"error": {"type": getattr(error, "type", type(error).__name__), "text": str(error)}})
         sys.exit(1)
     except KeyboardInterrupt:
         stderr.print("interrupted")
         sys.exit(130)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word as a flag, with its value: ``--flag value`` or ``--flag=value``."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        flag, equals, value = word.partition("=")
+        yield flag, value if equals else following
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
 from tidemark.quality import load_suite, validated_view_ddl
 from tidemark.retry.topics import ensure_topics, wanted
-from tidemark.sink.table import SinkMissing, create_ddl, data_fields
+from tidemark.sink.table import SinkHidden, SinkMismatch, SinkMissing, SinkNoTable, create_ddl, data_fields
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
 from tidemark.spec.transform import Transform, load_permanent, load_transform
 
@@ -114,9 +114,11 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
         with session(url) as connection:
             schema.require_current(connection)
             layout = layout_of(report.transform, report.spec.sink, connection, once)
-    except SinkMissing:
-        report.ddl = _ddl(report.spec, output_of(report.transform, once))
-        raise
+    except (SinkMissing, SinkHidden, SinkNoTable, SinkMismatch) as error:
+        report.problems.append(report.spec.problem(("sink", "table"), str(error), ""))
+        if isinstance(error, SinkMissing):
+            report.ddl = _ddl(report.spec, output_of(report.transform, once))
+        return
     report.columns = [column.name for column in layout.columns]
     if not layout.by_record:
         report.notes.append("the output has no lineage columns: its rows belong to whole batches, and only whole batches can be taken back")

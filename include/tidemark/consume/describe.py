@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.consume.work import TransformFailed, input_schema
 from tidemark.db import transaction
 from tidemark.errors import Refused
-from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_unique_index, match, read_columns
+from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_unique_index, match, read_columns, require_table
 from tidemark.sink.types import arrow_type, fits
 from tidemark.spec import Sink
 from tidemark.spec.transform import Form, Transform
@@ -70,13 +70,14 @@ def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
 
 
 def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_schema: SparkSchema) -> Layout:
-    """How this transform's output goes into the sink's table. Raises `SinkMissing` or `SinkMismatch`.
+    """How this transform's output goes into the sink's table. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or `SinkMismatch`.
 
     What a plain function returns takes the types of the table's own columns; without a declared result it may return every column
     that has no default.
     """
     with transaction(connection) as cur:
         columns = read_columns(cur, sink.table)
+        require_table(cur, sink.table)
         by_lineage = has_unique_index(cur, sink.table, [name for name, _ in LINEAGE])
         by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)
     if not columns:

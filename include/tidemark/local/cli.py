@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,11 +31,15 @@ Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default="the la
 
 
 @app.command()
-def up(folder: Folder = None, postgres_port: Port = None, kafka_port: Port = None) -> None:
-    """Start what does not run, and print where it is. The first start fetches Kafka and makes the data."""
+def up(folder: Folder = None, postgres_port: Port = None, kafka_port: Port = None, output: Output = OutputFormat.TABLE) -> None:
+    """Start what does not run, Airflow included if it was up, and print where it is. The first start fetches Kafka and makes the data."""
     stack = _stack(folder, postgres_port, kafka_port)
     with _reporting("starting Postgres and Kafka") as report:
         stack.up(report)
+        _revive_airflow(stack, report)
+    if output is OutputFormat.JSON:
+        print_json(_servers(stack))
+        return
     for server in stack.status():
         stdout.print(f"{server.name} {server.version} at {server.address}, process {server.pid}", highlight=False, markup=False)
     stderr.print('To point commands at it: eval "$(tidemark local env)"', markup=False, highlight=False)
@@ -53,16 +57,16 @@ def down(folder: Folder = None) -> None:
 @app.command()
 def status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
     """Show whether the servers run, where, which version, and the size of their data."""
-    servers = _stack(folder).status()
+    stack = _stack(folder)
     if output is OutputFormat.JSON:
-        print_json([asdict(server) | {"log": str(server.log)} for server in servers])
+        print_json(_servers(stack))
         return
     from rich import box
     from rich.filesize import decimal
     from rich.table import Table
 
     table = Table("server", "state", "pid", "address", "version", "data", "log", box=box.SIMPLE_HEAD)
-    for server in servers:
+    for server in stack.status():
         facts = (server.pid, server.address, server.version)
         table.add_row(
             server.name, server.state, *("" if fact is None else str(fact) for fact in facts), decimal(server.data_bytes), str(server.log)
@@ -96,6 +100,7 @@ def airflow_up(
     folder: Folder = None,
     port: Port = None,
     spark_master: Annotated[str, typer.Option(help="Host of the connection tidemark_spark.")] = "local[2]",
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Start Airflow on the stack, or repair it, and print where it is and how to sign in."""
     from tidemark.local.airflow import LocalAirflow
@@ -104,6 +109,9 @@ def airflow_up(
     airflow = LocalAirflow.on(stack, stack.folder / "airflow", port=port, spark_master=spark_master)
     with _reporting("starting Airflow") as report:
         airflow.up(report)
+    if output is OutputFormat.JSON:
+        print_json({"url": airflow.url, "user": airflow.user, "password": airflow.password})
+        return
     typer.echo(f"url={airflow.url}\nuser={airflow.user}\npassword={airflow.password}")
 
 
@@ -117,17 +125,40 @@ def airflow_down(folder: Folder = None) -> None:
 
 
 @airflow_app.command("status")
-def airflow_status(folder: Folder = None) -> None:
+def airflow_status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
     """Show the four processes; exit 1 unless all are healthy."""
     from tidemark.local.airflow import LocalAirflow
 
     status = LocalAirflow.at(_stack(folder).folder / "airflow").status()
-    typer.echo(f"url={status.url or 'never started'}")
-    for process in status.processes:
-        health = "healthy" if process.healthy else "not healthy" if process.pid else "stopped"
-        typer.echo(f"{process.name} pid={process.pid or '-'} {health}")
+    if output is OutputFormat.JSON:
+        print_json(status)
+    else:
+        typer.echo(f"url={status.url or 'never started'}")
+        for process in status.processes:
+            health = "healthy" if process.healthy else "not healthy" if process.pid else "stopped"
+            typer.echo(f"{process.name} pid={process.pid or '-'} {health}")
     if not status.healthy:
         raise typer.Exit(1)
+
+
+def _revive_airflow(stack: LocalStack, report: Report) -> None:
+    """Starts an Airflow again that has died, as its processes do when the database is away for long. One that was stopped stays so."""
+    folder = stack.folder / "airflow"
+    if not (folder / "state.json").exists():
+        return
+    from tidemark.local.airflow import LocalAirflow
+
+    if not LocalAirflow.at(folder).has_died():
+        return
+    airflow = LocalAirflow.on(stack, folder)
+    if airflow.is_as_started():
+        airflow.up(report)
+    else:
+        report("Airflow died and would be started with other settings now. To start it: tidemark local airflow up")
+
+
+def _servers(stack: LocalStack) -> list[dict[str, Any]]:
+    return [asdict(server) | {"log": str(server.log)} for server in stack.status()]
 
 
 def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: int | None = None) -> LocalStack:

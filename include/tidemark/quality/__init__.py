@@ -21,7 +21,7 @@ are made of this package.
 from tidemark.quality.conservation import Kind, Violation, check_conservation
 from tidemark.quality.judge import ExpectationError
 from tidemark.quality.suite import BadSuite, check_suite, load_suite
-from tidemark.quality.validation import validate
+from tidemark.quality.validation import unjudged, validate
 from tidemark.quality.verdict import Counts, Outcome, Result, Run, Severity, Verdict
 from tidemark.quality.view import validated_view, validated_view_ddl
 
@@ -39,6 +39,7 @@ __all__ = [
     "check_conservation",
     "check_suite",
     "load_suite",
+    "unjudged",
     "validate",
     "validated_view",
     "validated_view_ddl",

@@ -9,6 +9,16 @@ SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, bat
    AND (attempt.attempt_id = %(attempt_id)s OR attempt.dag_id = %(dag_id)s AND attempt.run_id = %(run_id)s)
  ORDER BY batch.topic_id, batch.partition, batch.start_offset;
 
+-- name: unjudged_attempts
+-- Attempts outside Airflow that have ended, and of whose ledger rows some have no verdict or a critical one, the oldest first. Locks nothing.
+SELECT DISTINCT batch.attempt_id
+  FROM tidemark.batch
+  JOIN tidemark.attempt USING (attempt_id)
+  LEFT JOIN tidemark.validation USING (validation_id)
+ WHERE batch.group_id = %(group_id)s AND attempt.dag_id IS NULL AND attempt.state <> 'RUNNING'
+   AND (validation.verdict IS NULL OR validation.verdict = 'critical')
+ ORDER BY batch.attempt_id;
+
 -- name: expose_loaded
 -- The records that the attempts of these drained batches have loaded, as far as no rewind has withdrawn them since.
 CREATE TEMPORARY TABLE tidemark_run_loaded ON COMMIT DROP AS

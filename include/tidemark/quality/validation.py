@@ -70,6 +70,16 @@ def validate(connection_url: str, run: Run, *, group: str, table: str, suite: Pa
             raise unavailable(error) from error
 
 
+def unjudged(connection: Connection, group: str) -> list[int]:
+    """The attempts outside Airflow that committed something which has no verdict or a critical one; the oldest first.
+
+    Raises `BadInput` for a group that never ran.
+    """
+    with transaction(connection) as cursor:
+        cursor.execute(SQL["unjudged_attempts"], {"group_id": group_number(cursor, group)})
+        return [attempt_id for (attempt_id,) in cursor.fetchall()]
+
+
 def _validate(connection: Connection, run: Run, group: str, table: str, suite: Suite | None, upsert: bool, started: float) -> Verdict:
     # ① one snapshot
     judged: list[Judged] = []

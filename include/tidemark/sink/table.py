@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psycopg2.errors
+
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
 from tidemark.sink.types import arrow_type, fits, postgres_type
@@ -72,6 +74,33 @@ class SinkMissing(Refused):
 
 
 @dataclass(kw_only=True, eq=False)
+class SinkHidden(Refused):
+    """The role may not look into the table's schema."""
+
+    table: str
+    role: str
+
+    def __str__(self) -> str:
+        schema = quoted(self.table.split(".")[0])
+        grant = f"GRANT USAGE ON SCHEMA {schema} TO {quoted(self.role)};"
+        return f"The role {self.role} may not use the schema of {self.table}. Its owner has to run: {grant}"
+
+
+@dataclass(kw_only=True, eq=False)
+class SinkNoTable(Refused):
+    """It is a view or the like: no constraint makes sure there that a record is loaded once."""
+
+    table: str
+    kind: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.table} is a {self.kind}, which cannot have the unique index on the lineage columns. "
+            "Write the name of a table in sink.table: the one behind it, or one that `tidemark sink ddl NAME` prints under another name."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class SinkMismatch(Refused):
     """The transform's output does not fit the sink; both are shown."""
 
@@ -107,9 +136,20 @@ def listed(identifiers: Sequence[str]) -> str:
 
 
 def read_columns(cur: Cursor, table: str) -> list[Column]:
-    """The table's columns in order; empty if there is no such table."""
-    cur.execute(SQL["columns"], {"table": quoted_table(table)})
+    """The table's columns in order; empty if there is no such table. Raises `SinkHidden`."""
+    try:
+        cur.execute(SQL["columns"], {"table": quoted_table(table)})
+    except psycopg2.errors.InsufficientPrivilege:
+        raise SinkHidden(table=table, role=cur.connection.info.user) from None
     return [Column(**row) for row in rows(cur)]
+
+
+def require_table(cur: Cursor, table: str) -> None:
+    """Raises `SinkNoTable` for a relation that can have no index of its own, or none that the whole of it obeys."""
+    cur.execute(SQL["kind"], {"table": quoted_table(table)})
+    row = cur.fetchone()
+    if row is not None and row[0] is not None:
+        raise SinkNoTable(table=table, kind=row[0])
 
 
 def has_unique_index(cur: Cursor, table: str, columns: Sequence[str]) -> bool:

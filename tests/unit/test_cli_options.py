@@ -1,0 +1,45 @@
+"""Options that mean the same everywhere are everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tidemark.cli.main import app
+
+WITHOUT_RESULT = {"sink ddl", "retries export", "local down", "local reset", "local airflow down"}
+"""Those that print SQL, print JSON anyway, or have nothing to say."""
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    if hasattr(command, "commands"):
+        for name, each in command.commands.items():
+            yield from commands(each, (*path, name))
+    else:
+        yield " ".join(path), {parameter.name for parameter in command.params}
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_has_the_common_options(command: str) -> None:
+    """``--output`` where there is a result; ``--consumers`` wherever a consumer is named."""
+    if command not in WITHOUT_RESULT:
+        assert "output" in COMMANDS[command]
+    if {"name", "names"} & COMMANDS[command] and command != "rewind list":  # a history, also of consumers whose files are gone
+        assert "consumers" in COMMANDS[command]
+
+
+def test_version_is_the_packages() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"tidemark {metadata.version('tidemark')}\n")
+
+
+def test_shells_can_complete() -> None:
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
