@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tidemark.offsets.ranges import TopicPartition
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State, ToDatetime
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State, ToDatetime, Undo
 from tidemark.rewind.offsets_file import parse_offsets
 from tidemark.rewind.show import MARKDOWN_ROWS, NOTED, about, as_json, escaped, markdown, table
 
@@ -132,6 +132,8 @@ def test_json_has_everything_and_is_a_file_of_offsets():
         "superseded_from": None,
         "lost": [600, 650],
         "backfill_left": None,
+        "rows_back": 0,
+        "failed_back": 0,
     }
     assert parse_offsets(json.dumps(told)) == {"departures-group": {one.partition: one.new for one in GROUP.partitions}}
 
@@ -142,6 +144,23 @@ def test_markdown_is_a_table_an_approver_can_read():
     assert "Reason: a bug of Tuesday  " in text.splitlines()
     assert "- lag afterwards: 1,234 offsets; about 2 min at 10 records/s" in text.splitlines()
     assert "At least 1,550 offsets read again" in text
+
+
+def test_an_undo_says_what_comes_back_and_what_goes():
+    """Whoever approves it sees that: in the text, and for each partition."""
+    group = replace(GROUP, partitions=(replace(part(0, 1_000, 251_000, 1_200, 3), rows_back=238_750, failed_back=6_250),))
+    undo = replace(PLAN, scenario=Undo(5), undo_of=5, groups=(group,))
+    text = markdown(undo)
+    assert (
+        "238,750 rows and 6,250 failed records of rewind 5 come back; at least 1,200 rows and 3 failed records taken out and kept, "
+        "should the undo be undone; 0 offsets read again."
+    ) in text
+    assert "| flights | 0 | 1,000 | 251,000 | 0 | 250,000 | 1,200 | 3 | 238,750 | 6,250 |" in text.splitlines()
+    assert "| rows back | failed back |" in text
+    narrow = [line.split() for line in printed(undo).splitlines() if line.split()[:1] == ["0"]]
+    assert narrow == [["0", "1,000", "251,000", "+250,000", "1,200", "3", "238,750", "6,250"]]
+    assert "238,750 rows and 6,250 failed records of rewind 5 come back" in " ".join(printed(undo).split())
+    assert (as_json(undo)["rows_back"], as_json(undo)["failed_back"]) == (238_750, 6_250)
 
 
 def test_markdown_of_a_very_large_plan_is_cut_and_summed():

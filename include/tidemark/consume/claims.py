@@ -18,6 +18,8 @@ from tidemark.offsets import flow, store
 from tidemark.offsets.ranges import Claim, Generation, Log, Slice, TopicPartition, plan_batch
 from tidemark.offsets.reset import LogTruncated, TopicRecreated, check_position, first_position
 from tidemark.offsets.store import ClaimRefused, Position
+from tidemark.offsets.waiting import Wait
+from tidemark.retry.store import REWINDS
 from tidemark.rewind.backfill import Backfill, end_now
 from tidemark.sink.commit import Receipt
 from tidemark.spec.model import OffsetReset
@@ -272,10 +274,11 @@ def _group_went_on(connection: Connection, me: Claimant, refused: ClaimRefused) 
 def _claim(
     connection: Connection, me: Claimant, topic_id: int, found: Log, cluster: Cluster, backfill: Backfill | None, *, topic_known: bool
 ) -> Claim:
-    for grace_ms in (GRACE_MS, GRACE_MS):
+    wait = Wait(f"position of {found.partition}")
+    while True:
         try:
             with transaction(connection) as cur:
-                cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(grace_ms),))
+                cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(GRACE_MS),))
                 if me.member_id is not None:
                     store.require_member(cur, me.group, me.group_id, me.member_id)
                 if backfill is not None:
@@ -284,11 +287,13 @@ def _claim(
         except DatabaseUnavailable as error:
             if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
                 raise
-            blocked = error
         with transaction(connection) as cur:
             ended = store.end_writers(cur, me.group_id, topic_id, found.partition)
-        log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", me.group, found.partition, ended)
-    raise blocked
+            if not ended:  # a rewind, or somebody else who is no writer
+                group_id = me.group_id if backfill is None else backfill.group_id
+                wait.say(cur, {"class": REWINDS, "group_id": group_id, "topic_id": topic_id, "partition": found.partition.partition})
+        if ended:
+            log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", me.group, found.partition, ended)
 
 
 def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cluster, *, topic_known: bool) -> Claim:

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+import psycopg2.errors
+
 from tidemark.db import rows, statements
-from tidemark.errors import Broken, Fenced, Refused
+from tidemark.errors import Broken, Fenced, Refused, Unavailable
 from tidemark.group.errors import UnknownMemberId
 from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
@@ -68,6 +70,20 @@ class ClaimRefused(Fenced):
         return (
             f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is no "
             "newer one and cannot take it."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class SessionNotEnded(Unavailable):
+    """A commit holds a partition for too long, and this role may not end its session; ``message`` is Postgres' own."""
+
+    partition: TopicPartition
+    message: str
+
+    def __str__(self) -> str:
+        return (
+            f"A commit holds {self.partition}, and its session could not be ended: {self.message} Use the role of that session, or grant "
+            "pg_signal_backend to this one. Nothing was stored; the same call may succeed once the commit has ended."
         )
 
 
@@ -215,8 +231,15 @@ def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) ->
 
 
 def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int:
-    """Ends the session that has moved a partition in a transaction that is still open; returns how many there were."""
-    cur.execute(SQL["end_writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})
+    """Ends the session that has moved a partition in a transaction that is still open; returns how many there were.
+
+    Raises `SessionNotEnded` if the role may not.
+    """
+    try:
+        cur.execute(SQL["end_writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})
+    except psycopg2.errors.InsufficientPrivilege as error:
+        said = " ".join(f"{text.rstrip('.')}." for text in (error.diag.message_primary, error.diag.message_detail) if text)
+        raise SessionNotEnded(partition=partition, message=said) from error
     return len(cur.fetchall())
 
 

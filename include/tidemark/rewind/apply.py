@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg2.errors
 
 from tidemark.db import rows, statements, transaction
-from tidemark.errors import Refused, Unavailable
+from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.ranges import TopicPartition
+from tidemark.offsets.waiting import Wait
 from tidemark.quality.conservation import on_table
 from tidemark.retry.store import REWINDS
 from tidemark.rewind import backfill, guards, overwritten, undo
@@ -45,8 +46,8 @@ SQL = statements("tidemark.rewind", "apply.sql")
 
 GRACE_MS = 10_000
 """How long a commit that is in flight on a partition is waited for, before its database session is ended."""
-LOCK_MS = 60_000
-"""How long another rewind of the same group is waited for."""
+LOCK_MS = 20_000
+"""After this the log says for whom a rewind waits: another one of the same group, or the commit of a drain. Then it waits on."""
 IDLE_MS = 60_000
 """A process that stands still in the middle of a rewind loses its session, and so its locks, after this."""
 LOCK_CLASS = REWINDS
@@ -73,26 +74,6 @@ class StalePlan(Refused):
 
     def __str__(self) -> str:
         return "\n".join([*self.moved, f"Rewind {self.rewind_id} was not applied, nothing was changed. Plan again."])
-
-
-@dataclass(kw_only=True, eq=False)
-class RewindInProgress(Unavailable):
-    """Another rewind of the group is being applied."""
-
-    group: str
-
-    def __str__(self) -> str:
-        return f"Another rewind of group {self.group} is being applied, and takes its time. Nothing was changed; try again."
-
-
-@dataclass(kw_only=True, eq=False)
-class PartitionBusy(Unavailable):
-    """Somebody holds a position, and is no commit of a consumer's, or could not be ended."""
-
-    partition: TopicPartition
-
-    def __str__(self) -> str:
-        return f"The position of {self.partition} is held by a session that did not end in time. Nothing was changed; try again."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -134,8 +115,9 @@ def apply(
     The group may have gone on reading since the plan was made; what it wrote since then is superseded too.
 
     Raises `StalePlan` with everything that has changed, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
-    `RowsStay` for what the sink has against it, `RowsRefused` (of an undo), `RewindNotAllowed`, and `RewindInProgress`, `PartitionBusy`,
-    `DatabaseUnavailable` or `BrokerUnavailable`, after which the same call may succeed. Then nothing is changed.
+    `RowsStay` for what the sink has against it, `RowsRefused` (of an undo), `RewindNotAllowed`, and `SessionNotEnded`,
+    `DatabaseUnavailable` or `BrokerUnavailable`, after which the same call may succeed. Then nothing is changed. Other rewinds, drains and
+    whoever else holds a position are waited for as long as their sessions live.
     """
     plan = read(connection, rewind_id)  # ①
     if plan.state is not State.PLANNED:
@@ -210,10 +192,10 @@ def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> Found:
 def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
     cur.execute(SQL["limits"], {"lock_ms": str(LOCK_MS), "idle_ms": str(IDLE_MS)})
     for group in sorted(plan.groups, key=lambda group: group.group_id):
-        try:
-            cur.execute(SQL["lock_group"], {"class": LOCK_CLASS, "group_id": group.group_id})
-        except psycopg2.errors.LockNotAvailable as error:
-            raise RewindInProgress(group=group.group) from error
+        wait, key = Wait(f"rewinds of group {group.group}"), {"class": LOCK_CLASS, "group_id": group.group_id}
+        while _locked(cur, SQL["lock_group"], key) is None:
+            wait.say(cur, {**key, "topic_id": None, "partition": None})
+    cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # whoever holds the rewind's row does not hold it for long
     cur.execute(SQL["lock_rewind"], {"rewind_id": plan.rewind_id})
     (locked,) = rows(cur)
     cur.execute(SQL["limits"], {"lock_ms": str(GRACE_MS), "idle_ms": str(IDLE_MS)})
@@ -223,19 +205,27 @@ def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
 def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
     """The position, which stays until the transaction ends; `None`: there is none any more. What was locked before it stays locked, too."""
     partition = TopicPartition(part["topic"], part["partition"])
-    for _ in range(2):
-        cur.execute("SAVEPOINT position")
-        try:
-            cur.execute(SQL["lock_partition"], part)
-        except psycopg2.errors.LockNotAvailable:
-            cur.execute("ROLLBACK TO SAVEPOINT position")
-        else:
-            row = cur.fetchone()
-            cur.execute("RELEASE SAVEPOINT position")
-            return None if row is None else int(row[0])
+    wait = Wait(f"position of {partition}")
+    while (found := _locked(cur, SQL["lock_partition"], part)) is None:
         ended = store.end_writers(cur, part["group_id"], part["topic_id"], partition)
-        log.warning("ended a session that held a partition partition=%s sessions=%s", partition, ended)
-    raise PartitionBusy(partition=partition)
+        if ended:
+            log.warning("ended a session that held a partition partition=%s sessions=%s", partition, ended)
+        else:
+            wait.say(cur, {**part, "class": LOCK_CLASS})
+    return int(found[0][0]) if found else None
+
+
+def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]] | None:
+    """What a statement returns that waits for a lock; `None`: it was not had in time. What was locked before stays locked."""
+    cur.execute("SAVEPOINT lock")
+    try:
+        cur.execute(statement, parameters)
+    except psycopg2.errors.LockNotAvailable:
+        cur.execute("ROLLBACK TO SAVEPOINT lock")
+        return None
+    found = cur.fetchall()
+    cur.execute("RELEASE SAVEPOINT lock")
+    return found
 
 
 def _expired(locked: Mapping[str, Any]) -> list[str]:

@@ -116,6 +116,10 @@ class PartitionPlan:
     """What was made from this offset and those behind it is taken out."""
     backfill_left: int | None = None
     """Offsets of what is skipped that a backfill still has to read; `None`: there is none, or not yet."""
+    rows_back: int = 0
+    """Of an undo: rows that it puts back, which the undone rewind had taken out."""
+    failed_back: int = 0
+    """Likewise failed records."""
 
     @property
     def replay(self) -> int:

@@ -27,6 +27,7 @@ MARKDOWN_ROWS = 200
 NOTED = 20
 """Partitions with losses that are named."""
 
+_BACK = ["rows back", "failed back"]
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
@@ -37,7 +38,7 @@ def table(plan: Plan) -> RenderableType:
     for group in plan.groups:
         parts += [Text(), _line(_about_group(group), "bold")]
         for topic, partitions in groupby(group.partitions, key=lambda part: part.partition.topic):
-            parts += [_line(f"topic {topic}"), _topic_table(list(partitions))]
+            parts += [_line(f"topic {topic}"), _topic_table(list(partitions), undo=plan.undo_of is not None)]
         parts += [_line(text) for text in _notes(plan, group)]
     return Group(*parts, Text(), *(_line(text) for text in _closing(plan)))
 
@@ -47,13 +48,15 @@ def markdown(plan: Plan) -> str:
     blocks = ["  \n".join(map(escaped, _heading(plan)))]
     for group in plan.groups:
         blocks.append(f"**{escaped(_about_group(group))}**")
-        rows = [_markdown_row(part) for part in group.partitions[:MARKDOWN_ROWS]]
+        undo = plan.undo_of is not None
+        rows = [_markdown_row(part, undo=undo) for part in group.partitions[:MARKDOWN_ROWS]]
         if rest := group.partitions[MARKDOWN_ROWS:]:
             sums = (sum(part.replay for part in rest), sum(part.skip for part in rest))
             taken = (sum(part.sink_rows for part in rest), sum(part.failed_records for part in rest))
-            rows.append(_row([f"{len(rest):,} more", "", "", "", *(f"{number:,}" for number in (*sums, *taken))]))
-        head = _row(["topic", "partition", "now", "new", "read again", "skipped", "rows out", "failed out"])
-        blocks.append("\n".join([head, "|---|---:|---:|---:|---:|---:|---:|---:|", *rows]))
+            back = (sum(part.rows_back for part in rest), sum(part.failed_back for part in rest)) if undo else ()
+            rows.append(_row([f"{len(rest):,} more", "", "", "", *(f"{number:,}" for number in (*sums, *taken, *back))]))
+        heads = ["topic", "partition", "now", "new", "read again", "skipped", "rows out", "failed out", *(_BACK if undo else [])]
+        blocks.append("\n".join([_row(heads), "|---|" + "---:|" * (len(heads) - 1), *rows]))
         if notes := _notes(plan, group):
             blocks.append("\n".join(f"- {escaped(text)}" for text in notes))
     return "\n\n".join([*blocks, "  \n".join(map(escaped, _closing(plan)))]) + "\n"
@@ -86,13 +89,16 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def totals(plan: Plan) -> dict[str, int]:
-    """Sums over all partitions: offsets that are read again and that are skipped, rows and failed records that are taken out."""
+    """Sums over all partitions: offsets that are read again and that are skipped, rows and failed records that are taken out, and, of an
+    undo, that come back."""
     parts = [part for _, part in plan]
     return {
         "replay": sum(part.replay for part in parts),
         "skip": sum(part.skip for part in parts),
         "sink_rows": sum(part.sink_rows for part in parts),
         "failed_records": sum(part.failed_records for part in parts),
+        "rows_back": sum(part.rows_back for part in parts),
+        "failed_back": sum(part.failed_back for part in parts),
     }
 
 
@@ -182,12 +188,17 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
 
 def _closing(plan: Plan) -> list[str]:
     sums = totals(plan)
-    least = "At least " if plan.state is State.PLANNED and sums["replay"] else ""
-    lasts = sums["skip"] and plan.undo_of is None  # what an undo passes over it puts back
-    what = "" if not lasts else ", to be read by the backfill" if plan.backfill else " for ever"
+    growing = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
+    least = ("At least " if plan.undo_of is None else "at least ") if plan.state is State.PLANNED and growing else ""
+    what = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " for ever"
     read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{what}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
-    return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
+    if plan.undo_of is None:
+        return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
+    back = f"{counted(sums['rows_back'], 'row')} and {counted(sums['failed_back'], 'failed record')} of rewind {plan.undo_of} come back"
+    return [
+        f"{back}; {least}{rows} and {failed} taken out and kept, should the undo be undone; {counted(sums['replay'], 'offset')} read again."
+    ]
 
 
 def about(seconds: float) -> str:
@@ -211,21 +222,26 @@ def _line(text: str, style: str = "") -> Text:
     return Text("".join(char if char.isprintable() else " " for char in text), style=style, overflow="fold")
 
 
-def _topic_table(partitions: Sequence[PartitionPlan]) -> Table:
+def _topic_table(partitions: Sequence[PartitionPlan], *, undo: bool) -> Table:
     greatest = max(max(part.old, part.new) for part in partitions)
     commas = "," if greatest < WITH_COMMAS else ""
     moves = ["moves"] if greatest < WITH_MOVES else []
-    made = Table("part", "now", "new", *moves, "rows", "failed", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
+    back = _BACK if undo else []
+    made = Table(
+        "part", "now", "new", *moves, "rows", "failed", *back, box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False
+    )
     for column in made.columns:
         column.no_wrap, column.justify = True, "right"
     for part in partitions:
         numbers = [f"{part.old:{commas}}", f"{part.new:{commas}}", *([f"{part.new - part.old:+{commas}}"] if moves else [])]
-        made.add_row(str(part.partition.partition), *numbers, f"{part.sink_rows:,}", f"{part.failed_records:,}")
+        returns = [f"{part.rows_back:,}", f"{part.failed_back:,}"] if undo else []
+        made.add_row(str(part.partition.partition), *numbers, f"{part.sink_rows:,}", f"{part.failed_records:,}", *returns)
     return made
 
 
-def _markdown_row(part: PartitionPlan) -> str:
-    numbers = (part.old, part.new, part.replay, part.skip, part.sink_rows, part.failed_records)
+def _markdown_row(part: PartitionPlan, *, undo: bool) -> str:
+    back = (part.rows_back, part.failed_back) if undo else ()
+    numbers = (part.old, part.new, part.replay, part.skip, part.sink_rows, part.failed_records, *back)
     return _row([escaped(part.partition.topic), str(part.partition.partition), *(f"{number:,}" for number in numbers)])
 
 
@@ -257,6 +273,8 @@ def _group_json(group: GroupPlan) -> dict[str, Any]:
                 "superseded_from": part.superseded_from,
                 "lost": list(part.lost) if part.lost else None,
                 "backfill_left": part.backfill_left,
+                "rows_back": part.rows_back,
+                "failed_back": part.failed_back,
             }
             for part in group.partitions
         ],

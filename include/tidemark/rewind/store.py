@@ -152,4 +152,6 @@ def _partition(row: dict[str, Any], backfill_left: int | None) -> PartitionPlan:
         lost=None if lost_from is None else (lost_from, row["new"]),
         superseded_from=row["superseded_from"],
         backfill_left=backfill_left,
+        rows_back=row["rows_back"],
+        failed_back=row["failed_back"],
     )

@@ -20,11 +20,16 @@ SELECT rewind_id, group_id, consumer, group_name, sink, group_state, in_flight, 
   FROM tidemark.rewind_group WHERE rewind_id = ANY (%(rewind_ids)s::bigint[]) ORDER BY rewind_id, consumer;
 
 -- name: read_partitions
--- The partitions of these rewinds: what was planned, and once applied what it was. Locks nothing.
+-- The partitions of these rewinds: what was planned, and once applied what it was; of an undo also what comes back. Locks nothing.
 SELECT rewind_id, group_id, topic.name AS topic, topic_id, partition, coalesce(old_offset, planned_offset) AS old, new_offset AS new,
-       coalesce(sink_rows, planned_sink_rows) AS sink_rows, coalesce(failed_records, planned_failed_records) AS failed_records,
-       CASE WHEN NOT hold AND new_offset > target THEN target END AS lost_from, superseded_from
-  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id)
+       coalesce(part.sink_rows, planned_sink_rows) AS sink_rows,
+       coalesce(part.failed_records, planned_failed_records) AS failed_records,
+       CASE WHEN NOT hold AND new_offset > target THEN target END AS lost_from, superseded_from,
+       coalesce(undone.sink_rows, 0) AS rows_back, coalesce(undone.failed_records, 0) AS failed_back
+  FROM tidemark.rewind_partition part JOIN tidemark.topic USING (topic_id) JOIN tidemark.rewind USING (rewind_id)
+  LEFT JOIN LATERAL (SELECT sink_rows, failed_records FROM tidemark.rewind_partition before
+                      WHERE before.rewind_id = rewind.undo_of AND before.group_id = part.group_id AND before.topic_id = part.topic_id
+                        AND before.partition = part.partition) undone ON true
  WHERE rewind_id = ANY (%(rewind_ids)s::bigint[])
  ORDER BY rewind_id, group_id, topic.name, partition;
 

@@ -13,13 +13,16 @@ import pytest
 from tests.integration.rewind.lab import Lab, of_all_kinds
 from tests.ledger import eventually, in_thread, payloads
 
+from tidemark.consume import claims
 from tidemark.db import session, transaction
 from tidemark.errors import DatabaseUnavailable
 from tidemark.group.wake import channel_of
+from tidemark.kafka.cluster import Topic
 from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.offsets.reset import Log
 from tidemark.offsets.store import OffsetFenced
 from tidemark.rewind import apply as applying
-from tidemark.rewind.apply import PartitionBusy, RewindInProgress, StalePlan
+from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.model import ShiftBy, State, ToCurrent, ToOffset
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.tally import Judged
@@ -70,15 +73,24 @@ def test_of_two_plans_applied_at_once_one_is_stale(lab: Lab) -> None:
     lab.check()
 
 
-def test_a_rewind_that_takes_long_is_waited_for_and_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applying, "LOCK_MS", 300)
+def said(caplog: pytest.LogCaptureFixture, *words: str) -> None:
+    """Until a line of the log has all of these words."""
+    eventually(lambda: [text for text in caplog.messages if all(word in text for word in words)])
+
+
+def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another rewind, or the long commit of a drain."""
+    monkeypatch.setattr(applying, "LOCK_MS", 100)
     planned = lab.plan(ToCurrent())
-    with session(lab.url) as other, transaction(other) as cur:
-        cur.execute(applying.SQL["lock_group"], {"class": applying.LOCK_CLASS, "group_id": lab.group_id})
-        with pytest.raises(RewindInProgress, match=f"group {lab.spec.group}") as raised:
-            lab.apply(planned.rewind_id)
-    assert raised.value.retriable
-    assert not lab.apply(planned.rewind_id).already
+    with session(lab.url, application="tidemark/1/77") as other, transaction(other) as cur:
+        cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (applying.LOCK_CLASS, lab.group_id))
+        with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
+            said(caplog, f"rewinds of group {lab.spec.group}", "tidemark/1/77", f"pid {other.info.backend_pid}")
+            assert not applied.done()
+            other.commit()
+            assert applied.result(30).plan.state is State.APPLIED
 
 
 def test_a_rewind_goes_through_while_the_group_rebalances(lab: Lab) -> None:
@@ -123,19 +135,44 @@ def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pyte
     lab.check()
 
 
-def test_a_position_held_by_somebody_else_is_not_taken_by_force(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator's own session is not ended; the rewind gives up and changes nothing."""
-    monkeypatch.setattr(applying, "GRACE_MS", 200)
+def test_a_position_held_by_somebody_else_is_waited_for_and_not_taken_by_force(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator's own session is not ended; the log names it."""
+    monkeypatch.setattr(applying, "GRACE_MS", 100)
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
-    before = lab.image()
-    with session(lab.url, application="psql") as other:
-        with transaction(other) as cur:
-            cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s FOR UPDATE", (lab.group_id,))
-            with pytest.raises(PartitionBusy, match=f"{lab.topic}/0"):
-                lab.apply(planned.rewind_id)
-        assert lab.image() == before
-    assert not lab.apply(planned.rewind_id).already
+    with session(lab.url, application="psql") as other, transaction(other) as cur:
+        cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s AND partition = 0 FOR UPDATE", (lab.group_id,))
+        with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
+            said(caplog, f"position of {lab.topic}/0", "psql", f"pid {other.info.backend_pid}")
+            assert not applied.done()
+            other.commit()
+            assert applied.result(30).plan.state is State.APPLIED
+    lab.check()
+
+
+def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A claim gives up no more while rows are being moved (I4)."""
+    monkeypatch.setattr(claims, "GRACE_MS", 100)
+    lab.read(50)
+    ((uuid,),) = lab.sql("SELECT kafka_uuid FROM tidemark.topic WHERE topic_id = %s", lab.topic_id)
+    partition = TopicPartition(lab.topic, 0)
+    log = Log(partition, 0, 100)
+    found = claims.Found([Topic(lab.topic, uuid, 3)], {partition: log}, {partition: 100})
+    with session(lab.url, application="tidemark rewind") as other, transaction(other) as cur, session(lab.url) as mine:
+        cur.execute(applying.SQL["lock_group"], {"class": applying.LOCK_CLASS, "group_id": lab.group_id})
+        cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s FOR NO KEY UPDATE", (lab.group_id,))
+        with transaction(mine) as read:
+            generation = store.next_generation(read)
+        me = claims.Claimant(lab.spec.group, lab.group_id, 1, None, generation, "me")
+        with in_thread(lambda: claims.claim_all(mine, me, found, [partition], lambda _: log)) as claimed:
+            said(caplog, f"position of {lab.topic}/0", "tidemark rewind", f"pid {other.info.backend_pid}")
+            assert not claimed.done()
+            other.commit()
+            assert [claim.position for claim in claimed.result(30)] == [50]
 
 
 def test_what_was_read_before_a_rewind_is_fenced_and_its_owner_claims_again(lab: Lab) -> None:

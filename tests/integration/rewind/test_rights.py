@@ -12,6 +12,8 @@ import pytest
 from tests.integration.rewind.lab import Lab
 
 from tidemark.db import connect
+from tidemark.offsets.store import SessionNotEnded
+from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import RewindNotAllowed
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ToOffset, Undo
@@ -105,3 +107,17 @@ def test_row_security_that_hides_rows_refuses_the_plan_and_the_rewind(lab: Lab, 
             assert lab.apply(rewind_id, connection=connection).plan.groups[0].partitions[0].sink_rows == 27
     if force:
         lab.sql(f"ALTER TABLE {lab.table} OWNER TO CURRENT_USER")
+
+
+def test_a_role_that_may_not_end_a_commits_session_is_told_which_right_is_missing(
+    lab: Lab, grant: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applying, "GRACE_MS", 200)
+    url = grant(*READS, *REWINDS)
+    lab.read(50)
+    with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
+        planned = lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection)
+        with contextlib.closing(connect(lab.url, application="tidemark/1/1")) as commit:
+            commit.cursor().execute("UPDATE tidemark.partition_offset SET next_offset = next_offset")
+            with pytest.raises(SessionNotEnded, match="pg_signal_backend"):
+                lab.apply(planned.rewind_id, connection=connection)

@@ -35,6 +35,17 @@ def test_undo_at_once_is_as_if_nothing_had_been(lab: Lab) -> None:
     assert batches == failed == lost == written_over == archives == []
 
 
+def test_the_plan_of_an_undo_says_what_comes_back_and_what_goes(lab: Lab) -> None:
+    """Also once it was applied."""
+    lab.read(50)
+    done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
+    lab.read(30)
+    planned = lab.plan(Undo(done.rewind_id))
+    for plan in (planned, lab.apply(planned.rewind_id).plan):
+        (part,) = [part for _, part in plan if part.rows_back]
+        assert (part.rows_back, part.failed_back, part.sink_rows, part.failed_records) == (27, 6, 9, 2)
+
+
 def test_rewinds_are_undone_newest_first(lab: Lab) -> None:
     """Three on top of each other, with reading in between, and back through every state."""
     images = []

@@ -1,0 +1,37 @@
+"""Waiting for a lock for as long as the sessions that hold it live, and saying for whom."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidemark.db import statements
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+
+log = logging.getLogger(__name__)
+
+SQL = statements("tidemark.offsets", "waiting.sql")
+
+
+class Wait:
+    """One wait for a lock that is asked for again and again; it ends with the lock. ``what`` is what the log calls it."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._since, self._next_s = what, time.monotonic(), 0.0
+
+    def say(self, cur: Cursor, key: Mapping[str, Any]) -> None:
+        """Logs who holds the lock, the first time and then at growing intervals.
+
+        ``key``: the ``class`` of a group's advisory lock and its ``group_id``, and of a position ``topic_id`` and ``partition``, or `None`.
+        """
+        waited_s = time.monotonic() - self._since
+        if waited_s < self._next_s:
+            return
+        self._next_s = 2 * waited_s
+        cur.execute(SQL["holders"], key)
+        held_by = ", ".join(f"{name or '?'} (pid {pid}, role {role}, since {since or '?'})" for pid, name, role, since in cur.fetchall())
+        log.warning("waiting for a lock what=%s waited_s=%.0f held_by=%s", self._what, waited_s, held_by or "unknown")
