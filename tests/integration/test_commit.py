@@ -485,15 +485,30 @@ def test_a_session_that_is_ended_in_the_middle_of_its_copy_leaves_nothing(group:
     assert group.counted() == BEFORE
 
 
-def test_a_row_that_is_not_let_go_in_time_is_an_outage(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """② waits for whoever holds the row, but not for ever."""
+def test_a_row_that_another_commit_does_not_let_go_in_time_is_an_outage(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """② waits for a twin or an older owner, but not longer than `LOCK_TIMEOUT_MS`."""
     monkeypatch.setattr(commit_module, "LOCK_TIMEOUT_MS", 100)
     part = group.slice()
-    with contextlib.closing(psycopg2.connect(group.url)) as holder, holder.cursor() as cur:
+    with contextlib.closing(psycopg2.connect(group.url, application_name="tidemark/1/0")) as holder, holder.cursor() as cur:
         cur.execute("SELECT FROM tidemark.partition_offset FOR UPDATE")
         with pytest.raises(DatabaseUnavailable, match="lock timeout"):
             group.commit(part, never())
     assert group.commit(part).counts == KINDS
+
+
+def test_a_rewind_that_holds_the_row_is_waited_for_as_long_as_it_lives(
+    group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long it takes (I4), the commit that waits for it neither fails nor loses what it has read."""
+    monkeypatch.setattr(commit_module, "LOCK_TIMEOUT_MS", 50)
+    part = group.slice()
+    with contextlib.closing(psycopg2.connect(group.url, application_name="tidemark rewind")) as rewind, rewind.cursor() as cur:
+        cur.execute("SELECT FROM tidemark.partition_offset FOR UPDATE")
+        with in_thread(lambda: group.commit(part)) as committed:
+            eventually(lambda: [text for text in caplog.messages if "waiting for a lock" in text and "tidemark rewind" in text])
+            eventually(lambda: len([text for text in caplog.messages if "waiting for a lock" in text]) > 1)
+            rewind.rollback()
+            assert committed.result(60).counts == KINDS
 
 
 def test_a_database_that_is_not_there_is_an_outage(group: Group) -> None:

@@ -15,10 +15,10 @@ from tidemark.errors import DatabaseUnavailable
 from tidemark.group.listener import Partitions, RebalanceListener
 from tidemark.kafka.cluster import Cluster, Topic
 from tidemark.offsets import flow, store
+from tidemark.offsets.locks import LockWait
 from tidemark.offsets.ranges import Claim, Generation, Log, Slice, TopicPartition, plan_batch
 from tidemark.offsets.reset import LogTruncated, TopicRecreated, check_position, first_position
 from tidemark.offsets.store import ClaimRefused, Position
-from tidemark.offsets.waiting import Wait
 from tidemark.retry.store import REWINDS
 from tidemark.rewind.backfill import Backfill, end_now
 from tidemark.sink.commit import Receipt
@@ -274,7 +274,7 @@ def _group_went_on(connection: Connection, me: Claimant, refused: ClaimRefused) 
 def _claim(
     connection: Connection, me: Claimant, topic_id: int, found: Log, cluster: Cluster, backfill: Backfill | None, *, topic_known: bool
 ) -> Claim:
-    wait = Wait(f"position of {found.partition}")
+    wait = LockWait(f"position of {found.partition}")
     while True:
         try:
             with transaction(connection) as cur:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg2.errors
 
 from tidemark.db import rows, statements
-from tidemark.errors import Broken, Fenced, Refused, Unavailable
+from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
 from tidemark.group.errors import UnknownMemberId
 from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
@@ -54,6 +55,15 @@ class PositionDeleted(Refused):
             f"The position of {self.partition} was deleted while this run held it (tidemark groups delete, or by hand). Nothing of this "
             "slice was stored; the next run starts where offset_reset says, so see first which of its rows are in the sink."
         )
+
+
+@dataclass(kw_only=True, eq=False)
+class PositionLocked(DatabaseUnavailable):
+    """Another session holds the row of a partition; ``group_id`` is the group of the row."""
+
+    partition: TopicPartition
+    topic_id: int
+    group_id: int
 
 
 @dataclass(kw_only=True, eq=False)
@@ -309,10 +319,12 @@ def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None =
 
     Comes before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` when the
     offset was moved, and the ledger's counts if a twin of this task (retried, speculative) had already committed the very slice.
-    Raises `OffsetFenced` if the row's epoch or offset is not what the caller was given, `PositionDeleted` if there is no row.
+    Raises `OffsetFenced` if the row's epoch or offset is not what the caller was given, `PositionDeleted` if there is no row, and
+    `PositionLocked` if another session holds the row for longer than ``lock_timeout``.
     """
     key = _key(group_id, part)
-    cur.execute(SQL["move_offset"], key)
+    with locked_position(group_id, part):
+        cur.execute(SQL["move_offset"], key)
     if cur.fetchone() is not None:
         return None
     row = _row(cur, key, part.partition)
@@ -321,6 +333,15 @@ def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None =
     if twin is None:
         raise _fenced(cur, key, part.partition, part.epoch)
     return twin
+
+
+@contextlib.contextmanager
+def locked_position(group_id: int, part: Slice) -> Iterator[None]:
+    """A lock that is not granted within ``lock_timeout``, or to a rewind that waits for this session, shows as `PositionLocked`."""
+    try:
+        yield
+    except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected) as error:
+        raise PositionLocked(partition=part.partition, topic_id=part.topic_id, group_id=group_id, cause=str(error).strip()) from error
 
 
 def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> Counts | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.db import rows, statements
 from tidemark.errors import Broken
 from tidemark.offsets.ranges import Slice, TopicPartition
+from tidemark.offsets.store import locked_position
 from tidemark.retry.ladder import Ladder
 
 if TYPE_CHECKING:
@@ -87,9 +88,11 @@ class RecordsChanged(Broken):
 def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
     """The records of a drained slice that are due and still wait for it, by hop; until the transaction ends they are nobody else's.
 
-    What a rewind withdrew, an operator discarded, or somebody sent round again is not among them.
+    What a rewind withdrew, an operator discarded, or somebody sent round again is not among them. Raises `PositionLocked` while a rewind of
+    the group goes on.
     """
-    cur.execute(SQL["lock_out_rewinds"], {"class": REWINDS, "group_id": group_id})
+    with locked_position(group_id, part):
+        cur.execute(SQL["lock_out_rewinds"], {"class": REWINDS, "group_id": group_id})
     cur.execute(SQL["lock_due"], _key(group_id, part))
     return _waiting(cur)
 

@@ -25,8 +25,8 @@ from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
+from tidemark.offsets.locks import LockWait
 from tidemark.offsets.ranges import TopicPartition
-from tidemark.offsets.waiting import Wait
 from tidemark.quality.conservation import on_table
 from tidemark.retry.store import REWINDS
 from tidemark.rewind import backfill, guards, overwritten, undo
@@ -192,7 +192,7 @@ def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> Found:
 def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
     cur.execute(SQL["limits"], {"lock_ms": str(LOCK_MS), "idle_ms": str(IDLE_MS)})
     for group in sorted(plan.groups, key=lambda group: group.group_id):
-        wait, key = Wait(f"rewinds of group {group.group}"), {"class": LOCK_CLASS, "group_id": group.group_id}
+        wait, key = LockWait(f"rewinds of group {group.group}"), {"class": LOCK_CLASS, "group_id": group.group_id}
         while _locked(cur, SQL["lock_group"], key) is None:
             wait.say(cur, {**key, "topic_id": None, "partition": None})
     cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # whoever holds the rewind's row does not hold it for long
@@ -205,7 +205,7 @@ def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
 def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
     """The position, which stays until the transaction ends; `None`: there is none any more. What was locked before it stays locked, too."""
     partition = TopicPartition(part["topic"], part["partition"])
-    wait = Wait(f"position of {partition}")
+    wait = LockWait(f"position of {partition}")
     while (found := _locked(cur, SQL["lock_partition"], part)) is None:
         ended = store.end_writers(cur, part["group_id"], part["topic_id"], partition)
         if ended:
@@ -216,11 +216,12 @@ def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
 
 
 def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]] | None:
-    """What a statement returns that waits for a lock; `None`: it was not had in time. What was locked before stays locked."""
+    """What a statement returns that waits for a lock; `None` if the lock was not granted in time, or its holder waits for this session (a
+    drain does). What was locked before stays locked."""
     cur.execute("SAVEPOINT lock")
     try:
         cur.execute(statement, parameters)
-    except psycopg2.errors.LockNotAvailable:
+    except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected):
         cur.execute("ROLLBACK TO SAVEPOINT lock")
         return None
     found = cur.fetchall()

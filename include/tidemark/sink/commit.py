@@ -21,12 +21,13 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 from tidemark.db import FIX_PATH, answering, connect, is_outage, release_if_lost, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
+from tidemark.offsets.locks import LockWait, held_by_writer
 from tidemark.offsets.ranges import Slice
-from tidemark.offsets.store import Counts
+from tidemark.offsets.store import Counts, PositionLocked
 from tidemark.retry.breaker import Breaker
 from tidemark.retry.ladder import NO_LADDER, Ladder, Rung
 from tidemark.retry.order import KeyOrder
-from tidemark.retry.store import read_blocked
+from tidemark.retry.store import REWINDS, read_blocked
 from tidemark.sink.load import Refusals, copy, load, load_carefully, translated
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_MS = 120_000
-"""How long ② waits for whoever holds the row: a twin's or an older owner's COPY, which ends or is ended."""
+"""How long ② waits for another commit that holds the row: a twin's or an older owner's COPY, which ends or is ended."""
 IDLE_TIMEOUT_MS = 60_000
 """Between two statements nothing takes long; a session that is idle inside its transaction belongs to a process that is gone."""
 OUTCOME_WAIT_S = 60
@@ -197,7 +198,24 @@ def _commit_slice(
 
 
 def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
-    """One transaction around steps ② to ⑤, which are ``store_parts``; returns what it returns once that is stored for sure."""
+    """One transaction around steps ② to ⑤, which are ``store_parts``; returns what it returns once that is stored for sure.
+
+    A commit never fails because a rewind holds a position: it begins again until the rewind has ended. Nothing of ``store_parts`` was used
+    up by then, because ② comes first.
+    """
+    wait = LockWait(f"position of {parts[0].partition}")
+    while True:
+        try:
+            return _commit(target, parts, store_parts)
+        except PositionLocked as error:
+            with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
+                position = {"group_id": error.group_id, "topic_id": error.topic_id, "partition": error.partition.partition}
+                if held_by_writer(cur, **position):
+                    raise
+                wait.say(cur, {**position, "class": REWINDS})
+
+
+def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
     with (
         waiting(f"commit of={parts[0]}"),
         contextlib.closing(connect(target.database_url, application=target.application)) as connection,

@@ -10,3 +10,12 @@ SELECT DISTINCT pid, application_name, usename, date_trunc('second', xact_start)
         AND held.transactionid IN (SELECT part.xmax FROM tidemark.partition_offset part
                                     WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s))
  ORDER BY pid;
+
+-- name: writers
+-- Sessions of commits that have written a position in a transaction that is still open. Locks nothing.
+SELECT pid
+  FROM tidemark.partition_offset part
+  JOIN pg_locks held ON held.locktype = 'transactionid' AND held.transactionid = part.xmax AND held.granted
+  JOIN pg_stat_activity USING (pid)
+ WHERE part.group_id = %(group_id)s AND part.topic_id = %(topic_id)s AND part.partition = %(partition)s
+   AND pid <> pg_backend_pid() AND application_name LIKE 'tidemark/%%';

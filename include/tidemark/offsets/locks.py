@@ -1,4 +1,4 @@
-"""Waiting for a lock for as long as the sessions that hold it live, and saying for whom."""
+"""Waiting for a lock for as long as the sessions that hold it live, and reporting who they are."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SQL = statements("tidemark.offsets", "waiting.sql")
+SQL = statements("tidemark.offsets", "locks.sql")
 
 
-class Wait:
-    """One wait for a lock that is asked for again and again; it ends with the lock. ``what`` is what the log calls it."""
+class LockWait:
+    """One wait for a lock that is asked for again and again. ``what``: the log's name for the lock."""
 
     def __init__(self, what: str) -> None:
         self._what, self._since, self._next_s = what, time.monotonic(), 0.0
 
     def say(self, cur: Cursor, key: Mapping[str, Any]) -> None:
-        """Logs who holds the lock, the first time and then at growing intervals.
+        """Logs who holds the lock: the first time, and then at growing intervals.
 
         ``key``: the ``class`` of a group's advisory lock and its ``group_id``, and of a position ``topic_id`` and ``partition``, or `None`.
         """
@@ -35,3 +35,9 @@ class Wait:
         cur.execute(SQL["holders"], key)
         held_by = ", ".join(f"{name or '?'} (pid {pid}, role {role}, since {since or '?'})" for pid, name, role, since in cur.fetchall())
         log.warning("waiting for a lock what=%s waited_s=%.0f held_by=%s", self._what, waited_s, held_by or "unknown")
+
+
+def held_by_writer(cur: Cursor, group_id: int, topic_id: int, partition: int) -> bool:
+    """Does a commit hold this position, of a consumer or of a drain? A rewind is none, nor is a session of somebody else."""
+    cur.execute(SQL["writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition})
+    return cur.fetchone() is not None
