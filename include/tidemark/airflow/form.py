@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Never, TypeVar
@@ -14,7 +13,7 @@ from airflow.sdk import Context, Param
 from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException, TaskAwaitingInput
 
 from tidemark.airflow.dags import START
-from tidemark.errors import Refused, Unavailable
+from tidemark.errors import Unavailable
 from tidemark.rewind.scenario import Problems
 from tidemark.spec.problem import nearest, quoted
 
@@ -138,20 +137,6 @@ class AskThenDo(HITLOperator):
         if answer.approved and answer.by is None:
             raise AirflowFailException("Airflow does not know who approved this. Nothing was changed; clear this task to be asked again.")
         return answer
-
-
-def plainly(method: Callable[..., T]) -> Callable[..., T]:
-    """Has an operator's method fail with the text of a refusal, which is in the log before Airflow's traceback, and without its causes."""
-
-    @functools.wraps(method)
-    def tell(self: Any, context: Context, *args: Any) -> T:
-        try:
-            return method(self, context, *args)
-        except Refused as error:
-            self.log.error("%s", error)
-            raise AirflowFailException(str(error)) from None
-
-    return tell
 
 
 def start_run(dag_id: str, run_id: str) -> DagRunTriggerException:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from airflow.sdk import DAG, BaseOperator, Context, Param
 
 from tidemark import project
-from tidemark.airflow.dags import START, retrying
-from tidemark.airflow.form import plainly, requester
+from tidemark.airflow.dags import RUN_TYPES, START, retrying
+from tidemark.airflow.form import requester
+from tidemark.airflow.operators import plainly
 from tidemark.keep import FLOOR, FLOOR_VARIABLE, default_keep, parse_keep
 from tidemark.spec import read_folder
 
@@ -29,6 +30,7 @@ def maintain_dag() -> DAG:
         start_date=START,
         catchup=False,
         max_active_runs=1,
+        allowed_run_types=RUN_TYPES,
         is_paused_upon_creation=False,  # what nobody removes grows
         tags=["tidemark", "maintain"],
         default_args={"owner": "tidemark"},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import subprocess
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from airflow.sdk import Asset, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -15,10 +16,26 @@ from tidemark import project
 from tidemark.errors import Refused
 from tidemark.spec import ConsumerSpec, OnFailure, find_consumer
 
+T = TypeVar("T")
+
 PROGRESS_EVERY_S = 5
 DRIVER_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:tidemark\.\S+ )?(.*)")
 """A line of the driver's own logging: it keeps its level and loses its time, which the task's log gives it, and our loggers' names."""
 COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
+
+
+def plainly(method: Callable[..., T]) -> Callable[..., T]:
+    """A refusal fails the task with its text alone, which is logged above Airflow's traceback."""
+
+    @functools.wraps(method)
+    def tell(self: Any, context: Context, *args: Any) -> T:
+        try:
+            return method(self, context, *args)
+        except Refused as error:
+            self.log.error("%s", error)
+            raise AirflowFailException(str(error)) from None
+
+    return tell
 
 
 class ConsumeOperator(BaseOperator):
@@ -40,6 +57,7 @@ class ConsumeOperator(BaseOperator):
         self._driver: subprocess.Popen[str] | None = None
         self._killed = False
 
+    @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         return self._consume(context, spec_of(self.consumer))
 
@@ -113,6 +131,7 @@ class ValidateOperator(BaseOperator):
         super().__init__(**kwargs)
         self.consumer = consumer
 
+    @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
         from tidemark.quality import Outcome, Run, validate

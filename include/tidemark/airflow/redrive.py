@@ -20,8 +20,8 @@ from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.dags import form_consumers, retrying
-from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, refuse_unknown, requester, start_run
-from tidemark.airflow.operators import PROGRESS_EVERY_S, spec_of
+from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, refuse_unknown, requester, start_run
+from tidemark.airflow.operators import PROGRESS_EVERY_S, plainly, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.errors import BadInput
 from tidemark.retry.filter import Filter, State

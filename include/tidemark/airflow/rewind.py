@@ -22,8 +22,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
 from tidemark.airflow.dags import retrying
-from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, plainly, requester, start_run
-from tidemark.airflow.operators import ConsumeOperator, spec_of
+from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, requester, start_run
+from tidemark.airflow.operators import ConsumeOperator, plainly, spec_of
 from tidemark.airflow.rewind_form import form, read_form
 from tidemark.spec import ConsumerSpec, OnFailure, Run
 from tidemark.spec.model import Approval
