@@ -118,7 +118,7 @@ batches: {max_records: 5}
 """
 
 
-def eventually(ask: Callable[[], T], *, within_s: float = 60, what: str = "") -> T:
+def eventually(ask: Callable[[], T], *, within_s: float = 180, what: str = "") -> T:
     """The first truthy answer."""
     deadline = time.monotonic() + within_s
     while not (answer := ask()):

@@ -126,7 +126,7 @@ def sleeping_run(client: AirflowClient) -> tuple[str, int]:
 
 IN_CRITICAL_SECTION = """
 SELECT pid FROM pg_locks AS held WHERE locktype = 'advisory' AND granted
-   AND EXISTS (SELECT FROM pg_locks AS wanted WHERE wanted.pid = held.pid AND wanted.relation = 'slot_pool'::regclass AND NOT granted)
+   AND EXISTS (SELECT FROM pg_locks AS wanted WHERE wanted.pid = held.pid AND wanted.relation = 'public.slot_pool'::regclass AND NOT granted)
 """
 """The session that holds the scheduler's lock and waits for the table of pools."""
 
@@ -226,7 +226,7 @@ def test_scheduler_killed_while_it_queues_tasks_does_not_hold_up_its_successor(a
     end_driver(driver)
     with db.session(airflow.metadata_url) as connection:
         with db.transaction(connection) as cursor:
-            cursor.execute("LOCK TABLE slot_pool IN EXCLUSIVE MODE")  # the scheduler asks for this table after it has taken its lock
+            cursor.execute("LOCK TABLE public.slot_pool IN EXCLUSIVE MODE")  # the scheduler asks for this table after it has taken its lock
             pid = eventually(lambda: asked(cursor, IN_CRITICAL_SECTION))
             airflow.kill("scheduler")
         with db.transaction(connection) as cursor:

@@ -49,13 +49,13 @@ class Running:
         self._thread.join(60)
         assert not self.alive
 
-    def ended(self, within_s: float = 60) -> launch.Progress:
+    def ended(self, within_s: float = 180) -> launch.Progress:
         self._thread.join(within_s)
         assert not self.alive
         assert isinstance(self.result, launch.Progress), self.result
         return self.result
 
-    def failed(self, within_s: float = 60) -> TidemarkError:
+    def failed(self, within_s: float = 180) -> TidemarkError:
         self._thread.join(within_s)
         assert isinstance(self.result, TidemarkError), self.result
         return self.result
