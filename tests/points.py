@@ -20,7 +20,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from tests import points_hook
 from tidemark.sink.steps import Step
 
-REACHED_WITHIN_S = 60
+REACHED_WITHIN_S = 180
 
 
 @dataclass(frozen=True, slots=True)
