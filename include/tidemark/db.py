@@ -111,7 +111,7 @@ def _check_url(url: str) -> None:
 
 def _moment(text: str | bytes | None, cursor: Cursor) -> datetime | str | None:
     """A timestamptz: as a ``datetime``, or as Postgres writes it where Python has none (years outside 1 to 9999, infinity). A time that a
-    producer made up is data, and must not stop whoever reads its row."""
+    producer made up is data, and must not stop the reader of its row."""
     if text is None:
         return None
     text = text if isinstance(text, str) else text.decode()

@@ -126,7 +126,8 @@ def sleeping_run(client: AirflowClient) -> tuple[str, int]:
 
 IN_CRITICAL_SECTION = """
 SELECT pid FROM pg_locks AS held WHERE locktype = 'advisory' AND granted
-   AND EXISTS (SELECT FROM pg_locks AS wanted WHERE wanted.pid = held.pid AND wanted.relation = 'public.slot_pool'::regclass AND NOT granted)
+   AND EXISTS (SELECT FROM pg_locks AS wanted
+                WHERE wanted.pid = held.pid AND wanted.relation = 'public.slot_pool'::regclass AND NOT granted)
 """
 """The session that holds the scheduler's lock and waits for the table of pools."""
 

@@ -152,6 +152,8 @@ def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored
     assert lab.sql("SELECT new_offset FROM tidemark.rewind_partition WHERE rewind_id = %s", number) == [(40,)]
     other.answer("Reject")
     other.wait()
+    consumer.read_here()
+    assert consumer.position() == RECORDS
 
 
 def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(lab, consumers, rewind):

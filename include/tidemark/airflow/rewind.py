@@ -304,8 +304,8 @@ def _words(made: Plan) -> str:
 
 
 def _announce(context: Context, done: Plan) -> None:
-    """Tells whoever waits for the sinks which ranges are others now, with the keys of a run's event. A try after one that had applied the
-    rewind tells it again: ``rewind`` says that it is the same."""
+    """Emits an event of each sink with the ranges that have changed, with the keys of a run's event. A later try emits it again; ``rewind``
+    is the same then."""
     for group in done.groups:
         changed = [part for part in group.partitions if part.sink_rows or (done.undo_of is not None and part.old != part.new)]
         if changed:

@@ -226,8 +226,8 @@ def progress(database_url: str, attempt_id: int) -> Progress:
 
 
 class _Follow:
-    """Reads an attempt's state again and again, over one session, in a thread of its own: Postgres may not answer for long, and whoever
-    follows the driver must not wait for that. A database that is away is the driver's to tell."""
+    """Reads an attempt's state again and again, over one session, in a thread of its own: Postgres may be silent for long, and the caller,
+    who follows the driver, must not wait for it. It is the driver that reports a database that is away."""
 
     def __init__(self, database_url: str, attempt_id: int) -> None:
         self._url = database_url

@@ -117,7 +117,7 @@ def apply(
     Raises `StalePlan` with everything that has changed, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
     `RowsStay` for what the sink has against it, `RowsRefused` (of an undo), `RewindNotAllowed`, and `SessionNotEnded`,
     `DatabaseUnavailable` or `BrokerUnavailable`, after which the same call may succeed. Then nothing is changed. Other rewinds, drains and
-    whoever else holds a position are waited for as long as their sessions live.
+    other sessions that hold a position are waited for as long as their sessions live.
     """
     plan = read(connection, rewind_id)  # ①
     if plan.state is not State.PLANNED:
@@ -195,7 +195,7 @@ def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
         wait, key = LockWait(f"rewinds of group {group.group}"), {"class": LOCK_CLASS, "group_id": group.group_id}
         while _locked(cur, SQL["lock_group"], key) is None:
             wait.say(cur, {**key, "topic_id": None, "partition": None})
-    cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # whoever holds the rewind's row does not hold it for long
+    cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # the rewind's row is never locked for long
     cur.execute(SQL["lock_rewind"], {"rewind_id": plan.rewind_id})
     (locked,) = rows(cur)
     cur.execute(SQL["limits"], {"lock_ms": str(GRACE_MS), "idle_ms": str(IDLE_MS)})

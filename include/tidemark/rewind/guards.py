@@ -29,7 +29,7 @@ TRIAL_WAIT_MS = 1_000
 _ACTIONS = {"c": "ON DELETE CASCADE", "n": "ON DELETE SET NULL", "d": "ON DELETE SET DEFAULT", "r": "ON DELETE RESTRICT", "a": "NO ACTION"}
 _CASCADES = frozenset("cnd")
 _USERS_CLASSES = frozenset({"0A", "21", "22", "23", "27", "42", "44", "P0"})
-"""Classes of SQLSTATE with which a table, its triggers or its constraints answer. A missing right (42501) is told elsewhere."""
+"""Classes of SQLSTATE with which a table, its triggers or its constraints answer. A missing right (42501) is reported elsewhere."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -190,7 +190,7 @@ def _closing(plan: Plan) -> list[str]:
     sums = totals(plan)
     growing = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
     least = ("At least " if plan.undo_of is None else "at least ") if plan.state is State.PLANNED and growing else ""
-    what = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " for ever"
+    what = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
     read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{what}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")
     if plan.undo_of is None:

@@ -145,11 +145,11 @@ def commit_slice(
     ``judged`` is consumed while Postgres takes the rows, so a slice of any size needs the memory of one batch. Safe to call again
     for the same slice: the second finds the first one's ledger row. With ``isolate`` records whose rows Postgres refuses become failed
     records, up to ``target.max_rejected``, and the others are loaded; that takes several COPYs, so ``judged`` is spooled before the
-    transaction begins. ``order`` is told which keys are blocked before ``judged`` is asked for anything.
+    transaction begins. ``order`` gets the blocked keys before ``judged`` is asked for anything.
 
     Raises `OffsetFenced` if the partition was taken away, `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help),
     `TooManyRejected`, `BadOutput` or `Broken` for what is wrong with the rows, `BreakerTripped` where too many records fail, `HeldTooMany`
-    where too many would be held, `KeysBlocked` (with ``isolate``: judge the slice anew), `DatabaseUnavailable` for an outage, and whatever
+    where too many would be held, `KeysBlocked` (with ``isolate``: judge the slice again), `DatabaseUnavailable` for an outage, and whatever
     ``judged`` or ``payloads`` raise; then nothing is stored. `CommitUnknown` leaves open whether it is.
     """
     if isolate:

@@ -48,7 +48,7 @@ def commit_drained(target: Target, part: Slice, judge: Judge, *, isolate: bool =
     """Stores a slice of a retry topic in one transaction of its own. Raises as `commit_slice` does, but for the breaker.
 
     What is due is read and tried before the transaction begins, so that neither locks nor rewinds wait for the transform. What has changed
-    meanwhile (an operator discarded it, a rewind withdrew it, a relay publishes it anew) keeps what it has become.
+    meanwhile (an operator discarded it, a rewind withdrew it, a relay publishes it again) keeps what it has become.
     """
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
         due = _in_order(cur, target, retries.read_due(cur, target.group_id, part))

@@ -66,7 +66,7 @@ def test_relay_tells_any_timestamp_that_kafka_takes(far: Lab) -> None:
 
 
 def test_drain_loads_a_record_of_any_time_as_what_it_was(far: Lab) -> None:
-    """The transform is told the same time as at the first reading."""
+    """The transform gets the same time as at the first reading."""
     far.relay()
     far.say({})
     far.age(minutes(5))
@@ -77,7 +77,7 @@ def test_drain_loads_a_record_of_any_time_as_what_it_was(far: Lab) -> None:
 
 
 def test_list_show_and_export_tell_times_that_python_cannot_hold(far: Lab) -> None:
-    """As Postgres writes them; all others as ever."""
+    """As Postgres writes them; all others as before."""
     far.sql("UPDATE tidemark.failed_record SET record_timestamp = 'infinity' WHERE record_offset = 0")
 
     def command(*words: str) -> str:
@@ -96,7 +96,7 @@ def test_list_show_and_export_tell_times_that_python_cannot_hold(far: Lab) -> No
 
 
 def test_what_a_relay_raises_after_a_run_never_fails_the_run(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run has committed: whatever is wrong is told, and nothing is raised."""
+    """The run has committed: whatever is wrong is reported, and nothing is raised."""
 
     def broken(*_: object) -> None:
         raise ValueError("year 10000 is out of range")
