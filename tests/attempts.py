@@ -87,7 +87,7 @@ class Attempt:
                 for process in self.tree():
                     process.resume()
             kill_group(self.driver)
-        self._thread.join(30)
+        self._thread.join(120)
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:

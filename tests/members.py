@@ -74,7 +74,7 @@ class Group:
         for member in self.members:
             member.poll()
 
-    def settle(self, *, within_s: float = 20) -> None:
+    def settle(self, *, within_s: float = 180) -> None:
         """Until the group is stable with these members, and all have taken over what they were assigned."""
 
         def settled() -> bool:

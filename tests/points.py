@@ -115,7 +115,7 @@ class Points:
         assert not missed, f"never reached: {missed}"
 
 
-def until(condition: Callable[[], Any], what: str, within_s: float = 30) -> Any:
+def until(condition: Callable[[], Any], what: str, within_s: float = 180) -> Any:
     """The first true answer of ``condition``, asked again and again."""
     retrying = Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=wait_fixed(0.02))
     try:

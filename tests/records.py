@@ -58,7 +58,7 @@ def compacted(scenario: Scenario) -> str:
         scenario.topics.produce(topic, [value], key=b"same")
     scenario.topics.produce(topic, [b"other"], key=b"other")
     with _cleaner_awake(scenario.topics.servers):
-        eventually(lambda: set(scenario.records(topic)) == {19, 20}, within_s=60)
+        eventually(lambda: set(scenario.records(topic)) == {19, 20}, within_s=180)
     return topic
 
 

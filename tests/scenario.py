@@ -340,7 +340,7 @@ class Scenario:
         return len(read - mentioned) - sum(skipped for _, _, skipped in ranges)
 
 
-def eventually(condition: Callable[[], Any], *, within_s: float = 30) -> Any:
+def eventually(condition: Callable[[], Any], *, within_s: float = 180) -> Any:
     """The first true answer of ``condition``, asked again and again."""
     return Retrying(retry=retry_if_result(lambda found: not found), stop=stop_after_delay(within_s), wait=wait_fixed(0.1))(condition)
 

@@ -14,7 +14,7 @@ from tests.chaos.feed import Log
 
 PAUSE_S = 0.01
 AWAY_S = 0.1
-LIMIT_S = 60
+LIMIT_S = 120
 COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted")
 
 

@@ -47,7 +47,7 @@ def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack, steps):
             check_as_they_stood(chaos, marks)
             for point in points:
                 point.release()
-        assert run.result(60).records == sum(chaos.feed.ends)
+        assert run.result(180).records == sum(chaos.feed.ends)
 
 
 @at_once

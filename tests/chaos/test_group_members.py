@@ -19,7 +19,7 @@ from tidemark.sink.steps import Step
 PARTITIONS, ROUNDS = 4, 3
 SESSION_MS = 6000
 """The least that a group allows unless it is told otherwise."""
-TAKEOVER_S = SESSION_MS / 1000 + 10
+TAKEOVER_S = SESSION_MS / 1000 + 120
 """Of a dead member's partitions: its session, a heartbeat of those that live, a rebalance."""
 
 

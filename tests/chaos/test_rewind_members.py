@@ -36,7 +36,7 @@ from tidemark.spec.scope import Scope
 PARTITIONS, BACKLOG, SLICE = 4, 20, 40
 """Partitions, rounds of the feed that are there before anybody reads, and offsets of a batch."""
 SESSION_MS = 20_000
-START_S, GO_ON_S = 90, 20
+START_S, GO_ON_S = 180, 180
 """For two drivers that start on two cores, and for a member to commit again after a rewind."""
 SHORT_MS = 300
 

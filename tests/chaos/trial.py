@@ -83,7 +83,7 @@ class Trial:
 
     def run_here(self) -> Progress:
         with self.running_here() as run:
-            return run.result(60)
+            return run.result(180)
 
     @contextlib.contextmanager
     def held_here(self, step: Step, *, rounds: int = 1) -> Iterator[Held]:

@@ -38,7 +38,7 @@ class RewindRun:
         return self.lab.client.xcom(DAG, self.run_id, task)
 
     def wait(self) -> str:
-        return self.lab.client.wait(DAG, self.run_id, 60)
+        return self.lab.client.wait(DAG, self.run_id, 180)
 
     def question(self) -> dict[str, Any]:
         """What the person is asked, once the scheduler knows that the task waits: it loses answers that are quicker than its own loop."""

@@ -162,9 +162,9 @@ def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, la
     ladder.say({"5": "retry"})
     began = marks()
     make_due(lab, ladder, in_s=2)
-    woken = drained_in(lab, ladder, within_s=90)  # it may have been woken for another test a moment ago, and is quiet for a minute then
+    woken = drained_in(lab, ladder, within_s=180)  # it may have been woken for another test a moment ago, and is quiet for a minute then
     assert woken.startswith("asset_triggered__") or marks() > began, "neither woken, nor was it the schedule's time"
-    assert lab.client.wait(DRAINS, woken, 60) == "success"
+    assert lab.client.wait(DRAINS, woken, 180) == "success"
     assert set(states(lab, DRAINS, woken).items()) == {(task, "success") for task in TASKS}
     assert lab.sql(f"SELECT kafka_offset FROM {consumer.table} WHERE number = 3") == [(3,)]
     assert ladder.failed() == {3: landed, 5: ("WAITING", "ladder.retry.2h", True), 7: given_up}
@@ -175,15 +175,15 @@ def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, la
     ladder.say({})
     make_due(lab, ladder)
     dry, run_id = ladder.redrive(then="nothing", error="Fail"), ladder.redrive(then="ask", to="now")
-    assert lab.client.wait(REDRIVE, dry, 30) == "success"
+    assert lab.client.wait(REDRIVE, dry, 180) == "success"
     assert states(lab, REDRIVE, dry) == {"plan": "success", "apply": "skipped", "drain": "skipped"}
     assert "1 record of ladder to the first delay" in lab.client.log(REDRIVE, dry, "plan")
     assert "Fail: 7 is broken" in answer(lab, run_id, "Approve")["body"]
-    assert lab.client.wait(REDRIVE, run_id, 30) == "success"
+    assert lab.client.wait(REDRIVE, run_id, 180) == "success"
     assert states(lab, REDRIVE, run_id) == {"plan": "success", "apply": "success", "drain": "success"}
     assert lab.client.xcom(REDRIVE, run_id, "apply") == {"redriven": 1, "passed_over": 0}
     number = lab.client.xcom(REDRIVE, run_id, "plan")
-    assert lab.client.wait(DRAINS, f"redrive__{number}", 120) == "success"
+    assert lab.client.wait(DRAINS, f"redrive__{number}", 180) == "success"
     assert ladder.failed() == {3: landed, 5: landed, 7: landed}
     assert consumer.rows() == list(range(RECORDS))
     assert lab.sql("SELECT state, destination, planned_by, approved_by FROM tidemark.redrive ORDER BY state") == [
@@ -191,7 +191,7 @@ def test_records_climb_the_ladder_and_land_or_fail_and_are_redriven(lab: Lab, la
         ("PLANNED", "ladder", "admin", None),
     ]
     nothing_due = lab.client.trigger(DRAINS)
-    assert lab.client.wait(DRAINS, nothing_due, 60) == "success"
+    assert lab.client.wait(DRAINS, nothing_due, 180) == "success"
     assert states(lab, DRAINS, nothing_due) == dict.fromkeys(TASKS, "skipped") | dict.fromkeys(("relay", "due", "done"), "success")
     ladder.check()
 
@@ -208,8 +208,8 @@ def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_els
     sound.say({})
     make_due(lab, sound, rotten)
     lab.client.trigger(DRAINS)
-    run_id = drained_in(lab, sound, within_s=60)
-    assert lab.client.wait(DRAINS, run_id, 120) == "failed"
+    run_id = drained_in(lab, sound, within_s=180)
+    assert lab.client.wait(DRAINS, run_id, 180) == "failed"
     found = lab.client.task_instances(DRAINS, run_id)
     names = {task.map_index: task.rendered_map_index for task in found if task.task_id == "drain"}
     tasks = {(task.task_id, names.get(task.map_index)): task.state for task in found}
@@ -232,7 +232,7 @@ def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab
     run_id = ladder.redrive(
         consumer="lader", since="2026-10-25", key_hex="0", numbers="1, two", eror="KeyError", from_offset=5, to_offset=5
     )
-    assert lab.client.wait(REDRIVE, run_id, 30) == "failed"
+    assert lab.client.wait(REDRIVE, run_id, 180) == "failed"
     log = lab.client.log(REDRIVE, run_id, "plan")
     for words in (
         'unknown key "eror". Write error.',
@@ -269,10 +269,10 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
 def answer(lab: Lab, run_id: str, option: str) -> dict[str, Any]:
     """Answers the question of a run once the scheduler knows that it waits (it loses answers that are quicker); what was asked."""
     path = f"dags/{REDRIVE}/dagRuns/{quote(run_id, safe='')}/taskInstances/apply/-1/hitlDetails"
-    eventually(lambda: states(lab, REDRIVE, run_id).get("apply") == "awaiting_input", within_s=30, what="somebody is asked")
+    eventually(lambda: states(lab, REDRIVE, run_id).get("apply") == "awaiting_input", within_s=180, what="somebody is asked")
     question: dict[str, Any] = lab.client.get(path)
     asked = datetime.fromisoformat(question["created_at"]).timestamp()
-    eventually(lambda: _scheduler_at(lab) > asked + 1, within_s=30, what="the scheduler has gone round")
+    eventually(lambda: _scheduler_at(lab) > asked + 1, within_s=180, what="the scheduler has gone round")
     lab.client.patch(path, {"chosen_options": [option], "params_input": {}})
     return question
 

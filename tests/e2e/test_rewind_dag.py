@@ -61,7 +61,7 @@ def test_approved_plan_is_applied_and_what_it_rewound_is_read_again(lab, consume
     assert run.wait() == "success"
     assert run.stored() == ("APPLIED", "admin", "admin", "admin", number)
     assert f"Rewind {number} (APPLIED)" in run.log("apply")
-    assert lab.client.wait(consumer.dag, f"rewind__{number}", 60) == "success"
+    assert lab.client.wait(consumer.dag, f"rewind__{number}", 180) == "success"
     assert lab.sql("SELECT old_offset, new_offset, sink_rows FROM tidemark.rewind_partition WHERE rewind_id = %s", number) == [
         (RECORDS, 40, 60)
     ]

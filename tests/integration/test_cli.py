@@ -361,9 +361,9 @@ def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_
     scenario.write(topics=topic, batch={"max_records": 1}).make_sink()
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(scenario.command, "consume", scenario.name)
-        eventually(lambda: scenario.sql("SELECT 1 FROM tidemark.batch LIMIT 1"), within_s=90)
+        eventually(lambda: scenario.sql("SELECT 1 FROM tidemark.batch LIMIT 1"), within_s=180)
         scenario.run()
-        done = older.result(60)
+        done = older.result(180)
     assert done.returncode == 1
     said = " ".join(done.stderr.split())
     assert f"A newer run of {scenario.name} has taken over." in said

@@ -105,7 +105,7 @@ def check_exact(scenario: Scenario) -> None:
 
 def check_free(cluster: SparkCluster) -> None:
     """No executor is left, and the master has its cores back."""
-    eventually(lambda: not cluster.state()["activeapps"] and not cluster.executors(), within_s=60)
+    eventually(lambda: not cluster.state()["activeapps"] and not cluster.executors(), within_s=180)
     assert [worker["coresused"] for worker in cluster.state()["workers"] if worker["state"] == "ALIVE"] == [0, 0]
 
 
@@ -154,7 +154,7 @@ def test_a_killed_driver_leaves_no_executor_and_the_next_run_completes(scenario:
     environment = scenario.env() | settings(cluster)
     run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=scenario.folder)
     try:
-        eventually(lambda: executors_in_python(cluster) == 2, within_s=60)
+        eventually(lambda: executors_in_python(cluster) == 2, within_s=180)
         (driver,) = [child for child in psutil.Process(run.pid).children() if "consume.py" in " ".join(child.cmdline())]
         os.killpg(driver.pid, signal.SIGKILL)
         assert run.wait(60) == 1

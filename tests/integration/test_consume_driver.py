@@ -89,7 +89,7 @@ def test_driver_that_is_killed_in_the_middle_is_gone_on_from_exactly(scenario: S
     driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
     family: list[psutil.Process] = []
     try:
-        eventually(blocked.exists, within_s=120)
+        eventually(blocked.exists, within_s=180)
         family = psutil.Process(driver.pid).children(recursive=True)
         assert family
     finally:

@@ -255,7 +255,7 @@ def test_topic_that_is_recreated_while_a_run_goes_on_is_refused_by_its_next_batc
         scenario.topics.produce(topic, numbers(100, 100 + records))
         module.gate.set()
         with pytest.raises(TopicRecreated) as refused:
-            run.result(60)
+            run.result(180)
     assert refused.value.positions == {0: 5}
     assert scenario.rows() == numbers(0, 5)
     scenario.set(offset_reset="earliest")

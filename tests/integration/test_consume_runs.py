@@ -175,7 +175,7 @@ def test_run_that_waited_before_its_commit_is_fenced_by_a_newer_run(scenario: Sc
         assert scenario.run().records == 10
         gate.set()
         with pytest.raises(OffsetFenced) as fenced:
-            older.result(60)
+            older.result(180)
     assert fenced.value.current > fenced.value.held
     assert scenario.attempt(older_attempt)["error"]["kind"] == "fenced"
     assert scenario.rows() == numbers(0, 10)
@@ -201,8 +201,8 @@ def test_newer_run_ends_the_session_of_an_older_one_that_hangs_inside_its_commit
         )
         module.gate.set()
         with pytest.raises((DatabaseUnavailable, OffsetFenced)):
-            older.result(60)
-        assert newer.result(60).records == 10
+            older.result(180)
+        assert newer.result(180).records == 10
     assert scenario.rows() == numbers(0, 10)
     scenario.check()
 

@@ -46,7 +46,7 @@ class Running:
         return self._thread.is_alive()
 
     def join(self) -> None:
-        self._thread.join(60)
+        self._thread.join(120)
         assert not self.alive
 
     def ended(self, within_s: float = 180) -> launch.Progress:

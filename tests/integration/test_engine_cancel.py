@@ -160,7 +160,7 @@ def test_batch_that_is_cancelled_ends_early_and_stores_nothing_more(held: Callab
             engines[0].cancel()
             cancelled = time.monotonic()
             with pytest.raises(SparkFailed, match="cancelled"):
-                done.result(60)
+                done.result(180)
             assert time.monotonic() - cancelled < EARLY_S
             until(lambda: gone(worker), "its worker has ended")
             assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: []}
@@ -193,7 +193,7 @@ def test_member_whose_batch_keeps_the_group_waiting_goes_on_from_the_last_commit
             assert consumer.stored()[1] == []  # whoever has the partition now stands at the record again
         finally:
             consumer.go_on()
-        assert [each.result(60).state for each in (first, second)] == ["COMMITTED", "COMMITTED"]
+        assert [each.result(180).state for each in (first, second)] == ["COMMITTED", "COMMITTED"]
     assert "batch ended early, going on from what is committed" in caplog.text
     assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
     scenario.check()

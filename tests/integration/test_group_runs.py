@@ -74,7 +74,7 @@ def team(scenario: Scenario) -> Team:
 def test_members_of_a_run_share_its_partitions(team: Team) -> None:
     """They wait for each other for a moment, read what they were assigned, and leave."""
     with ThreadPoolExecutor(2) as pool:
-        done = [each.result(60) for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in range(2)]]
+        done = [each.result(180) for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in range(2)]]
     assert sorted(progress.records for progress in done) == [2 * RECORDS, 2 * RECORDS]
     assert team.describe() == 0
     team.check()
@@ -89,7 +89,7 @@ def test_partitions_stay_with_their_seats_between_runs(team: Team) -> None:
             if run_id:
                 team.produce()
             for each in [pool.submit(team.scenario.run, task=team.task(member)) for member in (run_id % 2, 1 - run_id % 2)]:
-                each.result(60)
+                each.result(180)
             seen.append(team.seats())
     assert set(seen[0].values()) == {"consume__team/consume/0", "consume__team/consume/1"}
     assert seen == [seen[0]] * 3
@@ -118,7 +118,7 @@ def test_member_that_comes_late_takes_its_share(team: Team) -> None:
         second = pool.submit(team.scenario.run, task=team.task(1))
         until(lambda: team.describe() == 2, "the second has joined")
         go_on.set()
-        counts = [first.result(60).records, second.result(60).records]
+        counts = [first.result(180).records, second.result(180).records]
     assert min(counts) > 0
     team.check()
 

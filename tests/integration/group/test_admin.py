@@ -215,7 +215,7 @@ def test_a_join_that_waits_for_a_deletion_makes_a_new_group(scene: Scene) -> Non
         with in_thread(b.join) as joining:
             cur.execute("UPDATE tidemark.consumer_group SET state = 'Dead', name = name || ' (deleted)' WHERE group_id = %s", (old,))
             other.commit()
-            assert joining.result(20) is not None
+            assert joining.result(180) is not None
     other.close()
     assert scene.of_group("group_id") != old
 

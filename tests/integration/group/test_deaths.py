@@ -193,7 +193,7 @@ def test_a_coordinator_that_stands_still_loses_the_lock(scene: Scene, monkeypatc
     cur.execute(coordinator_module.SQL["limits"], limits)
     cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group})
     with in_thread(a.join) as rejoining:
-        rejoining.result(20)
+        rejoining.result(180)
     assert scene.state == State.PREPARING_REBALANCE
     with pytest.raises(psycopg2.Error):
         cur.execute("SELECT 1")
@@ -253,7 +253,7 @@ def test_a_heartbeat_with_something_due_takes_the_groups_lock_first(scene: Scene
             cur.execute("UPDATE tidemark.group_member SET seen_at = seen_at WHERE member_id = %s", (players[1].member_id,))
             busy.commit()
             with pytest.raises(RebalanceInProgress):
-                beating.result(20)
+                beating.result(180)
     busy.close()
 
 
@@ -303,7 +303,7 @@ def test_a_heartbeat_that_finds_another_row_than_it_waited_for_keeps_no_lock(sce
                 cur.execute(f"UPDATE tidemark.group_member SET joining = joining {of_group}", (scene.group,))
             leader.commit()
             with pytest.raises(UnknownMemberId):
-                beat.result(10)
+                beat.result(180)
 
 
 def run_at_once(acts: list[Callable[[], None]]) -> None:

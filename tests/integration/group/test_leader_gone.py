@@ -175,4 +175,4 @@ def test_leader_whose_process_is_killed_in_its_assignor_is_replaced_when_its_ses
         assert sum(follower.leads for follower in followers) == 1
     finally:
         process.kill()
-        process.join(10)
+        process.join(120)

@@ -128,7 +128,7 @@ def test_poll_that_waits_can_be_woken_by_another_thread(group: Group) -> None:
         waits = pool.submit(member.poll, 30)
         member.wakeup()
         with pytest.raises(WokenUp):
-            waits.result(20)
+            waits.result(180)
     assert member.poll() is False
     assert member.settled
 

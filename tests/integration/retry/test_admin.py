@@ -196,7 +196,7 @@ def test_a_record_that_is_discarded_while_it_is_published_ends_as_discarded(outb
         discarding = pool.submit(settle)
         assert begun.wait(10)
         relay.rollback()
-        assert discarding.result(20) == 1
+        assert discarding.result(180) == 1
     assert outbox.record(number)["state"] == "DISCARDED"
 
 

@@ -185,7 +185,7 @@ def test_ladder_of_seconds_is_climbed_for_real(lab: Lab) -> None:
         lab.drain()
         return lab.states() == {"FAILED": 1}
 
-    eventually(ended, within_s=60)
+    eventually(ended, within_s=180)
     ((story, changed_at),) = lab.failed("story, changed_at")
     times = [datetime.fromisoformat(tried["at"]) for tried in story] + [changed_at]
     assert [tried["number"] for tried in story] == [0, 1, 2]
@@ -416,7 +416,7 @@ def test_rewind_waits_for_no_transform_of_a_drain(lab: Lab) -> None:
         lab.say({})  # before the first record has its answer: the next one finds a file
         answers.write("{}")
         answers.close()
-        assert drain.result(60).records == 2
+        assert drain.result(180).records == 2
     assert (lab.rows(), lab.failed()) == ([], [])
     assert [row[3:] for row in lab.drains()] == [(0, 0, 0, 0, 2)]
 

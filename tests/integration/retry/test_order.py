@@ -418,7 +418,7 @@ def test_record_held_while_a_drain_settles_what_it_is_behind_is_not_forgotten(or
             assert drain(ordered, 5) == ["a1"]
             ordered.relay()
             go.set()
-            run.result(60)
+            run.result(180)
     assert states(ordered) == {"a1": "LOADED", "a2": "HELD", "a3": "HELD"}
     with session(ordered.url) as connection:
         assert ordered.group in busy(connection)

@@ -207,7 +207,7 @@ def test_a_record_that_is_discarded_in_this_moment_is_waited_for_and_stays_disca
         redriving = pool.submit(apply, outbox, planned)
         eventually(lambda: outbox.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
         operator.commit()
-        assert redriving.result(20).passed_over == {"was changed meanwhile": 1}
+        assert redriving.result(180).passed_over == {"was changed meanwhile": 1}
     assert (outbox.record(number)["state"], outbox.record(number)["redrives"]) == ("DISCARDED", 0)
 
 
@@ -429,7 +429,7 @@ def test_a_rewind_is_waited_for_and_waits(outbox: Outbox) -> None:
         assert not locked.is_set()
         assert states(outbox) == ["FAILED"]
         rewind.rollback()
-        assert redriving.result(20).redrive.redriven == 1
+        assert redriving.result(180).redrive.redriven == 1
 
 
 def test_a_redrive_works_when_the_origin_topic_is_gone(outbox: Outbox) -> None:

@@ -327,7 +327,7 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
             return outbox.relay()
         return None
 
-    eventually(again, within_s=60)
+    eventually(again, within_s=180)
     assert outbox.waiting() == 0
     assert sorted(outbox.hops()) == numbers
     outbox.check_published()

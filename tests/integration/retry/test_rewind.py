@@ -146,8 +146,8 @@ def test_rewind_waits_for_a_drain_that_is_committing_and_takes_its_rows_along(mi
             eventually(lambda: waiting(mixed, "tidemark rewind"))
             assert not applied.done()
             go.set()
-            applied.result(60)
-        drain.result(60)
+            applied.result(180)
+        drain.result(180)
     assert (mixed.rows(), mixed.failed()) == ([], [])
     mixed.check()
 
@@ -173,7 +173,7 @@ def test_drain_waits_for_a_rewind_that_is_being_applied_and_then_tries_none_of_i
     drains: list[threading.Thread] = []
     monkeypatch.setattr(applying, "_supersede", slowly)
     mixed.apply(planned.rewind_id)
-    drains[0].join(60)
+    drains[0].join(120)
     assert (mixed.rows(), mixed.failed()) == ([], [])
     tried = [row for row in mixed.drains() if row[3:7] != (0, 0, 0, 0)]
     assert len(tried) == 1  # the one of before

@@ -205,7 +205,7 @@ def test_a_relay_that_stands_still_holds_up_no_rewind(round_: Round, monkeypatch
         lab.rewind(ToEarliest())
         assert lab.failed() == []
         go_on.set()
-        hanging.result(60)
+        hanging.result(180)
     lab.run()
     lab.say({})
     round_.climb(5)

@@ -132,7 +132,7 @@ def test_trigger_fires_once_when_a_record_is_due_and_anew_when_that_was_taken_up
     assert sessions(lab) == 0
 
 
-async def reached(what: Callable[[], bool], within_s: float = 10) -> None:
+async def reached(what: Callable[[], bool], within_s: float = 180) -> None:
     async with asyncio.timeout(within_s):
         while not what():
             await asyncio.sleep(0.02)

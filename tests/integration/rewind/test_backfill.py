@@ -382,8 +382,8 @@ def test_a_rewind_waits_for_a_commit_of_the_backfill_and_fences_the_next(plain: 
         with in_thread(lambda: plain.apply(planned.rewind_id)) as rewinding:
             eventually(lambda: plain.sql(waits) == [(1,)])
             held.go.set()
-            assert filling.result(20).counts.loaded > 0
-            rewinding.result(20)
+            assert filling.result(180).counts.loaded > 0
+            rewinding.result(180)
     plain.check()
     late = Slice(held.part.partition, held.part.topic_id, 65, NEW, held.part.epoch)
     with pytest.raises(OffsetFenced):
@@ -428,7 +428,7 @@ def test_of_two_backfills_at_once_the_later_one_reads(plain: FillLab) -> None:
         assert plain.run_back(skipped).records == 30
         go.set()
         with pytest.raises(OffsetFenced):
-            first.result(30)
+            first.result(180)
     plain.check_once(NEW)
 
 

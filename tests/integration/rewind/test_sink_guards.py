@@ -166,7 +166,7 @@ def test_a_row_that_comes_to_refer_to_it_during_the_rewind_refuses_it(lab: Lab) 
             lab.sql("INSERT INTO lake.notes VALUES ('x', %s, 0, 48, 0)", lab.topic_id)
             cur.execute("SELECT pg_advisory_unlock(17)")
             with pytest.raises(RowsStay, match=r"lake.notes"):
-                applied.result(30)
+                applied.result(180)
     other.close()
     assert lab.sql("SELECT count(*) FROM lake.notes") == [(1,)]
     assert lab.position() == 50

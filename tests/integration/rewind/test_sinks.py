@@ -242,7 +242,7 @@ def test_rows_that_came_while_a_swap_waited_stay(listed: Lab, monkeypatch: pytes
         with in_thread(lambda: listed.apply(planned.rewind_id)) as applied:
             eventually(lambda: listed.sql("SELECT 1 FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"))
             writer.commit()
-            assert applied.result(60).plan.groups[0].partitions[0].sink_rows == 81
+            assert applied.result(180).plan.groups[0].partitions[0].sink_rows == 81
     assert archives(listed, planned.rewind_id) == [(1, False, 81)]
     assert listed.sql(f"SELECT kafka_topic_id FROM {listed.table} WHERE kafka_partition = 0") == [(other,)]
     listed.undo(planned.rewind_id)

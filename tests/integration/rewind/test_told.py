@@ -57,6 +57,6 @@ def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
             until(lambda: scenario.sql(query)[0][0] == 3, "claimed again", 10)
         finally:
             consumer.go_on()
-        assert done.result(60).state == "COMMITTED"
+        assert done.result(180).state == "COMMITTED"
     assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
     scenario.check()
