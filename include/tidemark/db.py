@@ -31,12 +31,12 @@ from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable
 
 __all__ = [
     "FIX_PATH",
+    "RELEASE_IF_LOST",
     "Connection",
     "Cursor",
     "answering",
     "connect",
     "is_outage",
-    "release_if_lost",
     "rows",
     "session",
     "statements",
@@ -56,13 +56,17 @@ CLIENT_DEFAULTS = {
 }
 """libpq's settings, where the URL does not state them. A peer that vanished is noticed after 60 s: without ``tcp_user_timeout`` Linux
 retransmits for a quarter of an hour. It also bounds how long a peer may take nothing of a COPY."""
-SERVER_DEFAULTS = {
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "60000",
-}
-"""The same for the server's side of a session, by Postgres' names; see `release_if_lost`."""
+RELEASE_IF_LOST = "; ".join(
+    f"SET LOCAL {name} TO {value}"
+    for name, value in (
+        ("tcp_keepalives_idle", 30),
+        ("tcp_keepalives_interval", 10),
+        ("tcp_keepalives_count", 3),
+        ("tcp_user_timeout", 60_000),
+    )
+)
+"""The same for the server's side of a transaction: soon after its client has vanished it ends, and lets its locks go. By default the server
+waits for hours. For one transaction, because a pooler hands the session on. It has no effect on a Unix socket."""
 READ_ONLY = "25006"
 """The SQLSTATE of a statement that writes in a transaction that may not."""
 SILENCE_S = 1800.0
@@ -165,15 +169,6 @@ def session(url: str, *, application: str = "tidemark") -> Iterator[Connection]:
     """`connect`, closed when the block ends."""
     with contextlib.closing(connect(url, application=application)) as connection:
         yield connection
-
-
-def release_if_lost(cur: Cursor) -> None:
-    """Has the server end this transaction, and let its locks go, soon after the client has vanished. By default it waits for hours.
-
-    Set for the transaction alone, because a pooler hands the session on; where the server's side is no TCP it does nothing.
-    """
-    values = [word for pair in SERVER_DEFAULTS.items() for word in pair]
-    cur.execute(f"SELECT {', '.join('set_config(%s, %s, true)' for _ in SERVER_DEFAULTS)}", values)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from tidemark.db import answering, session, transaction
 from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable
 from tidemark.offsets.ranges import Slice
 from tidemark.sink import commit as commit_module
+from tidemark.sink.load import SinkRejected
 from tidemark.sink.tally import Judged
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel tells of a connection")
@@ -64,14 +65,13 @@ def test_server_lets_a_commits_locks_go_when_its_client_has_vanished(hole: Black
     """By its own keepalives, which by default begin after two hours. They are the transaction's, so a pooler hands on none of them."""
     with session(hole.url) as connection:
         with transaction(connection) as cur:
-            db.release_if_lost(cur)
+            cur.execute(db.RELEASE_IF_LOST)
             assert keepalives(cur) == ["30", "10", "3", "60000"]
         with transaction(connection) as cur:
             assert keepalives(cur) != ["30", "10", "3", "60000"]
-    seen = []
-    monkeypatch.setattr(commit_module, "release_if_lost", seen.append)
-    group.commit(group.slice())
-    assert len(seen) == 1
+    monkeypatch.setattr(commit_module, "RELEASE_IF_LOST", "SELECT 1 / 0")
+    with pytest.raises(SinkRejected, match="division by zero"):
+        group.commit(group.slice())
 
 
 def keepalives(cur: db.Cursor) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from tidemark.db import FIX_PATH, answering, connect, is_outage, release_if_lost, session, transaction
+from tidemark.db import FIX_PATH, RELEASE_IF_LOST, answering, connect, is_outage, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait, held_by_writer
@@ -224,11 +224,8 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
         try:
             with connection.cursor() as cur:
                 reached(Step.BEGIN, parts[0])
-                cur.execute(
-                    f"{FIX_PATH}; SELECT set_config('lock_timeout', %s, true), set_config('idle_in_transaction_session_timeout', %s, true)",
-                    (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)),
-                )
-                release_if_lost(cur)
+                limits = "SET LOCAL lock_timeout TO %s; SET LOCAL idle_in_transaction_session_timeout TO %s"
+                cur.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {limits}", (LOCK_TIMEOUT_MS, IDLE_TIMEOUT_MS))
                 receipts = store_parts(cur)
         except psycopg2.Error as error:
             raise translated(error, target.layout.table, parts[0], of_rows=False) from error
