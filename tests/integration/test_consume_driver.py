@@ -52,16 +52,17 @@ def test_arrow_form_by_spark_submit_loads_the_same(scenario: Scenario) -> None:
 
 
 def test_run_that_is_refused_says_so_to_people_and_programs(scenario: Scenario) -> None:
-    """Exit status 1, the reason on stderr and on the attempt's row, nothing on stdout, no row and no move of a position."""
+    """Exit status 1, the reason on stderr, as JSON on stdout and on the attempt's row; no row and no move of a position."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.write(PLAIN, topics=[topic, "no-such-topic"]).make_sink()
     done = scenario.command("consume", scenario.name, "--output", "json")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
     assert "No such topic on" in done.stderr
     error = scenario.attempt(1)["error"]
     assert (error["kind"], error["type"]) == ("refused", "TopicsMissing")
     assert error["text"] in done.stderr
+    assert json.loads(done.stdout) == {"error": {"type": "TopicsMissing", "text": error["text"]}}
     assert scenario.positions() == {}
 
 
