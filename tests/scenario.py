@@ -72,7 +72,7 @@ SPARK = """
 """
 """The same in the Spark form."""
 
-FIRST_LIMIT_S = 120
+FIRST_LIMIT_S = 300
 
 
 @dataclass(frozen=True, slots=True)

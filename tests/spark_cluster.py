@@ -20,7 +20,7 @@ from tests.scenario import eventually
 from tidemark.local import ports, processes
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_LIMIT_S = 60
+START_LIMIT_S = 300
 STOP_LIMIT_S = 15
 
 

@@ -63,7 +63,7 @@ def test_two_migrations_at_once_take_turns(blank: Scenario) -> None:
     """Whoever comes second finds nothing left to do."""
     command = [sys.executable, "-m", "tidemark.cli.main", "migrate"]
     both = [subprocess.Popen(command, env=blank.env(), stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    said = sorted(process.communicate(timeout=60)[1] for process in both)
+    said = sorted(process.communicate(timeout=300)[1] for process in both)
     assert [process.returncode for process in both] == [0, 0, 0]
     assert said[0].splitlines() == [f"applied {name}" for name in schema.known()]
     assert said[1:] == ["nothing to apply: the database is current\n"] * 2

@@ -138,7 +138,7 @@ def test_spark_submit_starts_the_same_run_with_jars_of_its_own(scenario: Scenari
     words += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     command = [str(SPARK_HOME / "bin" / "spark-submit"), *words, str(project.consume_job()), scenario.name]
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(command, env=scenario.env() | python, cwd=scenario.folder, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, env=scenario.env() | python, cwd=scenario.folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     assert workers(scenario, cluster) == {"worker-1", "worker-2"}
     check_exact(scenario)

@@ -42,7 +42,7 @@ spark.stop()
 print(json.dumps(found))
 """
 """Starts a driver's session, and tells what its JVM was started with and has mapped."""
-FIRST_LIMIT_S = 280
+FIRST_LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")

@@ -248,7 +248,7 @@ def test_of_two_that_commit_the_same_slice_at_once_one_does(group: Group) -> Non
 
         targets = [group.target(), group.target()]
         with ThreadPoolExecutor(2) as pool:
-            receipts = list(pool.map(commit, targets, timeout=30))
+            receipts = list(pool.map(commit, targets, timeout=300))
         assert sorted(receipt.twin for receipt in receipts) == [False, True]
         assert {receipt.counts for receipt in receipts} == {KINDS}
     assert group.counted() == (150, 120, 30, 5)

@@ -44,7 +44,7 @@ def test_arrow_form_by_spark_submit_loads_the_same(scenario: Scenario) -> None:
     env = {"PYSPARK_PYTHON": sys.executable, "TIDEMARK_SPARK_MASTER": "spark://127.0.0.1:9", "SPARK_LOCAL_IP": "127.0.0.1"}
     starter = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]"]
     command = [*starter, str(project.consume_job()), mixed(scenario, ARROW).name]
-    done = subprocess.run(command, env=scenario.env() | env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, env=scenario.env() | env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     assert scenario.counts() == MIXED
     assert scenario.attempt(1) == {"state": "COMMITTED", "error": None}

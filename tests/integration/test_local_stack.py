@@ -126,7 +126,7 @@ def command(folder, *words, **env):
     """``tidemark local`` as a process of its own; ``env`` replaces variables, None takes one away."""
     environment = {name: value for name, value in (os.environ | env).items() if value is not None}
     words = (*COMMAND, *words, "--folder", str(folder))
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_a_table_and_a_topic_outlive_a_restart_and_keep_their_addresses(stack):

@@ -31,7 +31,7 @@ def run(installed: Path, scenario: Scenario, code: str, **env: str) -> subproces
     return subprocess.run(
         [sys.executable, "-c", f"import tidemark; assert tidemark.__file__.startswith({str(installed)!r}); {code}"],
         env=variables | {"PYTHONPATH": os.pathsep.join([str(installed)])} | env,
-        cwd=scenario.folder, capture_output=True, text=True, check=False, timeout=120,
+        cwd=scenario.folder, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 

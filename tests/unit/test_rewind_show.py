@@ -75,8 +75,8 @@ weather/0: offsets 600 to 649 are gone from the log; they will be stored as lost
 lag afterwards: 1,234 offsets; about 2 min at 10 records/s
 rows that are taken out were announced: asset analytics.departures
 
-At least 1,550 offsets read again, 100 skipped permanently; 1,545 rows and 2 failed
-records taken out and kept for an undo."""
+At least 1,550 offsets read again, 100 skipped permanently; 1,545 rows and 2
+failed records taken out and kept for an undo."""
 
 
 @pytest.mark.parametrize("great", [10**9, 10**12 - 1, 10**12, 10**15 - 1, 10**15, 2**63 - 1])

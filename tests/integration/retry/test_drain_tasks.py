@@ -57,7 +57,7 @@ def relay_and_due(lab: Lab, home: Path, *, before: str = "") -> Any:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -495,7 +495,7 @@ def test_drain_of_one_tier_does_not_overtake_one_of_another_that_is_committing(o
     )
     ordered.publish()
     ordered.say({})
-    ready = threading.Barrier(2, timeout=60)
+    ready = threading.Barrier(2, timeout=300)
 
     def slowly(step: Step, part: Any) -> None:
         if step is Step.COPY_ROWS:
