@@ -126,7 +126,7 @@ def test_nobody_approves_their_own_if_the_file_says_so(consumers, rewind):
 
 
 def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored(lab, consumers, rewind):
-    """Whoever may trigger may also write XComs and mark tasks. What counts is the answer that Airflow has recorded, to the plan that it
+    """A user who may trigger may also write XComs and mark tasks. What counts is the answer that Airflow has recorded, to the plan that it
     has shown, of the run whose plan it is. A cleared task asks again."""
     consumer, ann, bob = consumers["strict"], lab.sign_in("ann"), lab.sign_in("bob")
     other = rewind("strict", value="10")

@@ -261,7 +261,7 @@ def test_check_of_a_folder_without_consumers_says_so(scenario: Scenario) -> None
 
 
 def test_sink_that_is_a_view_is_refused_with_advice_that_can_work(scenario: Scenario) -> None:
-    """A view can have no unique index, whatever ALTER TABLE is told."""
+    """A view cannot have a unique index, so ALTER TABLE would be bad advice."""
     scenario.write(CITIES, topics=scenario.topics.create()).make_sink()
     scenario.sql(f"ALTER TABLE {scenario.table} RENAME TO {scenario.name}_behind")
     scenario.sql(f"DROP VIEW IF EXISTS {scenario.table}_validated; CREATE VIEW {scenario.table} AS TABLE {scenario.table}_behind")

@@ -517,7 +517,7 @@ print("FACTS" + json.dumps(told))
 
 
 def test_answer_is_a_person_s_and_is_kept_while_kafka_is_away(in_airflow):
-    """Whoever does not answer in time rejects; an approval of nobody is refused. An outage between answer and deed is waited for, because
+    """No answer in time means a rejection; an approval of nobody is refused. An outage between answer and deed is waited for, because
     the next try would ask again."""
     said = next(line for line in in_airflow(ANSWERS).splitlines() if line.startswith("FACTS"))
     *answers, refused = json.loads(said.removeprefix("FACTS"))

@@ -100,7 +100,7 @@ def test_path_is_the_sessions_own_again_after_a_transaction(database_url: str) -
 
 
 def test_only_db_py_opens_transactions_without_the_path() -> None:
-    """Whoever takes a cursor elsewhere fixes the path by hand, or listens."""
+    """Code that takes a cursor elsewhere sets the path itself, or only listens."""
     library = Path(project.root()) / "include" / "tidemark"
     own = {
         str(path.relative_to(library))

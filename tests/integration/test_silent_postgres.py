@@ -136,7 +136,7 @@ def test_read_only_server_is_an_outage_that_says_what_to_point_at(database_url: 
 
 
 def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever follows a driver does not wait for Postgres: the driver's own words still come through, and a kill still kills."""
+    """Following a driver does not wait for Postgres: the driver's own words still come through, and a kill still kills."""
     follow = launch._Follow(hole.url, group.attempt())
     heard: list[launch.Progress] = []
     said: list[str] = []

@@ -165,7 +165,7 @@ def test_any_text_is_read_or_refused_and_never_anything_else(text):
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=8))
 def test_the_first_key_that_stands_twice_is_told(keys):
-    """As whoever compares each key with all before it finds it."""
+    """The oracle compares each key with all before it."""
     text = "[{" + ", ".join(f'"{key}": 1' for key in keys) + "}]"
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     with pytest.raises(OffsetsFileInvalid) as told:

@@ -147,7 +147,7 @@ def test_markdown_is_a_table_an_approver_can_read():
 
 
 def test_an_undo_says_what_comes_back_and_what_goes():
-    """Whoever approves it sees that: in the text, and for each partition."""
+    """The approver sees that: in the text, and for each partition."""
     group = replace(GROUP, partitions=(replace(part(0, 1_000, 251_000, 1_200, 3), rows_back=238_750, failed_back=6_250),))
     undo = replace(PLAN, scenario=Undo(5), undo_of=5, groups=(group,))
     text = markdown(undo)

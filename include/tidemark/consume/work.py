@@ -47,7 +47,7 @@ NO_MOMENT = -1
 FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
 """From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. What lies outside is no moment either."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-JUDGED_ANEW = 3
+JUDGE_AT_MOST = 3
 """How often a slice is judged whose keys are blocked meanwhile."""
 
 
@@ -83,7 +83,7 @@ def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
         from tidemark.consume.drained import drain_slice  # here, because it is made of this module's parts
 
         return drain_slice(work, part, isolate=isolate)
-    retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGED_ANEW), reraise=True)
+    retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
     return retrying(_consumed, work, part, isolate)
 
 

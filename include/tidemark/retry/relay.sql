@@ -28,7 +28,8 @@ SELECT hop_topic AS topic, hop_topic_id AS topic_id, topic.kafka_uuid, hop_parti
 -- The next records to be published: so many at most, and so many bytes; one at least. Locks them.
 WITH taken AS MATERIALIZED (
     SELECT failed_record_id, topic_id, partition, record_offset, key, value, headers, error_type, error_text, retry_number, due_at, hop_topic,
-           CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END AS record_millis, coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + octet_length(headers::text) AS octets
+           CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END AS record_millis,
+           coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + octet_length(headers::text) AS octets
       FROM tidemark.failed_record
      WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND failed_record_id <= %(upto)s AND hop_topic = ANY (%(topics)s)
        AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED')

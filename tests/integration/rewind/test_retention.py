@@ -54,7 +54,7 @@ def test_what_an_undo_has_put_back_is_not_removed(lab: Lab) -> None:
 
 @pytest.mark.parametrize("forged", ["tidemark.batch", "tidemark.rewound_9_9", "tidemark.rewound_1_1; DROP TABLE tidemark.batch"])
 def test_the_name_of_an_archive_that_was_changed_is_never_executed(lab: Lab, forged: str) -> None:
-    """It is data in a table; whoever may write there may not choose what is read, put back or dropped."""
+    """It is data in a table: writing there must not choose what is read, put back or dropped."""
     lab.read(60)
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     planned = lab.plan(Undo(done.rewind_id))
