@@ -408,7 +408,7 @@ def test_refusal_of_any_command_is_an_object_for_programs(scenario: Scenario, co
 
 def test_results_that_were_only_told_are_there_for_programs(scenario: Scenario) -> None:
     """What a command says on stderr, a program reads on stdout."""
-    scenario.write(CITIES, topics=scenario.topics.create(name=f"t-{scenario.name}")).make_sink()
+    scenario.write(CITIES, topics=scenario.topics.create(2, name=f"t-{scenario.name}")).make_sink()
     topic = f"t-{scenario.name}"
     target = {"topic": topic, "partition": 1}
     assert as_json(scenario.command("migrate", "--output", "json")) == {"applied": []}

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pytest
+from tests.documented import grants
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario, tidy_imports
 
-from tidemark import project, schema
+from tidemark import schema
 from tidemark.consume.run import open_attempt
 from tidemark.db import session
 from tidemark.local import LocalStack
@@ -37,13 +38,6 @@ PICKY = """
             raise Fail("it is bad")
         return {"payload": record.value}
 """
-
-
-def grants() -> tuple[str, str]:
-    """The two blocks of SQL of the page: for the schema ``tidemark``, and for a sink."""
-    page = (Path(project.root()) / "docs" / "deployment.md").read_text()
-    schema_grants, sink_grants = (block for block in re.findall(r"^```sql\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "GRANT" in block)
-    return schema_grants, sink_grants
 
 
 class Roles:
@@ -83,7 +77,7 @@ def roles(stack: LocalStack) -> Iterator[Roles]:
 @pytest.fixture
 def consumer(roles: Roles, project_dir: Path, topics: Topics) -> Iterator[Scenario]:
     """Made and migrated by the owner, run by the lesser role."""
-    for_schema, for_sink = (block.replace("tidemark_run", roles.run) for block in grants())
+    for_schema, for_sink = (block.replace("tidemark_run", roles.run) for block in grants("deployment.md"))
     with tidy_imports():
         owners = Scenario(project_dir, roles.url(roles.owner), topics)
         owners.sql(for_schema)

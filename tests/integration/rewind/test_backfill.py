@@ -197,7 +197,7 @@ def test_plan_says_what_becomes_of_the_skipped_and_show_what_is_left(plain: Fill
 
     whole = plain.plan(ToOffset(NEW), f"{plain.topic}:0", backfill=True)
     assert "40 skipped, to be read by the backfill" in markdown(whole)
-    assert "40 skipped for ever" in markdown(plain.plan(ToOffset(NEW), f"{plain.topic}:0"))
+    assert "40 skipped permanently" in markdown(plain.plan(ToOffset(NEW), f"{plain.topic}:0"))
     for scenario in (ToOffset(OLD - 1), ToCurrent()):
         with pytest.raises(PlanRefused, match="skips nothing"):
             plain.plan(scenario, f"{plain.topic}:0", backfill=True)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pyarrow as pa
 import pytest
+from tests.documented import grants
 from tests.integration.rewind.lab import COLUMNS, Lab, Transform, lab_on, of_all_kinds
 from tests.kafka_topics import Topics
 from tests.ledger import payloads
 from tests.ledger import rows as made_rows
 from tests.scenario import Scenario as Consumer
 
-from tidemark import project
 from tidemark.db import connect
 from tidemark.offsets import store
 from tidemark.quality import check_conservation
@@ -483,9 +481,7 @@ def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> Non
 def test_roles_with_the_grants_of_the_docs_write_over_and_undo(lab: Lab) -> None:
     """One role consumes, another one rewinds."""
     name = f"run_{uuid.uuid4().hex[:10]}"
-    deployment, rewinds = ((Path(project.root()) / "docs" / page).read_text() for page in ("deployment.md", "rewind.md"))
-    (for_rewinds,) = re.findall(r"^```sql\n(.*?)^```", rewinds, re.DOTALL | re.MULTILINE)
-    _, for_sinks = re.findall(r"^```sql\n(.*?)^```", deployment, re.DOTALL | re.MULTILINE)
+    (for_rewinds,), (_, for_sinks) = grants("rewind.md"), grants("deployment.md")
     roles = {name: "", f"{name}_rewinds": for_rewinds}
     parts = urlsplit(lab.url)
     try:
