@@ -19,7 +19,7 @@ help: ## show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(READY) ## load a year of flights through Airflow, kill the driver on the way, reconcile
-	$(BIN)/python -m tidemark.local.demo
+	$(BIN)/python -m demo
 
 soak: $(READY) ## random faults for MINUTES=30, and a checker that judges what is left
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(SOAK_ARGS)

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.packages import Unobtainable
 from tidemark.group.assignors import Assignment, Metadata, Subscription, TopicInfo, find_assignor
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 ROUNDS = 3
 PEER = "kafka-python"

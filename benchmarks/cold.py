@@ -28,8 +28,8 @@ from benchmarks.stage import Stage
 from tidemark.connections import Connections
 from tidemark.consume.launch import run_attempt
 from tidemark.consume.run import open_attempt
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import Slice
 from tidemark.sink.steps import Step
 
 RECORDS = 1000

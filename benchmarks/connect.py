@@ -20,8 +20,8 @@ from typing import Any
 import psycopg2
 
 from benchmarks.site import CONNECT_TABLE, Job, Site
+from tidemark.jvm.java import find_java
 from tidemark.local import ports
-from tidemark.local.java import find_java
 
 START_S = 120
 SILENCE_S = 60

@@ -40,12 +40,13 @@ from tidemark.group.coordinator import Coordinator, GroupConfig, JoinRequest
 from tidemark.group.listener import RebalanceListener
 from tidemark.group.member import Member, Seat, WokenUp
 from tidemark.local import LocalStack
-from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.outcome import Disposition, Judged, reject
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink import commit as commit_module
 from tidemark.sink.commit import Target, commit_slice
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import Disposition, Judged, reject
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ class _Jdbc:
 
         from pyspark.sql import SparkSession
 
-        from tidemark.local.jars import spark_jars
+        from tidemark.jvm.jars import spark_jars
         from tidemark.spark.session import LOCAL_SETTINGS, SETTINGS
 
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

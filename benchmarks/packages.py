@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tidemark.local.jars import cache, cause
-from tidemark.local.java import find_java
+from tidemark.jvm.jars import cache, cause
+from tidemark.jvm.java import find_java
 
 RECIPE = Path(__file__).with_name("ivy.xml")
 QUIX = "quixstreams[postgresql]==3.28.1"

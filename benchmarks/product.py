@@ -20,9 +20,9 @@ from tidemark.consume.claims import Found
 from tidemark.consume.window import last_records
 from tidemark.errors import TidemarkError
 from tidemark.offsets import store
-from tidemark.offsets.ranges import TopicPartition
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import TopicPartition
 from tidemark.sink.commit import Receipt, Target
 from tidemark.sink.table import Layout
 from tidemark.spark.engine import SparkEngine
@@ -32,7 +32,7 @@ from tidemark.spec.transform import load_transform
 if TYPE_CHECKING:
     from tidemark.db import Connection
 
-from tidemark.offsets.ranges import Slice
+from tidemark.records.ranges import Slice
 
 MAX_RECORDS = 2_000_000
 """Records a batch: a Spark job each. The default of a consumer's file is 500,000."""

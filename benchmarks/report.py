@@ -18,7 +18,7 @@ from benchmarks import backlog, memory, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
-from tidemark.local.java import find_java, major
+from tidemark.jvm.java import find_java, major
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 

@@ -21,7 +21,7 @@ from benchmarks.stage import Stage
 from benchmarks.transforms.bench_arrow import transform
 from tidemark.consume.work import collect_less_garbage, records
 from tidemark.kafka.reader import read
-from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
 from tidemark.sink.table import LINEAGE, Layout
 from tidemark.sink.tally import Tally, judge

@@ -14,12 +14,13 @@ import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from tidemark.db import Connection, session, transaction
-from tidemark.offsets import Claim, Generation, Slice, TopicPartition, store
+from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
+from tidemark.records.outcome import Disposition, Judged, reject
+from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import Disposition, Judged, reject
 
 TABLE = "analytics.departures"
 DDL = f"""

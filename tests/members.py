@@ -14,7 +14,7 @@ from tidemark.group.coordinator import Coordinator, GroupConfig, GroupDescriptio
 from tidemark.group.listener import RebalanceListener
 from tidemark.group.member import Member, Seat
 from tidemark.group.states import State
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 CONFIG = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=100)
 QUICK = {"heartbeat_interval_ms": 100, "session_timeout_ms": 20_000}

@@ -13,7 +13,7 @@ from tests.scenario import eventually
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
-from tidemark.offsets import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 BATCH_HEADER = 61
 """Bytes of a record batch (magic 2) before its first record."""

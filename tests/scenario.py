@@ -30,9 +30,9 @@ from tidemark.consume.fixed import narrowed
 from tidemark.consume.work import Work, consume_slice
 from tidemark.db import Connection
 from tidemark.errors import TidemarkError
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
+from tidemark.records.ranges import Slice
 from tidemark.sink.commit import Receipt, Target
 from tidemark.sink.table import Layout
 from tidemark.spec import ConsumerSpec, find_consumer

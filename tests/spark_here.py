@@ -11,9 +11,9 @@ import pytest
 
 from tests.scenario import Scenario
 from tidemark.consume import launch, run
-from tidemark.local.jars import spark_jars
-from tidemark.offsets.ranges import Slice
+from tidemark.jvm.jars import spark_jars
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import Slice
 from tidemark.spark import engine
 from tidemark.spark.engine import SparkEngine
 from tidemark.spark.session import SETTINGS, _session

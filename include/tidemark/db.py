@@ -31,7 +31,10 @@ from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable
 
 __all__ = [
     "FIX_PATH",
+    "MIGRATION_LOCK",
+    "REDRIVE_LOCK",
     "RELEASE_IF_LOST",
+    "REWIND_LOCK",
     "Connection",
     "Cursor",
     "answering",
@@ -45,6 +48,13 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+MIGRATION_LOCK = 0x7469_6465  # "tide"
+"""The key of the advisory lock that the process that migrates a database holds; others wait for it."""
+REWIND_LOCK = 0x7265_7769  # "rewi"
+"""With a group's id the key of the advisory lock that a rewind takes exclusively, and that whatever must not run beside one shares."""
+REDRIVE_LOCK = 0x7265_6472  # "redr"
+"""With a group's id the key of the advisory lock that a redrive holds while it runs."""
 
 CLIENT_DEFAULTS = {
     "connect_timeout": 10,

@@ -9,7 +9,7 @@ import os
 from datetime import timedelta
 
 from tidemark.errors import BadInput
-from tidemark.spec.duration import format_duration, parse_duration
+from tidemark.text.duration import format_duration, parse_duration
 
 KEEP = "30d"
 """The default, where the floor is not greater."""

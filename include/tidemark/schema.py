@@ -9,13 +9,12 @@ import psycopg2
 import psycopg2.errors
 
 from tidemark import project
-from tidemark.db import SEARCH_PATH, is_outage, session, transaction
+from tidemark.db import MIGRATION_LOCK, SEARCH_PATH, is_outage, session, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
 
-MIGRATION_LOCK = 0x7469_6465  # "tide": the advisory lock that one migrating process holds; the others wait for it
 BOOKKEEPING = "tidemark.migration"
 
 

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from tests.points import until
 
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 TRANSFORM = """
     from typing import TypedDict

@@ -29,8 +29,8 @@ from tests.scenario import Scenario
 from tidemark.consume.launch import DriverDied, Progress
 from tidemark.db import session
 from tidemark.group.coordinator import Coordinator, Leaving
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import Slice
 
 SEED = "TIDEMARK_CHURN_SEED"
 PARTITIONS, BACKLOG, SLICE = 6, 60, 36

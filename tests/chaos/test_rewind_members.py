@@ -25,7 +25,7 @@ from tests.points import Mark, until
 from tidemark.db import session
 from tidemark.group.coordinator import Coordinator, Leaving
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
 from tidemark.rewind.model import FromFile

@@ -11,7 +11,7 @@ from typing import Any
 from tidemark.group.assignors import ASSIGNORS, Assignment, Assignor, Metadata, Subscription, TopicInfo
 from tidemark.group.assignors.range import RangeAssignor
 from tidemark.group.assignors.sticky import StickyAssignor
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 OWN_FILE = Path(__file__).with_name("assignor_cases.json")
 

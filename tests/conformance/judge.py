@@ -11,7 +11,7 @@ from itertools import combinations
 from tests.conformance.cases import Case, Parts, as_parts
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment
 from tidemark.group.assignors.sticky import StickyAssignor
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 MOST_ROUNDS = 4
 """A cooperative group is through after so many rebalances."""

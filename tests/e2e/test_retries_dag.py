@@ -15,7 +15,7 @@ from tidemark.consume.check import sink_ddl
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.local.airflow_client import AirflowRefused
-from tidemark.retry.audit import audit
+from tidemark.quality.audit import audit
 from tidemark.retry.topics import ensure_topics
 from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.transform import load_transform

@@ -14,7 +14,7 @@ from tidemark.offsets.store import TaskIdentity
 
 OF_MY_OWN = """
 from tidemark.group.assignors import Assignor
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 
 class LastTakesAll(Assignor):

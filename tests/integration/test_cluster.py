@@ -22,7 +22,7 @@ from tests.scenario import Scenario, as_json, eventually
 from tests.spark_cluster import SPARK_HOME, SparkCluster
 
 from tidemark import project
-from tidemark.local.jars import spark_jars
+from tidemark.jvm.jars import spark_jars
 
 PARTITIONS = 4
 RECORDS = 3_000

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from tests.scenario import eventually
 
-from tidemark.local.jars import cache, spark_jars
-from tidemark.local.java import find_java, released
+from tidemark.jvm.jars import cache, spark_jars
+from tidemark.jvm.java import find_java, released
 from tidemark.spark.session import COLLECTOR, KNOW_ZEROED, LARGE_YOUNG, SMALL_YOUNG, ZEROED, local_archive
 
 DRIVER = """

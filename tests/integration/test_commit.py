@@ -18,8 +18,10 @@ from tests.ledger import DDL, LAYOUT, TABLE, Group, all_loaded, eventually, in_t
 from tidemark import db
 from tidemark.db import session
 from tidemark.errors import DatabaseUnavailable
-from tidemark.offsets import Epoch, Slice, store
-from tidemark.offsets.store import Counts, OffsetFenced, PositionDeleted
+from tidemark.offsets import store
+from tidemark.offsets.store import OffsetFenced, PositionDeleted
+from tidemark.records.outcome import BadOutput, Counts, Judged
+from tidemark.records.ranges import Epoch, Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink import load as load_module
 from tidemark.sink.commit import CommitUnknown, Receipt, RecordsGone, Target, commit_slice
@@ -27,7 +29,6 @@ from tidemark.sink.encode import CopyStream
 from tidemark.sink.load import CopyCountWrong, SinkRejected
 from tidemark.sink.steps import Step
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import BadOutput, Judged
 
 KINDS = Counts(loaded=18, skipped=3, retried=3, failed=3, unaccounted=3, sink_rows=24)
 """What `of_all_kinds` makes of offsets 0 to 29."""

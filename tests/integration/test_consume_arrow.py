@@ -9,9 +9,9 @@ from tests.transforms import arrow, set_column, with_column
 
 from tidemark.consume.work import TransformFailed
 from tidemark.errors import TidemarkError
+from tidemark.records.outcome import BadOutput
 from tidemark.sink.encode import TypesChanged
 from tidemark.sink.table import SinkMismatch
-from tidemark.sink.tally import BadOutput
 
 PAYLOAD = with_column("payload", "batch['value']")
 UNFIT: dict[str, tuple[str, type[TidemarkError], str]] = {

@@ -20,8 +20,8 @@ from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka import cluster
 from tidemark.kafka.cluster import TopicsMissing
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
+from tidemark.records.ranges import Slice
 from tidemark.schema import SchemaMismatch
 
 # ---- run after run

@@ -15,8 +15,8 @@ from tidemark.consume.work import TransformFailed
 from tidemark.db import session, transaction
 from tidemark.errors import TidemarkError
 from tidemark.quality import check_conservation
+from tidemark.records.outcome import BadOutput
 from tidemark.sink.table import SinkMismatch
-from tidemark.sink.tally import BadOutput
 from tidemark.spark.engine import DataLoss, SparkFailed
 
 LOOKS_AT_HEADERS = """

@@ -24,11 +24,12 @@ from hypothesis.stateful import (
 )
 from tests.ledger import DDL, TABLE, Group, eventually, never, of_all_kinds, payloads, rows
 
-from tidemark.offsets import Claim, Generation, Slice, TopicPartition, plan_batch, store
-from tidemark.offsets.store import ClaimRefused, Counts, OffsetFenced
+from tidemark.offsets import store
+from tidemark.offsets.store import ClaimRefused, OffsetFenced
+from tidemark.records.outcome import Counts, Judged
+from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition, plan_batch
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.load import SinkRejected
-from tidemark.sink.tally import Judged
 
 PARTITIONS = 2
 LOG_END = 10_000

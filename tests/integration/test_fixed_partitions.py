@@ -14,8 +14,8 @@ from tests.scenario import Scenario
 from tidemark.db import session
 from tidemark.errors import BadInput
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import OffsetFenced
+from tidemark.records.ranges import Slice
 from tidemark.rewind.model import ToEarliest
 from tidemark.rewind.plan import plan
 from tidemark.spec import SpecInvalid

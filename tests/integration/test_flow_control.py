@@ -10,7 +10,7 @@ from tests.scenario import Scenario
 from tidemark.db import session, transaction
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
-from tidemark.offsets.ranges import Slice
+from tidemark.records.ranges import Slice
 
 HOUR_MS = 3_600_000
 

@@ -18,8 +18,8 @@ from tidemark.db import session
 from tidemark.errors import BadInput, DatabaseUnavailable, Fenced
 from tidemark.group.coordinator import Coordinator, Leaving
 from tidemark.group.member import Member
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import Slice
 
 PARTITIONS, RECORDS = 4, 100
 

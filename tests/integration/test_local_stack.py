@@ -17,8 +17,9 @@ import psutil
 import psycopg2
 import pytest
 
+from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import LocalStack, ServerState
-from tidemark.local.errors import FolderBusy, FolderUnusable, NotUp, PortInUse, RunningOnAnotherPort, ServerFailed
+from tidemark.local.errors import FolderBusy, NotUp, PortInUse, RunningOnAnotherPort, ServerFailed
 from tidemark.local.folder import held
 
 TOPIC = "numbers"

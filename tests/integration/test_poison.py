@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.scenario import Scenario
 
-from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.records.outcome import Disposition, Judged
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink import commit as commit_module
 from tidemark.sink.load import Refusals, SinkRejected, TooManyRejected, load_carefully
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import Disposition, Judged, Tally
+from tidemark.sink.tally import Tally
 
 ARROW = """
     import pyarrow as pa

@@ -23,8 +23,8 @@ from tidemark.group.assignors import find_assignor
 from tidemark.group.coordinator import Coordinator, Joined, JoinRequest
 from tidemark.group.member import Member, Seat
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets.ranges import Slice, TopicPartition
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import Slice, TopicPartition
 
 PARTITIONS, RECORDS = 4, 100
 """Of the partitions a member of two has two; a batch holds all that there is of both."""

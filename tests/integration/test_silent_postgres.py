@@ -19,10 +19,10 @@ from tidemark.consume import launch
 from tidemark.consume.launch import AttemptGone
 from tidemark.db import answering, session, transaction
 from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable
-from tidemark.offsets.ranges import Slice
+from tidemark.records.outcome import Judged
+from tidemark.records.ranges import Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink.load import SinkRejected
-from tidemark.sink.tally import Judged
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel tells of a connection")
 

@@ -16,8 +16,8 @@ from tests.spark_here import spark_session
 
 from tidemark.connections import Connections
 from tidemark.consume.work import TransformFailed
-from tidemark.local.java import find_java
-from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
+from tidemark.jvm.java import find_java
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, marked, not_counted, unmarked
 from tidemark.spark.engine import HEADERS_ARE_MISSING, kafka_records, output_schema
 from tidemark.spark.plan import hands_over_once, passed_on, reads_headers, why_staged

@@ -16,9 +16,9 @@ from tidemark.db import session, transaction
 from tidemark.errors import DatabaseUnavailable
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
 from tidemark.quality import Outcome, Run, Violation, check_conservation, validate
+from tidemark.records.outcome import BadOutput
 from tidemark.sink.load import SinkRejected, TooManyRejected
 from tidemark.sink.staged import StagedRowsGone
-from tidemark.sink.tally import BadOutput
 
 LINEAGE = "'kafka_topic', 'kafka_partition', 'kafka_offset'"
 TRANSFORM = """

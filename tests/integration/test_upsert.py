@@ -11,8 +11,8 @@ from tests.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput
-from tidemark.offsets import Slice
 from tidemark.quality import check_conservation
+from tidemark.records.ranges import Slice
 from tidemark.sink.table import SinkMismatch
 
 TRANSFORM = """

@@ -20,7 +20,7 @@ from tidemark.group.assignors import (
 )
 from tidemark.group.assignors.random import RandomAssignor
 from tidemark.group.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 
 def parts(topic: str, *numbers: int) -> tuple[TopicPartition, ...]:

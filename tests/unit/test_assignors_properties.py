@@ -11,7 +11,7 @@ from tests.conformance import judge
 from tests.conformance.cases import Parts, as_parts
 
 from tidemark.group.assignors import Metadata, Subscription, TopicInfo, check_assignment, find_assignor
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 TOPICS = ("t0", "t1", "t2", "t3", "t4")
 RACKS = ("a", "b", "c")

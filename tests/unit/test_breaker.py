@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tidemark.offsets import Epoch, Slice, TopicPartition
-from tidemark.offsets.store import Counts
+from tidemark.records.outcome import Counts, Disposition, Judged, reject
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry.breaker import Breaker, BreakerTripped
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import Disposition, Judged, Tally, reject
+from tidemark.sink.tally import Tally
 
 PART = Slice(TopicPartition("flights", 3), 1, 0, 1000, Epoch(1))
 REJECTS = [

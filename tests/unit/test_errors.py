@@ -20,7 +20,7 @@ import pytest
 
 import tidemark
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
-from tidemark.offsets import Epoch, Slice, TopicPartition
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 
 PARTITION = TopicPartition("flights", 3)
 SAMPLES: dict[Any, Any] = {

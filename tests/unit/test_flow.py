@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.offsets.flow import Flow, Target
-from tidemark.offsets.ranges import Claim, Epoch, TopicPartition
+from tidemark.records.ranges import Claim, Epoch, TopicPartition
 
 ORDERS, CLICKS = TopicPartition("orders", 0), TopicPartition("clicks", 0)
 

@@ -14,7 +14,7 @@ import pytest
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka import cluster as module
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets.ranges import Log, TopicPartition
+from tidemark.records.ranges import Log, TopicPartition
 
 PLACE = TopicPartition("flights", 3)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tidemark.errors import BadInput
 from tidemark.keep import FLOOR_VARIABLE, KEEP, default_keep, parse_keep
-from tidemark.spec import parse_duration
+from tidemark.text.duration import parse_duration
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.retry import Ladder
-from tidemark.retry.ladder import failed_topic, is_own, retry_topic
-from tidemark.spec import parse_duration
+from tidemark.spec.retry_topics import failed_topic, is_own, retry_topic
+from tidemark.text.duration import parse_duration
 
 DESIGN = Ladder("departures", tuple(map(parse_duration, ("5m", "5m", "30m", "30m", "30m", "1h"))))
 DELAYS = st.lists(st.integers(1, 20_000), max_size=8).map(lambda seconds: tuple(timedelta(seconds=each) for each in seconds))

@@ -17,12 +17,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tidemark.cli.local import airflow_app
 from tidemark.errors import BadInput
 from tidemark.local import airflow_processes as processes
 from tidemark.local import airflow_settings as settings
 from tidemark.local.airflow import PROCESSES, STOP_ORDER, LocalAirflow, PortTaken
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused, AirflowUnavailable, RunUnfinished, TaskInstance
-from tidemark.local.cli import airflow_app
 
 
 @pytest.fixture

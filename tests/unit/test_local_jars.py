@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tidemark.errors import BadInput
-from tidemark.local import jars
-from tidemark.local.errors import FolderUnusable, JarsUnavailable
+from tidemark.jvm import jars
+from tidemark.jvm.errors import FolderUnusable, JarsUnavailable
 
 IVY = """#!/bin/sh
 if [ "$1" = -version ]; then echo 'openjdk version "17.0.1"' >&2; exit 0; fi

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemark.local.errors import JavaUnusable
-from tidemark.local.java import find_java, major, released
+from tidemark.jvm.errors import JavaUnusable
+from tidemark.jvm.java import find_java, major, released
 
 
 def java(folder, version, status=0):

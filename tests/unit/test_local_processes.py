@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import folder as state_folder
 from tidemark.local import ports, processes
 from tidemark.local.account import Account, check_reachable
-from tidemark.local.errors import FolderBusy, FolderUnusable
+from tidemark.local.errors import FolderBusy
 from tidemark.local.kafka import cluster_id
 from tidemark.local.processes import Signature
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemark.offsets import Claim, Epoch, Slice, TopicPartition, plan_batch
-from tidemark.offsets.ranges import RECORDS_A_TASK
+from tidemark.records.ranges import RECORDS_A_TASK, Claim, Epoch, Slice, TopicPartition, plan_batch
 
 LAGS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 1_000_000), st.just(RECORDS_A_TASK)), max_size=12)
 BUDGETS = st.one_of(st.integers(1, 50), st.integers(1, 2_000_000), st.just(RECORDS_A_TASK))

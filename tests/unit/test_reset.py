@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.offsets import TopicPartition
-from tidemark.offsets.ranges import Log
 from tidemark.offsets.reset import (
     Jump,
     LogTruncated,
@@ -19,6 +17,7 @@ from tidemark.offsets.reset import (
     check_position,
     first_position,
 )
+from tidemark.records.ranges import Log, TopicPartition
 from tidemark.spec.model import OffsetReset
 
 PARTITION = TopicPartition("flights", 3)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemark.offsets import Epoch, Slice, TopicPartition
+from tidemark.records.outcome import Disposition, Judged
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry.order import HeldTooMany, KeyOrder, Order, TurnOrder, held
 from tidemark.retry.store import Blocked
-from tidemark.sink.tally import Disposition, Judged, judge
+from tidemark.sink.tally import judge
 
 START, SPAN = 100, 30
 PART = Slice(TopicPartition("flights", 3), 1, START, START + SPAN, Epoch(1))
@@ -149,7 +150,7 @@ def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first
 
 
 def test_no_transform_can_say_that_a_record_is_held() -> None:
-    from tidemark.sink.tally import BadOutput
+    from tidemark.records.outcome import BadOutput
 
     with pytest.raises(BadOutput, match="disposition 'held' is none of load, skip, retry, fail"):
         by_list(KeyOrder(1), [Message(START, b"a", Disposition.HELD.name.lower())])

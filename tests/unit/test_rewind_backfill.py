@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import Backfill, Part
 from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State, ToLatest, Undo
 from tidemark.rewind.show import as_json, markdown

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
-from tidemark.rewind.moment import EPOCH, iso, iso_duration, parse_iso_duration, parse_moment
+from tidemark.text.moment import EPOCH, iso, iso_duration, parse_iso_duration, parse_moment
 
 ZONES = ["Europe/Berlin", "America/New_York", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
 TIMES = st.datetimes(min_value=datetime.fromisoformat("1971-01-01"), max_value=datetime.fromisoformat("2090-01-01"))

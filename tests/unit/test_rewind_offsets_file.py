@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.offsets_file import MAX_BYTES, MAX_OFFSET, OffsetsFileInvalid, of_groups, parse_offsets, read_offsets
 
 P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)

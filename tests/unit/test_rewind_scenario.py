@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput, Refused
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import (
     ByDuration,
     FromFile,
@@ -29,21 +29,10 @@ from tidemark.rewind.model import (
     Undo,
 )
 from tidemark.rewind.offsets_file import MAX_OFFSET
-from tidemark.rewind.scenario import (
-    EXPIRES_IN,
-    WORDS,
-    Problems,
-    SeveralProblems,
-    check_reason,
-    from_json,
-    name_of,
-    parse,
-    parse_expiry,
-    said,
-    to_json,
-)
+from tidemark.rewind.scenario import EXPIRES_IN, WORDS, from_json, name_of, parse, parse_expiry, said, to_json
 from tidemark.spec import SpecInvalid, load_consumer
 from tidemark.spec.model import Approval, RewindSettings
+from tidemark.text.problems import Problems, SeveralProblems, check_reason
 
 RUN = "scheduled__2026-03-29T12:00:00+00:00"
 SAID = [

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State, ToDatetime, Undo
 from tidemark.rewind.offsets_file import parse_offsets
-from tidemark.rewind.show import MARKDOWN_ROWS, NOTED, about, as_json, escaped, markdown, table
+from tidemark.rewind.show import MARKDOWN_ROWS, NOTED, as_json, markdown, table
+from tidemark.text.wording import about, escaped
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 EVIL = 'a | b\n# <b onclick="x">[red]c[/red]</b> ![p](http://x) `y` **z** \x1b[31m &lt; \\'

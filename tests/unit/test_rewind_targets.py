@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import ShiftBy, ToCurrent, ToLatest, ToOffset
 from tidemark.rewind.targets import SHOWN, Outside, Place, TargetsOutOfRange, moves
 

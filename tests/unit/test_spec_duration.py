@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
-from tidemark.spec import format_duration, parse_duration
+from tidemark.text.duration import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

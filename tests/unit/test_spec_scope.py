@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.spec.scope import Scope, spans
 
 THERE = [*(TopicPartition("flights", number) for number in range(6)), TopicPartition("weather", 0)]

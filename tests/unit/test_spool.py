@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tidemark.records.outcome import Disposition, Judged, Reject
 from tidemark.sink import spool as spool_module
 from tidemark.sink.spool import SpoolFailed, spooled
-from tidemark.sink.tally import Disposition, Judged, Reject
 
 
 @pytest.mark.parametrize("memory", [1, 2**20], ids=["on disk", "in memory"])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemark.offsets import Epoch, Slice, TopicPartition
-from tidemark.offsets.store import Counts
+from tidemark.records.outcome import ERROR_TEXT_LIMIT, BadOutput, Counts, Disposition, Judged, reject
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import ERROR_TEXT_LIMIT, BadOutput, Disposition, Judged, Tally, judge, reject
+from tidemark.sink.tally import Tally, judge
 
 START, SPAN = 1_000, 12
 PART = Slice(TopicPartition("flights", 3), 7, START, START + SPAN, Epoch(1))

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from tidemark.consume import work
 from tidemark.consume.work import TransformFailed, Work, input_schema, payloads, records
-from tidemark.offsets import Epoch, Slice, TopicPartition
+from tidemark.records.outcome import Disposition, Judged
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.commit import Target
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import Disposition, Judged, Tally
+from tidemark.sink.tally import Tally
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record, Retry, Skip
 

@@ -23,9 +23,9 @@ from tidemark.spec import (
     read_folder,
 )
 from tidemark.spec.checks import CONSUMER_NAME_LIMIT
-from tidemark.spec.duration import format_duration
 from tidemark.spec.model import Approval
 from tidemark.spec.partial import UNKNOWN_TABLE
+from tidemark.text.duration import format_duration
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """Long ago and always the same: with ``catchup=False`` a schedule begins with its next interval."""

@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException,
 
 from tidemark.airflow.dags import START
 from tidemark.errors import Unavailable
-from tidemark.rewind.scenario import Problems
-from tidemark.spec.problem import nearest, quoted
+from tidemark.text.problems import Problems
+from tidemark.text.wording import nearest, quoted
 
 T = TypeVar("T")
 

@@ -119,7 +119,7 @@ class ValidateOperator(BaseOperator):
     """Judges what the DAG run wrote, by its suite and by the conservation check; pushes the verdict, with ranges and counts.
 
     A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``. Where it says
-    ``rewind``, what the run wrote is taken back first (`tidemark.quality.reaction`); a try after that says so, and fails likewise.
+    ``rewind``, what the run wrote is taken back first (`tidemark.rewind.reaction`); a try after that says so, and fails likewise.
     What a drain has loaded is never taken back: it lies among rows of other runs, and a rewind would have to take all of them.
     """
 
@@ -161,7 +161,7 @@ class ValidateOperator(BaseOperator):
         from tidemark.airflow.connections import resolve
         from tidemark.db import session
         from tidemark.kafka.cluster import Cluster
-        from tidemark.quality.reaction import take_back
+        from tidemark.rewind.reaction import take_back
 
         connections = resolve(spec)
         with session(connections.database_url, application="tidemark rewind") as connection:
@@ -174,7 +174,7 @@ class ValidateOperator(BaseOperator):
         """A run that wrote nothing has passed; not so one whose rows its failed validation has taken back in an earlier try."""
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
-        from tidemark.quality.reaction import taken_back
+        from tidemark.rewind.reaction import taken_back
 
         with session(database_url(spec)) as connection:
             rewind_id = taken_back(connection, spec.group, run)

@@ -25,10 +25,10 @@ from tidemark.airflow.operators import PROGRESS_EVERY_S, plainly, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.errors import BadInput
 from tidemark.retry.filter import Filter, State
-from tidemark.rewind.moment import EXAMPLE as MOMENT
-from tidemark.rewind.moment import parse_moment
-from tidemark.rewind.scenario import REASON_CHARACTERS, Problems, check_reason
 from tidemark.spec import ConsumerSpec
+from tidemark.text.moment import EXAMPLE as MOMENT
+from tidemark.text.moment import parse_moment
+from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
 
 if TYPE_CHECKING:
     from tidemark.retry.redrive import Redrive
@@ -241,7 +241,7 @@ class ApplyRedriveOperator(AskThenDo):
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.retry.redrive import Phase, preview
         from tidemark.retry.show import markdown
-        from tidemark.rewind.show import escaped
+        from tidemark.text.wording import escaped
 
         then = context["params"]["then"]
         if then == NOTHING:

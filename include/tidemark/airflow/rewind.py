@@ -111,7 +111,8 @@ class ApplyRewindOperator(AskThenDo):
     @plainly
     def execute(self, context: Context) -> list[str]:
         from tidemark.rewind.model import State
-        from tidemark.rewind.show import escaped, markdown
+        from tidemark.rewind.show import markdown
+        from tidemark.text.wording import escaped
 
         made, specs = _stored(context)
         if made.state is State.PLANNED and any(spec.rewind.approval is Approval.REQUIRED for spec in specs):

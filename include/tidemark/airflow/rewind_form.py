@@ -12,12 +12,13 @@ from airflow.sdk import Param
 from tidemark.airflow.dags import form_consumers
 from tidemark.airflow.form import refuse_unknown
 from tidemark.airflow.operators import spec_of
-from tidemark.rewind.moment import EXAMPLE as MOMENT
 from tidemark.rewind.offsets_file import MAX_BYTES
-from tidemark.rewind.scenario import REASON_CHARACTERS, WORDS, Problems, check_reason, parse, parse_expiry
+from tidemark.rewind.scenario import WORDS, parse, parse_expiry
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.problem import quoted
 from tidemark.spec.scope import Scope
+from tidemark.text.moment import EXAMPLE as MOMENT
+from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
+from tidemark.text.wording import quoted
 
 if TYPE_CHECKING:
     from tidemark.rewind.model import Scenario

@@ -14,7 +14,7 @@ from tidemark.errors import BadInput
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment, find_assignor
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.spec import find_consumer
 from tidemark.spec.transform import import_from
 

@@ -10,7 +10,7 @@ from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, 
 from tidemark.connections import from_env
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
-from tidemark.retry.audit import Audit, audit
+from tidemark.quality.audit import Audit, audit
 from tidemark.spec import find_consumer
 
 COLUMNS = {

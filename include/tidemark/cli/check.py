@@ -13,9 +13,10 @@ from tidemark import project
 from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
 from tidemark.consume.check import Report, check, sink_ddl
 from tidemark.consume.describe import SparkSchema
-from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, format_duration, read_folder
+from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
 from tidemark.spec.transform import load_transform
+from tidemark.text.duration import format_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,9 +17,10 @@ from tidemark.errors import BadInput
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
-from tidemark.offsets.ranges import TopicPartition
-from tidemark.spec import ConsumerSpec, find_consumer, format_duration, parse_duration
+from tidemark.records.ranges import TopicPartition
+from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.scope import Item, Scope
+from tidemark.text.duration import format_duration, parse_duration
 
 MOST = 10_000
 """Partitions that a range may name."""

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tidemark.cli.local import app as local_app
 from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, print_json, stderr
 from tidemark.cli.redrive import app as redrive_app
 from tidemark.cli.retries import app as retries_app
@@ -17,7 +18,6 @@ from tidemark.cli.rewind import app as rewind_app
 from tidemark.cli.rewind import seek
 from tidemark.errors import TidemarkError
 from tidemark.group.states import State
-from tidemark.local.cli import app as local_app
 
 GroupName = Annotated[str, typer.Argument(help="The group's name, which may be another than its consumer's.")]
 Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions; all if left out.")]

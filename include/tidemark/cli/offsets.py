@@ -16,7 +16,7 @@ from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.lag import PartitionLag, lags, truncations
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
 from tidemark.spec import find_consumer

@@ -108,7 +108,7 @@ def _filter(
     """Raises `BadInput`."""
     from tidemark.errors import BadInput
     from tidemark.retry.filter import Filter, State
-    from tidemark.rewind.moment import parse_moment
+    from tidemark.text.moment import parse_moment
 
     if key is not None and key_hex is not None:
         raise BadInput(what="key", found="--key and --key-hex are given", fix="Leave out one of them.")
@@ -469,7 +469,7 @@ def _topic_json(one: Found) -> dict[str, Any]:
 
 
 def _delay(one: Found) -> str:
-    from tidemark.spec import format_duration
+    from tidemark.text.duration import format_duration
 
     return "-" if not one.wanted.delay else format_duration(one.wanted.delay)
 

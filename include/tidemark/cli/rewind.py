@@ -249,9 +249,10 @@ def _planned(
     """A stored plan. Raises what is wrong with the words, all of it at once, before anything is asked of Postgres or Kafka."""
     from tidemark import project
     from tidemark.rewind.plan import plan as make_plan
-    from tidemark.rewind.scenario import Problems, check_reason, parse_expiry
+    from tidemark.rewind.scenario import parse_expiry
     from tidemark.spec import find_consumer
     from tidemark.spec.scope import Scope
+    from tidemark.text.problems import Problems, check_reason
 
     problems, folder = Problems(), consumers or project.consumers()
     specs = [problems.attempt(lambda name=name: find_consumer(name, folder)) for name in dict.fromkeys(names)]  # type: ignore[misc]

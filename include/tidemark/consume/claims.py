@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import psycopg2.errors
 
-from tidemark.db import transaction
+from tidemark.db import REWIND_LOCK, transaction
 from tidemark.errors import DatabaseUnavailable
+from tidemark.group.coordinator import require_member
 from tidemark.group.listener import Partitions, RebalanceListener
 from tidemark.kafka.cluster import Cluster, Topic
 from tidemark.offsets import flow, store
 from tidemark.offsets.locks import LockWait
-from tidemark.offsets.ranges import Claim, Generation, Log, Slice, TopicPartition, plan_batch
 from tidemark.offsets.reset import LogTruncated, TopicRecreated, check_position, first_position
 from tidemark.offsets.store import ClaimRefused, Position
-from tidemark.retry.store import REWINDS
+from tidemark.records.ranges import Claim, Generation, Log, Slice, TopicPartition, plan_batch
 from tidemark.rewind.backfill import Backfill, end_now
 from tidemark.sink.commit import Receipt
 from tidemark.spec.model import OffsetReset
@@ -280,7 +280,7 @@ def _claim(
             with transaction(connection) as cur:
                 cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(GRACE_MS),))
                 if me.member_id is not None:
-                    store.require_member(cur, me.group, me.group_id, me.member_id)
+                    require_member(cur, me.group, me.group_id, me.member_id)
                 if backfill is not None:
                     return _claim_skipped(cur, me, topic_id, found, backfill)
                 return _claim_row(cur, me, topic_id, found, cluster, topic_known=topic_known)
@@ -291,7 +291,7 @@ def _claim(
             ended = store.end_writers(cur, me.group_id, topic_id, found.partition)
             if not ended:  # a rewind, or somebody else who is no writer
                 group_id = me.group_id if backfill is None else backfill.group_id
-                wait.say(cur, {"class": REWINDS, "group_id": group_id, "topic_id": topic_id, "partition": found.partition.partition})
+                wait.say(cur, {"class": REWIND_LOCK, "group_id": group_id, "topic_id": topic_id, "partition": found.partition.partition})
         if ended:
             log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", me.group, found.partition, ended)
 

@@ -18,12 +18,13 @@ from tidemark.consume.work import EPOCH, Work, by_record, called, input_schema
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
-from tidemark.offsets.ranges import Slice
+from tidemark.records.outcome import Judged
+from tidemark.records.ranges import Slice
 from tidemark.retry.order import TurnOrder, held
 from tidemark.retry.store import Waiting, read_due
 from tidemark.sink.commit import Receipt, Target
 from tidemark.sink.drained import Answer, commit_drained, origins
-from tidemark.sink.tally import Judged, judge
+from tidemark.sink.tally import judge
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 
 from tidemark.errors import BadInput
 from tidemark.kafka.cluster import Topic
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec, Problem
-from tidemark.spec.problem import nearest
 from tidemark.spec.scope import Item, Scope, missing, spans
+from tidemark.text.wording import nearest
 
 OPTION = "--partition"
 

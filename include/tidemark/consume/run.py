@@ -37,8 +37,8 @@ from tidemark.db import answering, session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
+from tidemark.records.ranges import Slice
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated, ends, find, of_attempt

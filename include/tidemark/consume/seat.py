@@ -22,8 +22,8 @@ from tidemark.group.named import find_class
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Generation
 from tidemark.offsets.store import OffsetFenced
+from tidemark.records.ranges import Generation
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:

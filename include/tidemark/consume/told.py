@@ -12,8 +12,8 @@ from tidemark.db import session, transaction
 from tidemark.errors import TidemarkError
 from tidemark.group.wake import Wakeups
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Slice
 from tidemark.offsets.store import OffsetFenced
+from tidemark.records.ranges import Slice
 
 log = logging.getLogger(__name__)
 

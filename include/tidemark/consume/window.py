@@ -13,10 +13,10 @@ from tidemark.db import transaction
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Epoch, Slice
+from tidemark.records.ranges import Epoch, Slice
 from tidemark.retry import store as retries
-from tidemark.retry.ladder import is_own
 from tidemark.spec import ConsumerSpec, Run
+from tidemark.spec.retry_topics import is_own
 
 if TYPE_CHECKING:
     from tidemark.consume.seat import GroupSeat, TakenByHand

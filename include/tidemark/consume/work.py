@@ -20,11 +20,12 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 from tidemark.errors import Refused
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import MESSAGES_A_POLL, read
-from tidemark.offsets.ranges import Slice
+from tidemark.records.outcome import GIVEN, Disposition, Judged, Reject, reject
+from tidemark.records.ranges import Slice
 from tidemark.retry.order import HasOffset, KeyOrder, KeysBlocked, Order, held
 from tidemark.sink.commit import Receipt, Target, commit_slice
-from tidemark.sink.table import GIVEN, Layout
-from tidemark.sink.tally import Disposition, Judged, Reject, judge, reject
+from tidemark.sink.table import Layout
+from tidemark.sink.tally import judge
 from tidemark.sink.types import arrow_type, conform
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record, Skip

@@ -43,7 +43,8 @@ from tidemark.group.requests import (
     check_join,
 )
 from tidemark.group.states import State
-from tidemark.offsets import TopicPartition, store
+from tidemark.offsets import store
+from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -406,3 +407,10 @@ def _delete_position(cur: Cursor, group: Group, group_id: int, partition: TopicP
         return OffsetHasResults(group=group.name, topic=partition.topic, partition=partition.partition, batches=row[0])
     cur.execute("RELEASE SAVEPOINT position")
     return None
+
+
+def require_member(cur: Cursor, group: str, group_id: int, member_id: str) -> None:
+    """Raises `UnknownMemberId` unless the group has this member, and will until the transaction ends."""
+    cur.execute(SQL["require_member"], {"group_id": group_id, "member_id": member_id})
+    if cur.fetchone() is None:
+        raise UnknownMemberId(group=group, member_id=member_id)

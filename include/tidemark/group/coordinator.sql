@@ -131,3 +131,8 @@ SELECT count(*) FROM tidemark.batch WHERE group_id = %(group_id)s AND topic_id =
 
 -- name: delete_position
 DELETE FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
+
+-- name: require_member
+-- Keeps a member of the group as it is until this transaction ends. Locks its row, not against its heartbeats. No row returned: the group
+-- does not have it any more.
+SELECT FROM tidemark.group_member WHERE group_id = %(group_id)s AND member_id = %(member_id)s FOR KEY SHARE;

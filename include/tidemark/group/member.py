@@ -29,7 +29,7 @@ from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinReq
 from tidemark.group.errors import GroupError, IllegalGeneration, MemberIdRequired, RebalanceInProgress, UnknownMemberId
 from tidemark.group.listener import Listeners, RebalanceListener
 from tidemark.group.wake import Wakeups
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.kafka.history import truncated
 from tidemark.kafka.reader import SETTINGS
-from tidemark.offsets.ranges import Log, TopicPartition
+from tidemark.records.ranges import Log, TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicCollection

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.kafka.reader import SETTINGS
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 ANSWER_S = 15.0
 """The broker is given up after this long."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tidemark.errors import BrokerUnavailable, Refused
 from tidemark.kafka.config import KafkaConfig, connected
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -17,7 +17,7 @@ __all__ = ["LocalStack", "ServerState", "ServerStatus"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: the Spark driver takes `tidemark.local.jars` where the packages of the servers are not installed."""
+    """Import what is asked for: the Spark driver takes `tidemark.jvm.jars` where the packages of the servers are not installed."""
     if name not in __all__:
         raise AttributeError(name)
     from tidemark.local import server, stack

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidemark.local.errors import FolderUnusable
+from tidemark.jvm.errors import FolderUnusable
 
 NAME = "pgserver"
 """The user that the Postgres wheel itself makes for this purpose; a machine needs only one."""

@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tidemark.local.errors import FolderBusy, FolderUnusable
+from tidemark.jvm.errors import FolderUnusable
+from tidemark.local.errors import FolderBusy
 
 
 def make(folder: Path) -> None:

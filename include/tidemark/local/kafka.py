@@ -17,9 +17,9 @@ from typing import ClassVar
 
 import psutil
 
+from tidemark.jvm.jars import broker_jars
+from tidemark.jvm.java import find_java
 from tidemark.local import ports, processes
-from tidemark.local.jars import broker_jars
-from tidemark.local.java import find_java
 from tidemark.local.server import Report, Server
 
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")

@@ -22,9 +22,9 @@ import psycopg2
 from psycopg2 import errors, sql
 from psycopg2.extensions import connection as Connection
 
+from tidemark.jvm.errors import ExtraMissing, FolderUnusable
 from tidemark.local import ports, processes
 from tidemark.local.account import Account, check_reachable, server_account
-from tidemark.local.errors import ExtraMissing, FolderUnusable
 from tidemark.local.server import Report, Server
 
 DATABASE = "tidemark"

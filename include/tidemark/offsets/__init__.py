@@ -11,7 +11,3 @@ Owns the tables ``topic``, ``consumer_group``, ``partition_offset``, ``attempt``
 `ranges` decides what to read (values in, values out), `store` runs the statements of ``store.sql`` beside it and never commits.
 Locks are taken in the order group, members, partitions by (topic, partition).
 """
-
-from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition, plan_batch
-
-__all__ = ["Claim", "Epoch", "Generation", "Slice", "TopicPartition", "plan_batch"]

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements
-from tidemark.offsets.ranges import Claim, TopicPartition
+from tidemark.records.ranges import Claim, TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from tidemark.offsets.ranges import Log, TopicPartition
 from tidemark.offsets.reset import LogTruncated
 from tidemark.offsets.store import Position
+from tidemark.records.ranges import Log, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

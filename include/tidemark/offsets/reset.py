@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemark.errors import Refused
-from tidemark.offsets.ranges import Log, TopicPartition
 from tidemark.offsets.store import LostReason
+from tidemark.records.ranges import Log, TopicPartition
 from tidemark.spec.model import OffsetReset
 
 

@@ -13,8 +13,8 @@ import psycopg2.errors
 
 from tidemark.db import rows, statements
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
-from tidemark.group.errors import UnknownMemberId
-from tidemark.offsets.ranges import Claim, Epoch, Generation, Slice, TopicPartition
+from tidemark.records.outcome import Counts
+from tidemark.records.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -127,19 +127,7 @@ class Position:
     seat: str | None
     committed_at: datetime
     leader_epoch: int | None
-    """See `tidemark.offsets.ranges.Log`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What became of the offsets of a slice; they add up to its span (I3)."""
-
-    loaded: int
-    skipped: int
-    retried: int
-    failed: int
-    unaccounted: int
-    sink_rows: int
+    """See `tidemark.records.ranges.Log`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +239,6 @@ def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicParti
         said = " ".join(f"{text.rstrip('.')}." for text in (error.diag.message_primary, error.diag.message_detail) if text)
         raise SessionNotEnded(partition=partition, message=said) from error
     return len(cur.fetchall())
-
-
-def require_member(cur: Cursor, group: str, group_id: int, member_id: str) -> None:
-    """Raises `UnknownMemberId` unless the group has this member, and will until the transaction ends."""
-    cur.execute(SQL["require_member"], {"group_id": group_id, "member_id": member_id})
-    if cur.fetchone() is None:
-        raise UnknownMemberId(group=group, member_id=member_id)
 
 
 def seat_of(cur: Cursor, attempt_id: int) -> str | None:

@@ -65,11 +65,6 @@ SELECT pg_terminate_backend(pid)
  WHERE part.group_id = %(group_id)s AND part.topic_id = %(topic_id)s AND part.partition = %(partition)s
    AND pid <> pg_backend_pid() AND application_name LIKE 'tidemark/%%';
 
--- name: require_member
--- Keeps a member of the group as it is until this transaction ends. Locks its row, not against its heartbeats. No row returned: the group
--- does not have it any more.
-SELECT FROM tidemark.group_member WHERE group_id = %(group_id)s AND member_id = %(member_id)s FOR KEY SHARE;
-
 -- name: seat_of
 -- The instance id of an attempt's Airflow task; no row returned for one that was started by hand.
 SELECT dag_id || '/' || task_id || '/' || map_index FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s AND dag_id IS NOT NULL;

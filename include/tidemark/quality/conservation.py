@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput
-from tidemark.sink.table import quoted_table
+from tidemark.sink.table import on_table
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -90,11 +90,6 @@ def group_number(cursor: Cursor, group: str) -> int:
     if row is None:
         raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="Name a group that tidemark groups lists.")
     return int(row[0])
-
-
-def on_table(statement: str, table: str) -> str:
-    """The statement with ``{table}`` filled in; goes through parameter substitution afterwards."""
-    return statement.replace("{table}", quoted_table(table).replace("%", "%%"))
 
 
 def _violation(row: dict[str, Any]) -> Violation:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, statements, transaction
+from tidemark.db import REWIND_LOCK, rows, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.retry.filter import Filter, State, statement
-from tidemark.retry.store import REWINDS
-from tidemark.rewind.scenario import check_reason
+from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -275,7 +274,7 @@ def _key(cur: Cursor, group: str) -> dict[str, int]:
 def begin_change(cur: Cursor, group_id: int) -> None:
     """Bounds the waiting for locks, and holds rewinds of the group off until the transaction ends, as drains do."""
     cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
-    cur.execute(SQL["lock_out_rewinds"], {"class": REWINDS, "group_id": group_id})
+    cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
 
 
 def _begin(cur: Cursor, group: str) -> dict[str, int]:

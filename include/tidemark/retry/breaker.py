@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
-from tidemark.offsets.ranges import Slice
+from tidemark.records.ranges import Slice
 
 if TYPE_CHECKING:
-    from tidemark.offsets.store import Counts
-    from tidemark.sink.tally import Reject
+    from tidemark.records.outcome import Counts, Reject
     from tidemark.spec import ConsumerSpec
 
 

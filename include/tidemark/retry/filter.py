@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from tidemark.errors import BadInput
-from tidemark.retry.ladder import failed_topic
-from tidemark.rewind.moment import iso
+from tidemark.spec.retry_topics import failed_topic
+from tidemark.text.moment import iso
 
 
 class State(StrEnum):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from tidemark.spec.retry_topics import failed_topic, retry_topic
+
 if TYPE_CHECKING:
     from tidemark.spec import ConsumerSpec
 
@@ -67,20 +69,3 @@ class Ladder:
 
 NO_LADDER = Ladder("")
 """What is not loaded has failed, and is published nowhere."""
-
-
-def retry_topic(group: str, delay: timedelta) -> str:
-    """``departures.retry.5m``"""
-    from tidemark.spec.duration import format_duration  # here, because the spec's rules ask for these names
-
-    return f"{group}.retry.{format_duration(delay)}"
-
-
-def failed_topic(group: str) -> str:
-    """``departures.failed``"""
-    return f"{group}.failed"
-
-
-def is_own(group: str, topic: str) -> bool:
-    """Is it one of the group's own retry topics, or its failed topic? The group's runs never read these."""
-    return topic == failed_topic(group) or topic.startswith(f"{group}.retry.")

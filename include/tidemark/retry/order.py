@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tidemark.errors import Refused, Unavailable
-from tidemark.offsets.ranges import Slice
-from tidemark.sink.tally import Disposition, Judged, Reject, without
+from tidemark.records.outcome import Disposition, Judged, Reject, without
+from tidemark.records.ranges import Slice
 
 if TYPE_CHECKING:
     from tidemark.retry.store import Blocked, Waiting

@@ -21,13 +21,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, statements, transaction
+from tidemark.db import REDRIVE_LOCK, rows, statements, transaction
 from tidemark.errors import BadInput, Refused, Unavailable
 from tidemark.retry.admin import add_action, begin_change, group_key
 from tidemark.retry.filter import Filter, State, statement
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.topics import ensure_topics, now_topic
-from tidemark.rewind.scenario import check_reason
+from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 SQL = {name: statement(text) for name, text in statements("tidemark.retry", "redrive.sql").items()}
 
-LOCK_CLASS = 0x7265_6472  # "redr"; with a group's id the key of an advisory lock
 PORTION = 500
 MAX_REDRIVES = 3
 """How often a record is sent round again, if nobody says anything else: what fails after that needs another mending."""
@@ -268,7 +267,7 @@ def history(connection: Connection, group: str | None = None, *, limit: int = 50
 def _alone(connection: Connection, group: str) -> Iterator[int]:
     """Holds the group's redrive lock on this session."""
     with transaction(connection) as cur:
-        key = {**group_key(cur, group), "class": LOCK_CLASS}
+        key = {**group_key(cur, group), "class": REDRIVE_LOCK}
         cur.execute(SQL["lock_group"], key)
         (mine,) = cur.fetchone() or (False,)
     if not mine:

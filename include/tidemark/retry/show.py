@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemark.rewind.show import counted, escaped
+from tidemark.text.wording import counted, escaped
 
 if TYPE_CHECKING:
     from tidemark.retry.redrive import Preview

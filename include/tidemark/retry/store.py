@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, statements
+from tidemark.db import REWIND_LOCK, rows, statements
 from tidemark.errors import Broken
-from tidemark.offsets.ranges import Slice, TopicPartition
 from tidemark.offsets.store import locked_position
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.retry.ladder import Ladder
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 SQL = statements("tidemark.retry", "store.sql")
-
-REWINDS = 0x7265_7769  # "rewi"; with a group's id the key of the advisory lock that a rewind takes for itself alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
     the group goes on.
     """
     with locked_position(group_id, part):
-        cur.execute(SQL["lock_out_rewinds"], {"class": REWINDS, "group_id": group_id})
+        cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
     cur.execute(SQL["lock_due"], _key(group_id, part))
     return _waiting(cur)
 

@@ -21,20 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2.errors
 
-from tidemark.db import rows, statements, transaction
+from tidemark.db import REWIND_LOCK, rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait
-from tidemark.offsets.ranges import TopicPartition
-from tidemark.quality.conservation import on_table
-from tidemark.retry.store import REWINDS
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import backfill, guards, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import Plan, State
 from tidemark.rewind.plan import ClusterOf, basis_of, torn
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
+from tidemark.sink.table import on_table
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ LOCK_MS = 20_000
 """After this the log says for whom a rewind waits: another one of the same group, or the commit of a drain. Then it waits on."""
 IDLE_MS = 60_000
 """A process that stands still in the middle of a rewind loses its session, and so its locks, after this."""
-LOCK_CLASS = REWINDS
-"""With a group's id the key of an advisory lock; commits of drains share it."""
 
 SpecOf = Callable[[str], ConsumerSpec]
 """The spec of a consumer, by its name, as its file is now."""
@@ -192,7 +189,7 @@ def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> Found:
 def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
     cur.execute(SQL["limits"], {"lock_ms": str(LOCK_MS), "idle_ms": str(IDLE_MS)})
     for group in sorted(plan.groups, key=lambda group: group.group_id):
-        wait, key = LockWait(f"rewinds of group {group.group}"), {"class": LOCK_CLASS, "group_id": group.group_id}
+        wait, key = LockWait(f"rewinds of group {group.group}"), {"class": REWIND_LOCK, "group_id": group.group_id}
         while _locked(cur, SQL["lock_group"], key) is None:
             wait.say(cur, {**key, "topic_id": None, "partition": None})
     cur.execute(SQL["limits"], {"lock_ms": "0", "idle_ms": str(IDLE_MS)})  # the rewind's row is never locked for long
@@ -211,7 +208,7 @@ def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
         if ended:
             log.warning("ended a session that held a partition partition=%s sessions=%s", partition, ended)
         else:
-            wait.say(cur, {**part, "class": LOCK_CLASS})
+            wait.say(cur, {**part, "class": REWIND_LOCK})
     return int(found[0][0]) if found else None
 
 

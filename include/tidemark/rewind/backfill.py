@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor

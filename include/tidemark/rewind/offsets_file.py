@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tidemark.errors import BadInput, Refused
-from tidemark.offsets.ranges import TopicPartition
-from tidemark.spec.problem import Problem, masked, nearest, quoted, shown
+from tidemark.records.ranges import TopicPartition
+from tidemark.spec.problem import Problem, masked, shown
+from tidemark.text.wording import nearest, quoted
 
 MAX_BYTES = 5_000_000  # far above any group: some 150,000 partitions, a line each
 MAX_OFFSET = 2**63 - 1

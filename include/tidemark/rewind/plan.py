@@ -21,16 +21,16 @@ from tidemark.db import rows, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.offsets.ranges import TopicPartition
-from tidemark.quality.conservation import on_table
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import guards, undo
 from tidemark.rewind.model import Plan, Scenario, Undo
-from tidemark.rewind.scenario import EXPIRES_IN, check_reason, to_json
+from tidemark.rewind.scenario import EXPIRES_IN, to_json
 from tidemark.rewind.store import read_plan
 from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
-from tidemark.sink.table import SinkMissing, read_columns
+from tidemark.sink.table import SinkMissing, on_table, read_columns
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import OnFailure
+from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from tidemark.errors import BadInput, Refused
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.errors import BadInput
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import (
     ByDuration,
     FromFile,
@@ -26,15 +26,14 @@ from tidemark.rewind.model import (
     ToValidated,
     Undo,
 )
-from tidemark.rewind.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
 from tidemark.rewind.offsets_file import MAX_OFFSET, of_groups, parse_offsets, read_offsets
-from tidemark.spec.duration import parse_duration
-from tidemark.spec.problem import nearest, quoted
+from tidemark.text.duration import parse_duration
+from tidemark.text.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
+from tidemark.text.problems import Problems
+from tidemark.text.wording import nearest, quoted
 
 T = TypeVar("T")
 
-REASON_CHARACTERS = 10
-"""The least that a reason has."""
 EXPIRES_IN = timedelta(hours=4)
 """How long a plan may be applied if nobody says anything else."""
 KAFKA = "kafka:"
@@ -70,42 +69,6 @@ WORDS: Mapping[str, Word] = {
         Word("undo", "as it was before another rewind, offsets and rows", "a rewind", "17"),
     )
 }
-
-
-@dataclass(kw_only=True, eq=False)
-class SeveralProblems(Refused):
-    """Everything that is wrong with what was asked for, a text each."""
-
-    problems: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([*self.problems, f"{len(self.problems)} problems; nothing was planned"])
-
-
-@dataclass
-class Problems:
-    """Collects what is refused, so that all of it can be told at once."""
-
-    found: list[Refused] = field(default_factory=list)
-
-    def attempt(self, ask: Callable[[], T]) -> T | None:
-        """What ``ask`` returns, or `None` if it is refused, which is then kept."""
-        try:
-            return ask()
-        except Refused as error:
-            self.found.append(error)
-        return None
-
-    def add(self, what: str, found: str, fix: str) -> None:
-        self.found.append(BadInput(what=what, found=found, fix=fix))
-
-    def end(self) -> None:
-        """Raises what was collected, if anything was."""
-        if len(self.found) == 1:
-            raise self.found[0]
-        if self.found:
-            texts = [error.problems if isinstance(error, SeveralProblems) else (str(error),) for error in self.found]
-            raise SeveralProblems(problems=tuple(text for several in texts for text in several))
 
 
 def parse(
@@ -155,15 +118,6 @@ def _make(name: str, value: str, zone: str | None, groups: Collection[str], cont
         "undo": lambda: Undo(_integer(name, value.removeprefix("#"), 1)),
     }
     return plain[name]()
-
-
-def check_reason(text: str | None) -> str:
-    """The reason, without blanks around it. Raises `BadInput` if it says too little to be of use later."""
-    reason = " ".join((text or "").split())
-    if len(reason) < REASON_CHARACTERS:
-        found = f"{quoted(reason)} has {len(reason)} characters" if reason else "there is none"
-        raise BadInput(what="reason", found=found, fix=f"Say why in at least {REASON_CHARACTERS} characters: it is kept for ever.")
-    return reason
 
 
 def parse_expiry(text: str | None) -> timedelta:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -14,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State
-from tidemark.rewind.moment import iso
 from tidemark.rewind.scenario import said, to_json
+from tidemark.text.moment import iso
+from tidemark.text.wording import about, counted, escaped
 
 if TYPE_CHECKING:
     from tidemark.rewind.verify import Example, Verified
@@ -28,8 +28,6 @@ NOTED = 20
 """Partitions with losses that are named."""
 
 _BACK = ["rows back", "failed back"]
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-_MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
 def table(plan: Plan) -> RenderableType:
@@ -100,12 +98,6 @@ def totals(plan: Plan) -> dict[str, int]:
         "rows_back": sum(part.rows_back for part in parts),
         "failed_back": sum(part.failed_back for part in parts),
     }
-
-
-def escaped(text: str) -> str:
-    """Text in which Markdown sees no marks and no HTML, on one line."""
-    plain = "".join(char if char.isprintable() else " " for char in text)
-    return _MARKS.sub(r"\\\1", " ".join(plain.split()))
 
 
 def verified_table(found: Sequence[Verified]) -> RenderableType:
@@ -199,19 +191,6 @@ def _closing(plan: Plan) -> list[str]:
     return [
         f"{back}; {least}{rows} and {failed} taken out and kept, should the undo be undone; {counted(sums['replay'], 'offset')} read again."
     ]
-
-
-def about(seconds: float) -> str:
-    """A length of time as a person says it."""
-    if seconds < _MINUTE:
-        return "a minute" if seconds > _MINUTE / 2 else f"{max(1, round(seconds))} s"
-    if seconds < 2 * _HOUR:
-        return f"{round(seconds / _MINUTE)} min"
-    return f"{seconds / _HOUR:.1f} h" if seconds < 2 * _DAY else f"{seconds / _DAY:.1f} days"
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 # ---- each form's own

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import BadInput, Refused
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State
 from tidemark.rewind.scenario import from_json

@@ -11,7 +11,7 @@ from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import (
     ByDuration,
     FromFile,

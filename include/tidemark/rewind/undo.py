@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import overwritten
 from tidemark.rewind.archive import relation_of
 from tidemark.rewind.model import State

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
-from tidemark.quality.conservation import on_table
 from tidemark.rewind.archive import relation_of
 from tidemark.rewind.model import GroupPlan, State, Undo
 from tidemark.rewind.store import read_plan
 from tidemark.sink.kept import kept_columns, literal
-from tidemark.sink.table import LINEAGE, quoted, read_columns
+from tidemark.sink.table import LINEAGE, on_table, quoted, read_columns
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor

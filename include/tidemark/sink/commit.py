@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from tidemark.db import FIX_PATH, RELEASE_IF_LOST, answering, connect, is_outage, session, transaction
+from tidemark.db import FIX_PATH, RELEASE_IF_LOST, REWIND_LOCK, answering, connect, is_outage, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait, held_by_writer
-from tidemark.offsets.ranges import Slice
-from tidemark.offsets.store import Counts, PositionLocked
+from tidemark.offsets.store import PositionLocked
+from tidemark.records.outcome import Counts, Disposition, Judged, Reject
+from tidemark.records.ranges import Slice
 from tidemark.retry.breaker import Breaker
 from tidemark.retry.ladder import NO_LADDER, Ladder, Rung
 from tidemark.retry.order import KeyOrder
-from tidemark.retry.store import REWINDS, read_blocked
+from tidemark.retry.store import read_blocked
 from tidemark.sink.load import Refusals, copy, load, load_carefully, translated
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
-from tidemark.sink.tally import Disposition, Judged, Reject, Tally
+from tidemark.sink.tally import Tally
 from tidemark.waiting import waiting
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor
                 position = {"group_id": error.group_id, "topic_id": error.topic_id, "partition": error.partition.partition}
                 if held_by_writer(cur, **position):
                     raise
-                wait.say(cur, {**position, "class": REWINDS})
+                wait.say(cur, {**position, "class": REWIND_LOCK})
 
 
 def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:

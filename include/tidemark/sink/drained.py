@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import session, transaction
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Epoch, Slice, TopicPartition
-from tidemark.offsets.store import Counts
+from tidemark.records.outcome import BadOutput, Counts, Disposition, Judged, Reject, without
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry import store as retries
 from tidemark.retry.order import TurnOrder
 from tidemark.retry.store import Failure, Waiting
@@ -31,7 +31,7 @@ from tidemark.sink.load import Refusals, SinkRejected, load, load_carefully
 from tidemark.sink.spool import Spool, spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
-from tidemark.sink.tally import BadOutput, Disposition, Judged, Reject, Tally, without
+from tidemark.sink.tally import Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa

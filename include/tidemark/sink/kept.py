@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements
-from tidemark.offsets.ranges import Slice
+from tidemark.records.ranges import Slice
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import psycopg2.errors
 
 from tidemark.db import is_outage, statements, unavailable
 from tidemark.errors import Broken, Refused
-from tidemark.offsets.ranges import Slice
+from tidemark.records.ranges import Slice
 from tidemark.sink import kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table

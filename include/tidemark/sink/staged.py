@@ -20,8 +20,9 @@ import psycopg2
 from tidemark.db import rows, session, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
-from tidemark.offsets.ranges import Slice
-from tidemark.offsets.store import Counts, OffsetFenced
+from tidemark.offsets.store import OffsetFenced
+from tidemark.records.outcome import GIVEN, BadOutput, Counts, Disposition, Reject, reject
+from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
 from tidemark.sink.commit import Payloads, Receipt, Target, commit, copy_failed, enter
@@ -29,8 +30,8 @@ from tidemark.sink.drained import Outcome, origins, say_what_became
 from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals, SinkRejected, check_at_once, copy, halve, merge, translated
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
-from tidemark.sink.table import GIVEN, LINEAGE, listed, quoted, quoted_table
-from tidemark.sink.tally import BadOutput, Disposition, Reject, data_columns, dispositions, errors, reject
+from tidemark.sink.table import LINEAGE, listed, quoted, quoted_table
+from tidemark.sink.tally import data_columns, dispositions, errors
 from tidemark.sink.types import arrow_type
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from enum import IntEnum
 
-from tidemark.offsets.ranges import Slice
+from tidemark.records.ranges import Slice
 
 
 class Step(IntEnum):

@@ -10,6 +10,7 @@ import psycopg2.errors
 
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
+from tidemark.records.outcome import GIVEN, OPTIONAL
 from tidemark.sink.types import arrow_type, fits, postgres_type
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ LINEAGE = (
     ("kafka_seq", "integer"),
 )
 """Which record a row was made from, and its number among that record's rows."""
-GIVEN = ("kafka_topic", "kafka_partition", "kafka_offset")
-"""The lineage columns as a transform gets and returns them; the topic's id and the sequence number are added on the way."""
-OPTIONAL = ("disposition", "error")
-"""Columns that a transform may add: what is to become of a record, and why. They are not stored in the sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +126,11 @@ def quoted(identifier: str) -> str:
 
 def quoted_table(table: str) -> str:
     return ".".join(quoted(part) for part in table.split("."))
+
+
+def on_table(statement: str, table: str) -> str:
+    """The statement with ``{table}`` filled in; goes through parameter substitution afterwards."""
+    return statement.replace("{table}", quoted_table(table).replace("%", "%%"))
 
 
 def listed(identifiers: Sequence[str]) -> str:

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.local.jars import cache
-from tidemark.local.java import find_java
+from tidemark.jvm.jars import cache
+from tidemark.jvm.java import find_java
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
-from tidemark.offsets.ranges import Slice
+from tidemark.records.ranges import Slice
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,13 +26,14 @@ from tidemark.consume.work import TransformFailed, Work, collect_less_garbage, c
 from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailable
 from tidemark.kafka.config import jvm
 from tidemark.kafka.reader import BatchDamaged, read
-from tidemark.offsets.ranges import Slice, TopicPartition
+from tidemark.records.outcome import GIVEN, BadOutput
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.drained import commit_drained, origins
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.staged import Staged, drop_staging, make_staging, promote, promote_drained, stage
-from tidemark.sink.table import GIVEN, Layout
-from tidemark.sink.tally import BadOutput, judge
+from tidemark.sink.table import Layout
+from tidemark.sink.tally import judge
 from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
 from tidemark.spark.plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import start_session

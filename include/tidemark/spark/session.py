@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from tidemark.connections import Connections
 from tidemark.errors import Unavailable
-from tidemark.local.jars import spark_jars
-from tidemark.local.java import find_java, released
+from tidemark.jvm.jars import spark_jars
+from tidemark.jvm.java import find_java, released
 from tidemark.spark.archive import Archive
 from tidemark.spec import ConsumerSpec
 

@@ -13,7 +13,6 @@ Checks that need more than the file (does the topic exist, does the suite) add t
 Kafka or Postgres or imports the user's code, so that a DAG file may call it; `tidemark.spec.transform` is what imports a transform.
 """
 
-from tidemark.spec.duration import format_duration, parse_duration
 from tidemark.spec.load import consumer_names, find_consumer, load_consumer, load_consumers, read_folder
 from tidemark.spec.model import (
     AirflowSettings,
@@ -57,10 +56,8 @@ __all__ = [
     "Validation",
     "consumer_names",
     "find_consumer",
-    "format_duration",
     "load_consumer",
     "load_consumers",
-    "parse_duration",
     "partial_spec",
     "read_folder",
 ]

@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from pydantic_core import PydanticCustomError
 
 from tidemark.errors import BadInput
-from tidemark.spec.duration import FIX as DURATION_FIX
-from tidemark.spec.duration import parse_duration
-from tidemark.spec.problem import nearest
 from tidemark.spec.scope import Ranges, ranges
+from tidemark.text.duration import FIX as DURATION_FIX
+from tidemark.text.duration import parse_duration
+from tidemark.text.wording import nearest
 
 CONSUMER_NAME_LIMIT = 241
 """Characters of a consumer's name: Airflow allows 250 in a dag id, and ``consume__`` takes nine."""

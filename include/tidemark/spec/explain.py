@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tidemark.spec import model
-from tidemark.spec.problem import SECRET, KeyPath, Problem, key_text, nearest, quoted
+from tidemark.spec.problem import SECRET, KeyPath, Problem, key_text
 from tidemark.spec.source import Places
+from tidemark.text.wording import nearest, quoted
 
 _NAMES = 'letters, digits, ".", "_" and "-"'
 _CONNECTION = ("is not a connection id", "write the id of an Airflow connection: tidemark_postgres")

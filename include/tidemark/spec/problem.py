@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark import project
 from tidemark.errors import Refused
+from tidemark.text.wording import nearest, quoted
 
 KeyPath = tuple[str | int, ...]
 """Where a value stands in the file: ``("retry", "delays", 2)`` is ``retry.delays[2]``."""
@@ -84,13 +83,6 @@ class UnknownConsumer(Refused):
         return f'there is no consumer "{self.consumer}" in {shown(self.folder)}{hint} {exist}'
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was most likely meant to be, or None."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    match = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.6)
-    return by_lower[match[0]] if match else None
-
-
 def key_text(path: KeyPath) -> str:
     """A path as users read it: ``retry.delays[2]``, ``spark.conf["spark.executor.memory"]``."""
     text = ""
@@ -102,12 +94,6 @@ def key_text(path: KeyPath) -> str:
         else:
             text += f"[{quoted(part)}]"
     return text
-
-
-def quoted(text: str) -> str:
-    """``text`` in double quotes on one line, cut where it is long."""
-    printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:80])
-    return f'"{printable}{"…" if len(text) > 80 else ""}"'
 
 
 def masked(line: str) -> str:

@@ -11,10 +11,11 @@ from datetime import timedelta
 from typing import Any
 
 from tidemark.errors import BadInput
-from tidemark.retry.ladder import failed_topic, is_own, retry_topic
 from tidemark.spec.checks import KAFKA_NAME_LIMIT
-from tidemark.spec.duration import format_duration, parse_duration
-from tidemark.spec.problem import SECRET, KeyPath, key_text, nearest, quoted
+from tidemark.spec.problem import SECRET, KeyPath, key_text
+from tidemark.spec.retry_topics import failed_topic, is_own, retry_topic
+from tidemark.text.duration import format_duration, parse_duration
+from tidemark.text.wording import nearest, quoted
 
 HANDOVER = timedelta(minutes=2)
 """What a continuous run needs beyond its time, until the next one has taken over."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tidemark.errors import BadInput
-from tidemark.offsets.ranges import TopicPartition
-from tidemark.spec.problem import nearest, quoted
+from tidemark.records.ranges import TopicPartition
+from tidemark.text.wording import nearest, quoted
 
 ALL = "all"
 _RANGES = re.compile(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", re.ASCII)

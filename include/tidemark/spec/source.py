@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from tidemark.spec.problem import KeyPath, Problem, key_text, masked, quoted
+from tidemark.spec.problem import KeyPath, Problem, key_text, masked
+from tidemark.text.wording import quoted
 
 MAX_BYTES = 1_000_000  # far above any declaration; keeps a wrong file (a dump, an archive) out of the parser
 MAX_DEPTH = 50  # levels of nesting; the declaration has four

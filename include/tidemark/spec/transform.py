@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from tidemark.spec.model import ConsumerSpec, Order
-from tidemark.spec.problem import KeyPath, SpecInvalid, nearest, shown
+from tidemark.spec.problem import KeyPath, SpecInvalid, shown
+from tidemark.text.wording import nearest
 
 _ANNOTATE = "annotate it: record: Record, batch: pa.RecordBatch or records: DataFrame"
 _FOREIGN_FRAMES = ("pandas", "pd", "polars", "pl", "pyspark.pandas", "ps", "dask", "modin")

@@ -15,8 +15,8 @@ from tidemark.group import coordinator as coordinator_module
 from tidemark.group.coordinator import list_groups
 from tidemark.group.errors import GroupIdNotFound, GroupSubscribedToTopic, NonEmptyGroup, OffsetHasResults, UnknownMemberId
 from tidemark.group.states import State
-from tidemark.offsets import TopicPartition
 from tidemark.offsets.store import OffsetFenced
+from tidemark.records.ranges import TopicPartition
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tidemark import project
 from tidemark.group.coordinator import Leaving
 from tidemark.group.errors import GroupError
 from tidemark.group.states import State
-from tidemark.offsets import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 COLUMNS = ("no group", State.EMPTY, State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, State.STABLE)
 

@@ -17,7 +17,7 @@ from tidemark.group.coordinator import Coordinator, Leaving
 from tidemark.group.errors import FencedInstanceId, InconsistentGroupProtocol
 from tidemark.group.listener import RebalanceListener
 from tidemark.group.member import MemberState, WokenUp
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 
 @pytest.fixture

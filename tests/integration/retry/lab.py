@@ -19,10 +19,11 @@ from tests.scenario import Scenario
 from tidemark.consume import launch
 from tidemark.db import session, transaction
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.offsets import store
 from tidemark.quality import check_conservation
+from tidemark.quality.audit import audit
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.retry import Ladder
-from tidemark.retry.audit import audit
 from tidemark.retry.relay import relay
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, Undo

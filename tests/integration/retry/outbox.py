@@ -23,10 +23,11 @@ from tidemark.kafka.producer import Publishers
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.hop import HEADER_BYTES
-from tidemark.retry.ladder import Ladder, failed_topic
+from tidemark.retry.ladder import Ladder
 from tidemark.retry.relay import Relayed, relay
 from tidemark.retry.topics import now_topic
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.retry_topics import failed_topic
 
 Headers = Sequence[tuple[str, bytes | None]]
 

@@ -8,8 +8,8 @@ import pytest
 from tests.integration.retry.lab import Lab, minutes
 
 from tidemark.db import session
-from tidemark.offsets import TopicPartition
-from tidemark.retry.audit import Account, Audit, audit
+from tidemark.quality.audit import Account, Audit, audit
+from tidemark.records.ranges import TopicPartition
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.scenario import Scenario, eventually
 from tests.transforms import ECHO_COLUMNS, ECHOES
 
 from tidemark.db import session
-from tidemark.offsets import Slice
+from tidemark.records.ranges import Slice
 from tidemark.retry.admin import discard
 from tidemark.retry.filter import Filter
 from tidemark.rewind.model import ToEarliest

@@ -24,7 +24,7 @@ from tests.scenario import Scenario, eventually
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput
-from tidemark.offsets import Slice
+from tidemark.records.ranges import Slice
 from tidemark.retry import redrive, store
 from tidemark.retry.admin import NotEditable, Payload, discard, edit, list_records
 from tidemark.retry.agenda import busy

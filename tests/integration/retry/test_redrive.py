@@ -21,13 +21,12 @@ from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import Outbox
 from tests.scenario import eventually
 
-from tidemark.db import Connection, connect, transaction
+from tidemark.db import REWIND_LOCK, Connection, connect, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.retry import admin, redrive
 from tidemark.retry.admin import Payload
 from tidemark.retry.filter import Filter, State
 from tidemark.retry.redrive import Destination, NoLadder, Phase, Preview, RedriveInProgress
-from tidemark.retry.store import REWINDS
 from tidemark.retry.topics import TopicsUnfit
 
 WHY = {"reason": "the service is back again", "by": "ann@host"}
@@ -422,7 +421,7 @@ def test_a_rewind_is_waited_for_and_waits(outbox: Outbox) -> None:
 
     with outbox.session() as rewind, ThreadPoolExecutor(1) as pool:
         with rewind.cursor() as cur:
-            cur.execute("SELECT pg_advisory_xact_lock(%s, %s)", (REWINDS, outbox.group_id))
+            cur.execute("SELECT pg_advisory_xact_lock(%s, %s)", (REWIND_LOCK, outbox.group_id))
         redriving = pool.submit(lambda: apply(outbox, planned, on_progress=watch))
         waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         eventually(lambda: outbox.sql(waits))

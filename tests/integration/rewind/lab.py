@@ -15,16 +15,17 @@ from tests.scenario import Scenario as Consumer
 
 from tidemark.db import Connection, connect, session, transaction
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets import Claim, Slice, TopicPartition, store
+from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
+from tidemark.records.outcome import Disposition, Judged, reject
+from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
 from tidemark.rewind.model import Plan, Scenario, Undo
 from tidemark.rewind.plan import plan
 from tidemark.sink.commit import Receipt, Target, commit_slice
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import Disposition, Judged, reject
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 

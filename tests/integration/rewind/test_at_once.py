@@ -14,18 +14,19 @@ from tests.integration.rewind.lab import Lab, of_all_kinds
 from tests.ledger import eventually, in_thread, payloads
 
 from tidemark.consume import claims
-from tidemark.db import session, transaction
+from tidemark.db import REWIND_LOCK, session, transaction
 from tidemark.errors import DatabaseUnavailable
 from tidemark.group.wake import channel_of
 from tidemark.kafka.cluster import Topic
-from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.offsets import store
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import OffsetFenced
+from tidemark.records.outcome import Judged
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.model import ShiftBy, State, ToCurrent, ToOffset
 from tidemark.sink.commit import commit_slice
-from tidemark.sink.tally import Judged
 
 
 def waiting(lab: Lab, count: int = 1) -> None:
@@ -85,7 +86,7 @@ def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(
     monkeypatch.setattr(applying, "LOCK_MS", 100)
     planned = lab.plan(ToCurrent())
     with session(lab.url, application="tidemark/1/77") as other, transaction(other) as cur:
-        cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (applying.LOCK_CLASS, lab.group_id))
+        cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (REWIND_LOCK, lab.group_id))
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
             said(caplog, f"rewinds of group {lab.spec.group}", "tidemark/1/77", f"pid {other.info.backend_pid}")
             assert not applied.done()
@@ -163,7 +164,7 @@ def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
     log = Log(partition, 0, 100)
     found = claims.Found([Topic(lab.topic, uuid, 3)], {partition: log}, {partition: 100})
     with session(lab.url, application="tidemark rewind") as other, transaction(other) as cur, session(lab.url) as mine:
-        cur.execute(applying.SQL["lock_group"], {"class": applying.LOCK_CLASS, "group_id": lab.group_id})
+        cur.execute(applying.SQL["lock_group"], {"class": REWIND_LOCK, "group_id": lab.group_id})
         cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s FOR NO KEY UPDATE", (lab.group_id,))
         with transaction(mine) as read:
             generation = store.next_generation(read)

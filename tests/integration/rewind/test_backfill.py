@@ -31,16 +31,17 @@ from tidemark.db import connect, session, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.group.coordinator import Coordinator, list_groups
 from tidemark.local import LocalStack
-from tidemark.offsets import Slice, TopicPartition, store
+from tidemark.offsets import store
 from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
+from tidemark.records.outcome import Judged
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import backfill
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
 from tidemark.rewind.model import FromFile, Plan, ToCurrent, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.sink import commit
 from tidemark.sink.commit import Receipt, Target, commit_slice
-from tidemark.sink.tally import Judged
 
 OLD, NEW, END = 30, 70, 90
 """The rewind skips from the first to the second; the group reads on to the third."""

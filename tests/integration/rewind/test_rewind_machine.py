@@ -16,7 +16,7 @@ from tests.integration.rewind.lab import Lab
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario as Consumer
 
-from tidemark.offsets import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import FromFile, Scenario, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset, ToValidated, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.targets import TargetsOutOfRange

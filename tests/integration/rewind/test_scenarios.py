@@ -20,8 +20,9 @@ from tests.scenario import Scenario as Consumer
 
 from tidemark.errors import BadInput
 from tidemark.kafka.cluster import TopicsMissing
-from tidemark.offsets import TopicPartition, store
+from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import scenario as words
 from tidemark.rewind import show
 from tidemark.rewind.apply import StalePlan, apply

@@ -10,12 +10,12 @@ from tests.integration.rewind.lab import Lab
 from tests.ledger import payloads, rows
 
 from tidemark.errors import BadInput
+from tidemark.records.outcome import Judged
 from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.model import ShiftBy, State, ToCurrent, ToLatest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.sink.commit import commit_slice
-from tidemark.sink.tally import Judged
 
 
 def other(offset: int) -> list[str]:

@@ -12,9 +12,9 @@ from tests.integration.rewind.lab import Lab, one_city
 
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import Outcome, Run, Verdict, validate
-from tidemark.quality.reaction import Reaction, take_back, taken_back
 from tidemark.rewind.apply import RewindNotAllowed
 from tidemark.rewind.model import Plan, State, ToBatch
+from tidemark.rewind.reaction import Reaction, take_back, taken_back
 from tidemark.rewind.store import history
 from tidemark.rewind.targets import TargetsOutOfRange
 from tidemark.spec.model import Approval

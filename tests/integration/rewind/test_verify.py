@@ -8,7 +8,7 @@ from tests.kafka_topics import Topics
 from tests.scenario import Scenario
 
 from tidemark.db import transaction
-from tidemark.offsets import TopicPartition
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import ShiftBy, ToOffset
 from tidemark.rewind.store import Replay, replays
 from tidemark.rewind.verify import NotVerifiable, Verified, verify

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from tidemark.errors import BadInput
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription
 from tidemark.group.assignors.sticky import CooperativeStickyAssignor
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 
 def check_assignment(assignor: Assignor, metadata: Metadata, subscriptions: Mapping[str, Subscription], assignment: Assignment) -> None:

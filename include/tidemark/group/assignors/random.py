@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 
 class RandomAssignor(Assignor):

@@ -9,7 +9,7 @@ from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscr
 from tidemark.group.assignors.board import Board
 from tidemark.group.assignors.claims import moving, settle
 from tidemark.group.assignors.racks import Racks
-from tidemark.offsets.ranges import TopicPartition
+from tidemark.records.ranges import TopicPartition
 
 
 class StickyAssignor(Assignor):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tidemark.db import Cursor
     from tidemark.local.airflow_client import AirflowClient
-    from tidemark.retry.audit import Audit
+    from tidemark.quality.audit import Audit
 
 TOPIC = "flights"
 PARTITIONS = 6
@@ -316,7 +316,7 @@ def _tell_retries(url: str, servers: str) -> None:
 def audited(url: str, servers: str) -> Audit:
     """What ``tidemark audit departures`` says."""
     from tidemark.kafka.cluster import Cluster
-    from tidemark.retry.audit import audit
+    from tidemark.quality.audit import audit
     from tidemark.spec import find_consumer
 
     with session(url) as connection:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
-from tidemark.offsets.ranges import TopicPartition
 from tidemark.quality.conservation import group_number
 from tidemark.quality.validation import CONSERVATION
 from tidemark.quality.verdict import Outcome, Run, Verdict
+from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, ToBatch
 from tidemark.rewind.plan import plan
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidemark.db import Connection
     from tidemark.kafka.cluster import Cluster
 
-SQL = statements("tidemark.quality", "store.sql")
+SQL = statements("tidemark.rewind", "reaction.sql")
 SHOWN = 5
 """Ranges that a text names; of the others it says how many there are."""
 REASON_LIMIT = 1000

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidemark.errors import BadInput
-from tidemark.spec.duration import LONGEST, parse_duration
-from tidemark.spec.problem import quoted
+from tidemark.text.duration import LONGEST, parse_duration
+from tidemark.text.wording import quoted
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """Kafka's timestamps begin here; below it its numbers have other meanings (-1 is latest, -2 earliest)."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
 from tidemark.kafka.cluster import Cluster
-from tidemark.offsets.ranges import TopicPartition
 from tidemark.quality.conservation import check_conservation, group_number
+from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
 
-SQL = statements("tidemark.retry", "audit.sql")
+SQL = statements("tidemark.quality", "audit.sql")
 
 
 @dataclass(frozen=True, slots=True)

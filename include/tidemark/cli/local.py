@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemark.cli.options import Output, OutputFormat, print_json, stderr, stdout
-from tidemark.local.errors import ExtraMissing
+from tidemark.jvm.errors import ExtraMissing
 
 if TYPE_CHECKING:
     from tidemark.local.server import Report

@@ -23,8 +23,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tidemark.errors import BadInput
-from tidemark.local.errors import ExtraMissing, FolderUnusable, JarsUnavailable
-from tidemark.local.java import find_java
+from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsUnavailable
+from tidemark.jvm.java import find_java
 
 __all__ = ["broker_jars", "cache", "spark_jars"]
 
@@ -60,7 +60,7 @@ def cache() -> Path:
 
 
 def _jars(configuration: str, report: Callable[[str], None] | None) -> list[Path]:
-    recipe = resources.files("tidemark.local").joinpath("ivy.xml").read_bytes()
+    recipe = resources.files("tidemark.jvm").joinpath("ivy.xml").read_bytes()
     folder = cache() / "jars" / hashlib.sha256(recipe).hexdigest()[:12]
     listed = _listed(folder)
     if listed is None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tidemark.local.errors import JavaUnusable
+from tidemark.jvm.errors import JavaUnusable
 
 NEEDED = 17
 """Kafka 4 brokers and Spark 4 both ask for Java 17."""
