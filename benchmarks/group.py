@@ -32,7 +32,7 @@ from benchmarks.site import Job, Topic
 from benchmarks.stage import Stage
 from tidemark import schema
 from tidemark.consume import run
-from tidemark.consume.seat import Attempt, GroupSeat, Interrupt
+from tidemark.consume.membership import Attempt, GroupMembership, Interrupt
 from tidemark.db import Connection, Cursor, connect, session, transaction
 from tidemark.group import member as member_module
 from tidemark.group.assignors import Metadata, find_assignor
@@ -45,8 +45,9 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.records.outcome import Disposition, Judged, reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink import commit as commit_module
-from tidemark.sink.commit import Target, commit_slice
+from tidemark.sink.commit import commit_slice
 from tidemark.sink.table import Column, Layout
+from tidemark.sink.target import Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -310,12 +311,12 @@ class Grouped(Arrow):
     """The contestant of (d), as a group's only member. It is a group that expects one, and so waits for nobody."""
 
     def run(self, job: Job) -> None:
-        with mock.patch.object(run, "TakenByHand", _as_member):
+        with mock.patch.object(run, "ManualAssignment", _as_member):
             super().run(job)
 
 
-def _as_member(connection: Connection, attempt: Attempt, cluster: Cluster, found: Found) -> GroupSeat:
-    return GroupSeat(connection, attempt, cluster, found, Interrupt())
+def _as_member(connection: Connection, attempt: Attempt, cluster: Cluster, found: Found) -> GroupMembership:
+    return GroupMembership(connection, attempt, cluster, found, Interrupt(lambda: None))
 
 
 BY_HAND = BY_NAME["arrow_transform"]

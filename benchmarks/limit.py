@@ -21,10 +21,11 @@ from benchmarks.transforms.bench_arrow import parse
 from tidemark.offsets import store
 from tidemark.records.outcome import Judged
 from tidemark.records.ranges import Claim, Epoch, Slice, TopicPartition
-from tidemark.sink.commit import Target, commit_slice
+from tidemark.sink.commit import commit_slice
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
 from tidemark.sink.table import LINEAGE, Layout, match, read_columns
 from tidemark.sink.tally import Tally, judge
+from tidemark.sink.target import Target
 
 ROWS_A_BATCH = 10_000
 """As the reader hands them on."""

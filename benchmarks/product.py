@@ -17,14 +17,15 @@ from benchmarks.site import TABLE, Job, Site
 from tidemark.connections import Connections
 from tidemark.consume import run
 from tidemark.consume.claims import Found
-from tidemark.consume.window import last_records
+from tidemark.consume.lookup import last_records
 from tidemark.errors import TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import TopicPartition
-from tidemark.sink.commit import Receipt, Target
+from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
+from tidemark.sink.target import Target
 from tidemark.spark.engine import SparkEngine
 from tidemark.spec import Batch, ConsumerSpec, Sink, SinkMode, load_consumer
 from tidemark.spec.transform import load_transform

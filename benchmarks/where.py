@@ -19,7 +19,8 @@ from benchmarks.limit import _layout
 from benchmarks.site import COLUMNS, TABLE, Site, Topic
 from benchmarks.stage import Stage
 from benchmarks.transforms.bench_arrow import transform
-from tidemark.consume.work import collect_less_garbage, records
+from tidemark.consume.messages import records
+from tidemark.consume.work import collect_less_garbage
 from tidemark.kafka.reader import read
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tidemark import project
 from tidemark.connections import from_env
+from tidemark.consume.engine import Engine
 from tidemark.consume.process import die_with_parent
 from tidemark.errors import TidemarkError
 from tidemark.waiting import watch
@@ -38,7 +39,6 @@ def main() -> int:
 
 
 def _consume(options: argparse.Namespace) -> None:
-    from tidemark.consume import run
     from tidemark.consume.fixed import narrowed
     from tidemark.consume.run import consume, open_attempt
     from tidemark.offsets.store import TaskIdentity
@@ -51,7 +51,7 @@ def _consume(options: argparse.Namespace) -> None:
     import_from(folders)  # an assignor of the user's is needed before the transform is
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
 
-    def start(records: int | None) -> run.Engine:
+    def start(records: int | None) -> Engine:
         from tidemark.spark.engine import SparkEngine
 
         transform = load_transform(spec, folders)

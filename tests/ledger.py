@@ -19,8 +19,9 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import Disposition, Judged, reject
 from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition
-from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.table import Column, Layout
+from tidemark.sink.target import Target
 
 TABLE = "analytics.departures"
 DDL = f"""

@@ -27,14 +27,16 @@ from tidemark.consume import launch, run
 from tidemark.consume.check import sink_ddl
 from tidemark.consume.describe import layout_of
 from tidemark.consume.fixed import narrowed
-from tidemark.consume.work import Work, consume_slice
+from tidemark.consume.forms import Work
+from tidemark.consume.work import consume_slice
 from tidemark.db import Connection
 from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.records.ranges import Slice
-from tidemark.sink.commit import Receipt, Target
+from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
+from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, find_consumer
 from tidemark.spec.transform import Transform, load_permanent, load_transform
 

@@ -24,11 +24,13 @@ from tidemark.records.outcome import BadOutput, Counts, Judged
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink import load as load_module
-from tidemark.sink.commit import CommitUnknown, Receipt, RecordsGone, Target, commit_slice
+from tidemark.sink.commit import CommitUnknown, Receipt, commit_slice
 from tidemark.sink.encode import CopyStream
+from tidemark.sink.hand_off import RecordsGone
 from tidemark.sink.load import CopyCountWrong, SinkRejected
 from tidemark.sink.steps import Step
 from tidemark.sink.table import Column, Layout
+from tidemark.sink.target import Target
 
 KINDS = Counts(loaded=18, skipped=3, retried=3, failed=3, unaccounted=3, sink_rows=24)
 """What `of_all_kinds` makes of offsets 0 to 29."""

@@ -7,7 +7,7 @@ from tests.records import numbers
 from tests.scenario import Scenario
 from tests.transforms import arrow, set_column, with_column
 
-from tidemark.consume.work import TransformFailed
+from tidemark.consume.forms import TransformFailed
 from tidemark.errors import TidemarkError
 from tidemark.records.outcome import BadOutput
 from tidemark.sink.encode import TypesChanged

@@ -7,8 +7,8 @@ from tests.records import numbers
 from tests.scenario import Scenario
 from tests.transforms import JUDGES, MANY_ROWS
 
+from tidemark.consume.forms import TransformFailed
 from tidemark.consume.run import TooManyFailed
-from tidemark.consume.work import TransformFailed
 from tidemark.sink.table import SinkMismatch, SinkMissing
 from tidemark.spec.problem import SpecInvalid
 

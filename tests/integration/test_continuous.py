@@ -10,7 +10,7 @@ from tests.kafka_topics import Topics
 from tests.points import until
 from tests.scenario import LocalEngine, Scenario
 
-from tidemark.consume import launch, run, window
+from tidemark.consume import extent, launch, run
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
 from tidemark.spec.transform import load_transform
@@ -64,11 +64,11 @@ class Running:
 @pytest.fixture
 def begin(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
     """Begins the next run of the consumer's DAG; the time of one that still reads at the end of the test is up then."""
-    monkeypatch.setattr(window, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(extent, "LOOK_EVERY_S", 0.2)
     begun: list[Running] = []
     stop = threading.Event()
-    over = window.Continuous.over
-    monkeypatch.setattr(window.Continuous, "over", lambda self, *args, **named: stop.is_set() or over(self, *args, **named))
+    over = extent.Continuous.over
+    monkeypatch.setattr(extent.Continuous, "over", lambda self, *args, **named: stop.is_set() or over(self, *args, **named))
 
     def start(member: int = -1) -> Running:
         begun.append(Running(scenario, TaskIdentity(f"consume__{scenario.name}", f"run {len(begun)}", "consume", member, 1)))
@@ -86,7 +86,7 @@ def loaded(scenario: Scenario) -> list[str]:
 
 def test_reads_what_comes_until_its_time_is_up(scenario: Scenario, topics: Topics, begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes over: it ends by itself, and its row says what it has read."""
-    monkeypatch.setattr(window, "HANDOVER_S", 0.0)
+    monkeypatch.setattr(extent, "HANDOVER_S", 0.0)
     topic = topics.create(partitions=2)
     scenario.write(topics=topic, run="continuous", run_for="4s").make_sink()
     running = begin()

@@ -20,7 +20,7 @@ from tests.spark_here import Lasting
 from tidemark.consume import launch, run
 from tidemark.local.processes import gone
 from tidemark.offsets.store import TaskIdentity
-from tidemark.spark.engine import SparkFailed
+from tidemark.spark.errors import SparkFailed
 from tidemark.spec.transform import load_permanent, load_transform
 
 EARLY_S = 15

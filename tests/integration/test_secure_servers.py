@@ -260,8 +260,8 @@ def test_connections_and_what_travels_to_executors_hide_their_secrets_in_their_r
     consumer: Scenario, kafka: dict[str, str], url: str
 ) -> None:
     """A `repr` may end up in any log or traceback."""
-    from tidemark.consume.work import Work
-    from tidemark.sink.commit import Target
+    from tidemark.consume.forms import Work
+    from tidemark.sink.target import Target
     from tidemark.spec.transform import Form
 
     connections = Connections(url, checked(kafka))

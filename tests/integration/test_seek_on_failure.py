@@ -17,7 +17,7 @@ from tests.points import until
 from tests.scenario import Scenario
 
 from tidemark.consume.launch import Progress
-from tidemark.consume.seat import TRIES, metadata_of
+from tidemark.consume.membership import TRIES, metadata_of
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.group.assignors import find_assignor
 from tidemark.group.coordinator import Coordinator, Joined, JoinRequest

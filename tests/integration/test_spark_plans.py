@@ -15,7 +15,7 @@ from tests.scenario import eventually
 from tests.spark_here import spark_session
 
 from tidemark.connections import Connections
-from tidemark.consume.work import TransformFailed
+from tidemark.consume.forms import TransformFailed
 from tidemark.jvm.java import find_java
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, marked, not_counted, unmarked

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tidemark import connections, db
 from tidemark.cli.main import main
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, Connections, from_env
-from tidemark.consume.work import Work
+from tidemark.consume.forms import Work
 from tidemark.db import connect
 from tidemark.errors import BadInput, DatabaseUnavailable
-from tidemark.sink.commit import Target
 from tidemark.sink.table import Layout
+from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
 
 SECRET = "s3cr3t"

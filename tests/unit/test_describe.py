@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tidemark.consume.describe import OutputUnknown, _function_schema, declared_columns, output_of
-from tidemark.consume.work import TransformFailed, input_schema
+from tidemark.consume.forms import TransformFailed
+from tidemark.consume.messages import input_schema
 from tidemark.sink.table import LINEAGE, Column, SinkMismatch, match
 from tidemark.spec.transform import Form, Transform
 from tidemark.transform import Record

@@ -69,5 +69,5 @@ def test_reset_leaves_folders_that_only_have_our_names(tmp_path):
 
 def test_the_jars_are_had_without_the_servers_packages():
     """A Spark driver imports `tidemark.jvm.jars` where Tidemark is installed without the extra ``local``."""
-    code = "import sys, tidemark.local.jars; sys.exit(bool({'psutil', 'psycopg2', 'confluent_kafka'} & set(sys.modules)))"
+    code = "import sys, tidemark.jvm.jars; sys.exit(bool({'psutil', 'psycopg2', 'confluent_kafka'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ import sys
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from tidemark.spark.engine import SparkFailed, lost_jvm
+from tidemark.spark.errors import SparkFailed, lost_jvm
 
 
 @pytest.mark.parametrize(

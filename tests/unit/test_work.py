@@ -17,13 +17,14 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Mess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemark.consume import work
-from tidemark.consume.work import TransformFailed, Work, input_schema, payloads, records
+from tidemark.consume import forms, messages
+from tidemark.consume.forms import TransformFailed, Work
+from tidemark.consume.messages import input_schema, payloads, records
 from tidemark.records.outcome import Disposition, Judged
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
-from tidemark.sink.commit import Target
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally
+from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record, Retry, Skip
 
@@ -49,7 +50,7 @@ def judged(
 ) -> Judged:
     """What a plain function makes of messages (by default of one)."""
     task = Work(Target("", 1, 1, layout), {}, Form.FUNCTION, function, permanent)
-    return work.by_record(task, PART, list(messages or [sent()]))
+    return forms.by_record(task, PART, list(messages or [sent()]))
 
 
 def stored(postgres: str, value: Any) -> Any:
@@ -316,7 +317,7 @@ def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
     """Whole columns at once, so it is the batch that fails; another try may help where the user's code met an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
-        work.called(function, records(PART, [sent(100), sent(101)])[0], PART)
+        forms.called(function, records(PART, [sent(100), sent(101)])[0], PART)
     assert raised.value.retriable
 
 
@@ -333,7 +334,7 @@ def test_failed_records_are_read_again_with_all_that_is_needed_to_retry_them(mon
         yield [sent(at) for at in range(start + 4, start + 6)]
         yield [sent(end - 1, None, None, None, [("a", b"\xff"), ("\0", None), ("a", b"")])]
 
-    monkeypatch.setattr(work, "read", read)
+    monkeypatch.setattr(messages, "read", read)
     batches = list(payloads({}, PART, {150, 112, 110}))
     assert asked == [(110, 151)]
     assert [batch.column("record_offset").to_pylist() for batch in batches] == [[110, 112], [150]]

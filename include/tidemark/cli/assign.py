@@ -8,7 +8,7 @@ from pathlib import Path
 from tidemark import project, schema
 from tidemark.cli.options import OutputFormat, plain_table, print_json, stdout
 from tidemark.connections import from_env
-from tidemark.consume.seat import instance_id, metadata_of
+from tidemark.consume.membership import instance_id, metadata_of
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment, find_assignor

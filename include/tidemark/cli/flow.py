@@ -11,7 +11,7 @@ from tidemark import project, schema
 from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
 from tidemark.connections import database_url, kafka_config
 from tidemark.consume.fixed import partitions_of, require_topics
-from tidemark.consume.window import subscribed
+from tidemark.consume.lookup import subscribed
 from tidemark.db import Cursor, session, transaction
 from tidemark.errors import BadInput
 from tidemark.kafka.cluster import Cluster

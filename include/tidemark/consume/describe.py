@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemark.consume.work import TransformFailed, input_schema
+from tidemark.consume.forms import TransformFailed
+from tidemark.consume.messages import input_schema
 from tidemark.db import transaction
 from tidemark.errors import Refused
 from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_unique_index, match, read_columns, require_table

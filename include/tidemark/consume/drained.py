@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tidemark.consume.work import EPOCH, Work, by_record, called, input_schema
+from tidemark.consume.forms import Work, by_record, called
+from tidemark.consume.messages import UNIX_EPOCH, input_schema
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
@@ -22,9 +23,10 @@ from tidemark.records.outcome import Judged
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import TurnOrder, held
 from tidemark.retry.store import Waiting, read_due
-from tidemark.sink.commit import Receipt, Target
+from tidemark.sink.commit import Receipt
 from tidemark.sink.drained import Answer, commit_drained, origins
 from tidemark.sink.tally import judge
+from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record
 
@@ -133,13 +135,13 @@ def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Ans
             of_origin.setdefault(by_place[each.record.partition, each.record.topic_id], []).append(each)
         for origin, own in of_origin.items():
             if work.form is Form.ARROW:
-                judged = _by_batch(work, origin, own, orders[origin])
+                judged = _batch_of_origin(work, origin, own, orders[origin])
             else:
                 judged = by_record(work, origin, own, _record, order=orders[origin])
             yield origin, [each.offset() for each in own], judged
 
 
-def _by_batch(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> Judged:
+def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> Judged:
     free, blocked = (own, []) if order is None else order.split(own)
     judged = judge(called(work.function, batch_of(free), origin), origin) if free else Judged(None)
     judged = judged if order is None else order.sift(origin, free, judged)
@@ -149,7 +151,7 @@ def _by_batch(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Tr
 def _record(part: Slice, each: Try) -> Record:
     millis = each.record.millis
     try:
-        timestamp = EPOCH if millis is None else EPOCH + timedelta(milliseconds=millis)
+        timestamp = UNIX_EPOCH if millis is None else UNIX_EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
         raise Fail(f"its timestamp, {millis} ms since 1970, is in no year from 1 to 9999") from None
     return Record(part.partition.topic, part.partition.partition, each.record.offset, timestamp, each.key, each.value, each.headers)

@@ -10,35 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from tidemark.db import FIX_PATH, RELEASE_IF_LOST, REWIND_LOCK, answering, connect, is_outage, session, transaction
-from tidemark.errors import Broken, DatabaseUnavailable, Unavailable
+from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait, held_by_writer
 from tidemark.offsets.store import PositionLocked
-from tidemark.records.outcome import Counts, Disposition, Judged, Reject
+from tidemark.records.outcome import Counts, Disposition, Judged
 from tidemark.records.ranges import Slice
-from tidemark.retry.breaker import Breaker
-from tidemark.retry.ladder import NO_LADDER, Ladder, Rung
 from tidemark.retry.order import KeyOrder
 from tidemark.retry.store import read_blocked
-from tidemark.sink.load import Refusals, copy, load, load_carefully, translated
+from tidemark.sink.hand_off import Payloads, copy_failed
+from tidemark.sink.load import Refusals, load, load_carefully, translated
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
-from tidemark.sink.table import Layout
 from tidemark.sink.tally import Tally
+from tidemark.sink.target import Target
 from tidemark.waiting import waiting
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tidemark.db import Cursor
 
 log = logging.getLogger(__name__)
@@ -50,58 +46,6 @@ IDLE_TIMEOUT_MS = 60_000
 OUTCOME_WAIT_S = 60
 """How long a database that went away during COMMIT is asked again whether the commit happened."""
 
-FAILED_COLUMNS = (
-    ("group_id", "integer"),
-    ("topic_id", "smallint"),
-    ("partition", "integer"),
-    ("record_offset", "bigint"),
-    ("record_timestamp", "timestamp with time zone"),
-    ("key", "bytea"),
-    ("value", "bytea"),
-    ("headers", "json"),
-    ("disposition", "text"),
-    ("error_type", "text"),
-    ("error_text", "text"),
-    ("attempt_id", "bigint"),
-    ("state", "text"),
-    ("retry_number", "integer"),
-    ("due_at", "timestamp with time zone"),
-    ("hop_topic", "text"),
-)
-
-Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]
-"""Reads records again by offset, in order: ``record_offset, record_timestamp, key, value, headers`` as `FAILED_COLUMNS` has them.
-Only records that are not loaded travel this way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where and as whom a slice is committed."""
-
-    database_url: str = field(repr=False)
-    group_id: int
-    attempt_id: int
-    layout: Layout
-    max_rejected: int = 1000
-    """Records of one slice that Postgres may refuse before the slice is given up."""
-    ladder: Ladder = NO_LADDER
-    """Where records go that are not loaded."""
-    breaker: Breaker | None = None
-    max_held: int | None = None
-    """Of a consumer that orders by key: how many records of a partition may be held. `None`: it has no order."""
-    side_id: int | None = None
-    """Of a backfill: the side group whose positions are moved. Ledger, failed records and rows are those of ``group_id`` all the same."""
-
-    @property
-    def application(self) -> str:
-        """The session's ``application_name``; a newer attempt ends the sessions of older ones by it."""
-        return f"tidemark/{self.group_id}/{self.attempt_id}"
-
-    @property
-    def position_of(self) -> int:
-        """The group whose positions are moved."""
-        return self.group_id if self.side_id is None else self.side_id
-
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -110,18 +54,6 @@ class Receipt:
     part: Slice
     counts: Counts
     twin: bool = False
-
-
-@dataclass(kw_only=True, eq=False)
-class RecordsGone(Broken):
-    """Records that were to be handed over as failed could not be read a second time."""
-
-    part: Slice
-    wanted: int
-    found: int
-
-    def __str__(self) -> str:
-        return f"{self.part}: of {self.wanted} failed records {self.found} are still in the log. Nothing of this slice was stored."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -248,55 +180,6 @@ def enter(cur: Cursor, target: Target, part: Slice, counts: Counts) -> int:
     if target.side_id is not None:
         store.shorten_skipped(cur, target.group_id, part.topic_id, part.partition, part.start, part.end)
     return store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
-
-
-def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:
-    """Step ④: the records that are not loaded, with all that is needed to try them again. Raises `RecordsGone`.
-
-    Those to be retried are due when the database's clock says so (I6), which is asked once.
-    """
-    if not rejects:
-        return
-    rung = target.ladder.after(0, timedelta())
-    due_at = None
-    if rung is not None and any(reject.disposition is Disposition.RETRY for reject in rejects.values()):
-        cur.execute("SELECT clock_timestamp() + %s", (rung.delay,))
-        (due_at,) = cur.fetchone() or (None,)
-    found = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads, rung, due_at))
-    if found != len(rejects):
-        raise RecordsGone(part=part, wanted=len(rejects), found=found)
-
-
-def _failed(
-    target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads, rung: Rung | None, due_at: datetime | None
-) -> Iterator[pa.RecordBatch]:
-    import numpy as np
-    import pyarrow as pa
-
-    for batch in payloads(part, rejects.keys()):
-        count = batch.num_rows
-        which = [rejects[offset] for offset in batch.column("record_offset").to_pylist()]
-        waits = [rung is not None and reject.disposition is Disposition.RETRY for reject in which]
-        states = [
-            "WAITING" if waiting else "HELD" if reject.disposition is Disposition.HELD else "FAILED"
-            for waiting, reject in zip(waits, which, strict=True)
-        ]
-        where = {"HELD": None, "WAITING": None if rung is None else rung.topic, "FAILED": target.ladder.failed_topic}
-        arrays = [
-            pa.array(np.full(count, target.group_id, dtype=np.int32)),
-            pa.array(np.full(count, part.topic_id, dtype=np.int16)),
-            pa.array(np.full(count, part.partition.partition, dtype=np.int32)),
-            *batch.columns,
-            pa.array(["fail" if reject.disposition is Disposition.FAIL else "retry" for reject in which], pa.string()),
-            pa.array([reject.error_type for reject in which], pa.string()),
-            pa.array([reject.error_text for reject in which], pa.string()),
-            pa.array(np.full(count, target.attempt_id, dtype=np.int64)),
-            pa.array(states, pa.string()),
-            pa.array([int(waiting) for waiting in waits], pa.int32()),
-            pa.array([due_at if waiting else None for waiting in waits], pa.timestamp("us", "UTC")),
-            pa.array([where[state] for state in states], pa.string()),
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in FAILED_COLUMNS])
 
 
 def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> None:

@@ -26,12 +26,13 @@ from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry import store as retries
 from tidemark.retry.order import TurnOrder
 from tidemark.retry.store import Failure, Waiting
-from tidemark.sink.commit import Receipt, Target, commit
+from tidemark.sink.commit import Receipt, commit
 from tidemark.sink.load import Refusals, SinkRejected, load, load_carefully
 from tidemark.sink.spool import Spool, spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import Tally
+from tidemark.sink.target import Target
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,13 +25,15 @@ from tidemark.records.outcome import GIVEN, BadOutput, Counts, Disposition, Reje
 from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
-from tidemark.sink.commit import Payloads, Receipt, Target, commit, copy_failed, enter
+from tidemark.sink.commit import Receipt, commit, enter
 from tidemark.sink.drained import Outcome, origins, say_what_became
+from tidemark.sink.hand_off import Payloads, copy_failed
 from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals, SinkRejected, check_at_once, copy, halve, merge, translated
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import LINEAGE, listed, quoted, quoted_table
 from tidemark.sink.tally import data_columns, dispositions, errors
+from tidemark.sink.target import Target
 from tidemark.sink.types import arrow_type
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import itertools
 import json
 import logging
 import pickle
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +21,23 @@ from typing import TYPE_CHECKING, Any
 from tidemark.connections import Connections
 from tidemark.consume.describe import layout_of
 from tidemark.consume.drained import batch_of, read_all_tries
-from tidemark.consume.work import TransformFailed, Work, collect_less_garbage, consume_slice, input_schema, payloads, records
-from tidemark.errors import BrokerUnavailable, Refused, TidemarkError, Unavailable
+from tidemark.consume.forms import TransformFailed, Work
+from tidemark.consume.messages import input_schema, payloads, records
+from tidemark.consume.work import collect_less_garbage, consume_slice
+from tidemark.errors import TidemarkError
 from tidemark.kafka.config import jvm
-from tidemark.kafka.reader import BatchDamaged, read
+from tidemark.kafka.reader import read
 from tidemark.records.outcome import GIVEN, BadOutput
 from tidemark.records.ranges import Slice, TopicPartition
-from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.drained import commit_drained, origins
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.staged import Staged, drop_staging, make_staging, promote, promote_drained, stage
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import judge
+from tidemark.sink.target import Target
 from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
+from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spark.plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
 from tidemark.spark.session import start_session
 from tidemark.spec import ConsumerSpec
@@ -51,13 +54,6 @@ log = logging.getLogger(__name__)
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 ORDER = "tidemark.slices"
 """The property of a job that tells its tasks which of the slices each has: the order is known with the plan, and functions are in it."""
-DAMAGED = (
-    re.compile(
-        r"Record batch for partition (?P<topic>\S+)-(?P<partition>\d+) at offset (?P<offset>\d+) is invalid, cause: (?P<cause>[^\n]+)"
-    ),
-    re.compile(r"(?P<cause>Encountered corrupt message) when fetching offset \d+ for topic-partition (?P<topic>\S+)-(?P<partition>\d+)"),
-)
-"""Kafka's Java client about a record batch that it cannot read (``CompletedFetch``, ``FetchCollector``); a task's error is text."""
 HEADERS_ARE_MISSING = "tidemark: the records were read without their headers"
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
@@ -69,27 +65,6 @@ SOURCE_OPTIONS = {
     "kafka.receive.buffer.bytes": "1048576",
     "kafka.fetch.max.wait.ms": "20",
 }
-
-
-@dataclass(kw_only=True, eq=False)
-class SparkFailed(Unavailable):
-    """Spark could not run a batch; ``cause`` is its own message."""
-
-    cause: str
-
-    def __str__(self) -> str:
-        return f"Spark could not finish the batch: {self.cause} What its tasks had committed stays; the next attempt goes on from there."
-
-
-@dataclass(kw_only=True, eq=False)
-class DataLoss(Refused):
-    """Spark's connector could not find part of a range that was planned."""
-
-    kafka_name = "OFFSET_OUT_OF_RANGE"
-    cause: str
-
-    def __str__(self) -> str:
-        return f"Part of the planned range is not in the log any more: {self.cause} The next run says what is lost."
 
 
 class SparkEngine:
@@ -122,7 +97,7 @@ class SparkEngine:
         ``sample`` for it to have loaded what that is made of; in the other forms the workers read ``sample`` themselves.
         """
         cores = self._spark.sparkContext.defaultParallelism
-        with lost_jvm(), _translated():
+        with lost_jvm(), translated():
             if self._transform.form is not Form.SPARK:
                 shares = [list(sample[core::cores]) for core in range(cores)]
                 warm = partial(_warm, self._transform.function, dict(self._connections.kafka))
@@ -152,7 +127,7 @@ class SparkEngine:
 
     def _by_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         """The plan that is looked at is the one that runs, so that it is made once: making one takes longer than 10,000 records do."""
-        with _translated():
+        with translated():
             try:
                 result, job, marks = self._planned(target, slices, isolate, headers=False)
                 headers = reads_headers(job)
@@ -169,7 +144,7 @@ class SparkEngine:
         if not target.layout.by_record:
             problem = f"the plan makes each row of one record, so the row must say of which: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
-        with _translated():
+        with translated():
             number = {part.partition: number for number, part in enumerate(slices)}
             order = [number[TopicPartition(*partition)] for partition in partitions_of_tasks(job)]
             marks = marks and hands_over_once(job)
@@ -199,7 +174,7 @@ class SparkEngine:
     def _by_worker(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         work = Work(target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent)
         parts = self._spark.sparkContext.parallelize(slices, len(slices))
-        with _translated():
+        with translated():
             return _answers(parts.mapPartitions(partial(_worker_task, work, isolate)).collect())
 
     def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
@@ -264,12 +239,12 @@ def _in_arrow(result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iter
 
 
 def _collected(job: DataFrame) -> list[Any]:
-    with _translated():
+    with translated():
         return _answers(bytes(row.answer) for row in job.collect())
 
 
 def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice], *, headers: bool = True) -> DataFrame:
-    """Exactly the slices' records, with the columns of `tidemark.consume.work.input_schema`.
+    """Exactly the slices' records, with the columns of `tidemark.consume.messages.input_schema`.
 
     Unpacking headers costs a twentieth of the whole way. Without ``headers`` their column has the right type and is made of
     `STANDS_FOR_HEADERS`, which nobody is given, so that a plan shows whether it uses them (`reads_headers`); to read them is an error.
@@ -448,59 +423,3 @@ def _answer(act: Callable[[], object]) -> bytes:
 
 def _answers(answers: Iterable[bytes]) -> list[Any]:
     return [pickle.loads(answer) for answer in answers]  # noqa: S301 - made by our own tasks
-
-
-@contextlib.contextmanager
-def lost_jvm() -> Iterator[None]:
-    """A JVM that is gone shows in the middle of whatever was asked of it; what it answers itself is left alone."""
-    from py4j.protocol import Py4JError, Py4JJavaError
-
-    try:
-        yield
-    except Py4JJavaError:
-        raise
-    except (Py4JError, ConnectionError) as error:
-        raise SparkFailed(cause=" ".join(str(error).split())[:2000]) from error
-
-
-class _translated:
-    """Turns Spark's own errors into ours by the classes of their causes."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        from py4j.protocol import Py4JError, Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        if not isinstance(error, PySparkException | Py4JError | ConnectionError):  # py4j lets the last one through: the JVM is gone
-            return
-        names, text = [], str(error).strip().splitlines()
-        if isinstance(error, Py4JJavaError):
-            cause = error.java_exception
-            while cause is not None:
-                names.append(str(cause.getClass().getName()))
-                text = [str(cause.getMessage())] if cause.getMessage() else text
-                cause = cause.getCause()
-        message = " ".join(text)[:2000]
-        if damaged := next((found for pattern in DAMAGED if (found := pattern.search(str(error)))), None):
-            said = damaged.groupdict()
-            offset = int(said["offset"]) if "offset" in said else None  # the second text has only where the fetch began
-            raise BatchDamaged(partition=f"{said['topic']}/{said['partition']}", offset=offset, cause=said["cause"].strip()) from error
-        if any(name.startswith("org.apache.kafka.common.errors.") for name in names):
-            raise BrokerUnavailable(cause=message) from error
-        if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):
-            raise DataLoss(cause=message) from error
-        if "PythonException" in str(error) or isinstance(error, PySparkException):
-            raise TransformFailed(where="the executors", problem=_of_worker("\n".join(text))) from error
-        raise SparkFailed(cause=message) from error
-
-
-def _of_worker(message: str) -> str:
-    """Of a Python worker's traceback what its writer needs: the error, and the last place that it passed through."""
-    lines = message.rstrip().splitlines()
-    places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
-    if not places:
-        return " ".join(lines)[:2000]
-    error = [line for line in lines[places[-1] :] if not line.startswith("  ")]
-    return f"{' '.join(error)[:2000]} ({lines[places[-1]].strip()})."

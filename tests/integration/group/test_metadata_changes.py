@@ -19,7 +19,7 @@ from tests.kafka_topics import Topics
 from tests.members import CONFIG, QUICK, Group, Told, parts, wait_for
 from tests.points import until
 
-from tidemark.consume.seat import metadata_of
+from tidemark.consume.membership import metadata_of
 from tidemark.group.assignors import Metadata, find_assignor
 from tidemark.group.coordinator import Coordinator, Joined, JoinRequest
 from tidemark.group.errors import FencedInstanceId

@@ -13,7 +13,7 @@ from tests import ledger
 from tests.integration.group.test_statement_counts import COMMIT, counted
 from tests.integration.retry.lab import DELAYS, Lab, dying_at, minutes
 
-from tidemark.consume import work
+from tidemark.consume import messages, work
 from tidemark.db import connect
 from tidemark.kafka.reader import read
 from tidemark.retry import Ladder
@@ -67,14 +67,17 @@ def test_every_failed_record_of_a_batch_is_handed_off_and_the_batch_goes_on(lab:
     lab.check()
 
 
-@pytest.mark.parametrize(("room", "readings"), [(work.KEPT_BYTES, 1), (2 * work.MESSAGE_BYTES, 2)], ids=["kept", "too much to keep"])
+@pytest.mark.parametrize(
+    ("room", "readings"), [(messages.KEPT_BYTES, 1), (2 * messages.MESSAGE_BYTES, 2)], ids=["kept", "too much to keep"]
+)
 def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_read_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, room: int, readings: int
 ) -> None:
     """Scenarios 11, 13: reading a slice a second time for a few of its records is left out as long as there is room for them."""
     seen = []
-    monkeypatch.setattr(work, "KEPT_BYTES", room)
-    monkeypatch.setattr(work, "read", lambda *of: seen.append(of) or read(*of))
+    monkeypatch.setattr(messages, "KEPT_BYTES", room)
+    for module in (work, messages):
+        monkeypatch.setattr(module, "read", lambda *of: seen.append(of) or read(*of))
     headers = [("trace", b"\xff\x00"), ("trace", None), ("", b"")]
     lab.say({"a": "retry", "b": "fail", "": "retry"})
     for value, key in (("x", b"k"), ("a", b"\x00key"), ("y", None), ("b", None), ("", b"")):

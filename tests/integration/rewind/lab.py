@@ -24,8 +24,9 @@ from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
 from tidemark.rewind.model import Plan, Scenario, Undo
 from tidemark.rewind.plan import plan
-from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.table import Column, Layout
+from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Scope
 

@@ -41,7 +41,8 @@ from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
 from tidemark.rewind.model import FromFile, Plan, ToCurrent, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.sink import commit
-from tidemark.sink.commit import Receipt, Target, commit_slice
+from tidemark.sink.commit import Receipt, commit_slice
+from tidemark.sink.target import Target
 
 OLD, NEW, END = 30, 70, 90
 """The rewind skips from the first to the second; the group reads on to the third."""

@@ -1,5 +1,4 @@
-"""Tells a run of a rewind while a batch is in flight, which is then ended: what it reads of the partitions that have moved, it could not
-commit any more."""
+"""Watches for rewinds while a batch is in flight, and interrupts it: what it reads of partitions that have moved could not be committed."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ CLOSE_S = 10.0
 """How long a look at the epochs that is under way is waited for: Postgres may not answer it."""
 
 
-class Told:
+class RewindWatch:
     """Listens on the group's channel, in a thread of its own, from the first batch on until it is closed."""
 
     def __init__(self, url: str, group: str, group_id: int, interrupt: Callable[[], None]) -> None:

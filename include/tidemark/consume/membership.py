@@ -1,4 +1,4 @@
-"""How a run comes to its partitions: by hand, or as a member of its group."""
+"""How a run gets its partitions: by manual assignment, or as a member of its group."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemark.connections import Connections
 from tidemark.consume.claims import Claimant, Found, Holding
-from tidemark.consume.window import subscribed
+from tidemark.consume.lookup import subscribed
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
 from tidemark.group.errors import UnknownMemberId
@@ -27,7 +27,6 @@ from tidemark.records.ranges import Generation
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
-    from tidemark.consume.run import Engine
     from tidemark.db import Connection
     from tidemark.group.assignors import Metadata
 
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 GROUP_SETTINGS = ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "metadata.max.age.ms")
 """Settings of Kafka's clients that mean the same for Tidemark's groups."""
 TRIES = 3
-"""Of a batch in one run, before the attempt fails. By hand it fails at once unless it was fenced, and whoever started it tries again."""
+"""Tries of a batch in one run before the attempt fails. With manual assignment a batch is tried again only if it was fenced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +49,50 @@ class Attempt:
 
 
 class Interrupt:
-    """Ends the batch in flight; pulled by the group's protocol thread."""
+    """Ends the batch in flight. Called by the thread of the group's protocol, and by the watch for rewinds."""
 
-    def __init__(self) -> None:
-        self.engine: Engine | None = None
-        self._pulled = threading.Event()
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._called = threading.Event()
 
     @property
-    def pulled(self) -> bool:
-        return self._pulled.is_set()
+    def called(self) -> bool:
+        return self._called.is_set()
 
     def __call__(self) -> None:
-        self._pulled.set()
-        if self.engine is not None:
-            self.engine.cancel()
+        self._called.set()
+        self._cancel()
 
     def reset(self) -> None:
-        self._pulled.clear()
+        self._called.clear()
 
 
-class TakenByHand:
+class Membership(Protocol):
+    """The partitions that a run may read, and how it learns that they have changed."""
+
+    held: Holding
+
+    @property
+    def settled(self) -> bool:
+        """Is every partition that the run should read claimed?"""
+
+    def see(self, found: Found) -> None:
+        """Reads on up to other ends, also of partitions that are new."""
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Learns what has changed, waiting so long for news. Between two batches only."""
+
+    def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
+        """May a batch that has failed ``tries`` times be tried again in this run?"""
+
+    def start_over(self) -> None:
+        """Claims again what is still assigned, at the committed positions. Raises `ClaimRefused`."""
+
+    def close(self) -> None:
+        """Releases the partitions."""
+
+
+class ManualAssignment:
     """Every partition that the run reads, in a generation of its own, without group management (Kafka's ``assign``)."""
 
     settled = True
@@ -108,7 +131,7 @@ class TakenByHand:
             self._listeners.revoked([claim.partition for claim in self.held.claims])
 
 
-class GroupSeat:
+class GroupMembership:
     """What the group assigns, for as long as it does. A task of Airflow's is a static member: whoever tries it again takes its seat."""
 
     def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: Found, interrupt: Interrupt) -> None:

@@ -1,0 +1,250 @@
+"""What a transform of the Arrow or the function form makes of records, and what becomes of each (I3)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidemark.consume.messages import all_headers, record_of, records
+from tidemark.errors import Refused
+from tidemark.kafka.config import KafkaConfig
+from tidemark.records.outcome import GIVEN, Disposition, Judged, Reject, reject
+from tidemark.records.ranges import Slice
+from tidemark.retry.order import HasOffset, Order, held
+from tidemark.sink.table import Layout
+from tidemark.sink.tally import judge
+from tidemark.sink.target import Target
+from tidemark.sink.types import arrow_type, conform
+from tidemark.spec.transform import Form
+from tidemark.transform import Fail, Record, Skip
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Message
+
+M = TypeVar("M", bound=HasOffset)
+
+FLOAT32_MAX = (2 - 2**-24) * 2.0**127
+"""What is greater becomes infinite as a ``real``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a task needs besides its slice. Travels to the executors, with the credentials in it, as the task's closure does."""
+
+    target: Target
+    kafka: KafkaConfig = field(repr=False)
+    form: Form
+    function: Callable[..., Any]
+    permanent: tuple[type[Exception], ...] = ()
+
+
+@dataclass(kw_only=True, eq=False)
+class TransformFailed(Refused):
+    """The transform raised, or returned something else than its form promises.
+
+    ``retriable``: the user's code may have met an outage of its own, so another try is worth it.
+    """
+
+    retriable = True
+    where: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"The transform failed on {self.where}: {self.problem} Nothing of this slice was stored."
+
+
+def by_batch(work: Work, part: Slice, messages: list[Message], *, order: Order[Any] | None = None) -> Judged:
+    free, blocked = (messages, []) if order is None else order.split(messages)
+    batch, rejects = records(part, list(free))
+    judged = judge(called(work.function, batch, part), part) if batch.num_rows else Judged(None)
+    if order is not None:
+        rejects += all_headers([message for message, _ in blocked])[1]  # without its headers it would not be tried as what it is
+        unreadable = {reject.offset for reject in rejects}
+        judged = order.sift(part, [message for message in free if message.offset() not in unreadable], judged)
+        rejects += [held(message, behind) for message, behind in blocked if message.offset() not in unreadable]
+    return replace(judged, rejects=[*judged.rejects, *rejects]) if rejects else judged
+
+
+def by_record(
+    work: Work,
+    part: Slice,
+    messages: Sequence[M],
+    record: Callable[[Slice, M], Record] | None = None,
+    *,
+    order: Order[Any] | None = None,
+) -> Judged:
+    """What a plain function answers, record by record. ``record`` makes them of the messages; what it raises is that record's answer.
+
+    Those that ``order`` holds are not given to it.
+    """
+    make: Callable[[Slice, Any], Record] = record or record_of
+    rows: list[Mapping[str, Any]] = []
+    offsets: list[int] = []
+    skipped: list[int] = []
+    rejects: list[Reject] = []
+    for message in messages:
+        offset = message.offset()
+        assert offset is not None
+        if order is not None and (behind := order.behind(message)) is not None:
+            rejects.append(_held(part, message, behind, make))
+            continue
+        again = False
+        try:
+            made = _rows(work.function(make(part, message)))
+        except Skip:
+            skipped.append(offset)
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is that record's answer
+            rejects.append(_rejected(offset, error, work.permanent))
+            again = rejects[-1].disposition is Disposition.RETRY
+        else:
+            rows += made
+            offsets += [offset] * len(made)
+            if not made:
+                skipped.append(offset)
+        if order is not None:
+            order.tried(message, again=again)
+    batch, bad = _columns(part, rows, offsets, work.target.layout)
+    return Judged(batch, skipped, rejects + bad)
+
+
+def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
+    """What a transform of the Arrow form answers. Raises `TransformFailed`."""
+    import pyarrow as pa
+
+    where = f"{part.partition} offsets {batch['offset'][0]} to {batch['offset'][-1]}"
+    try:
+        answer = function(batch)
+    except Exception as error:
+        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {error}.") from error
+    if not isinstance(answer, pa.RecordBatch):
+        raise TransformFailed(where=where, problem=f"it returned {type(answer).__name__}; it must return a pyarrow.RecordBatch.")
+    return answer
+
+
+def _rows(answer: object) -> list[Mapping[str, Any]]:
+    if answer is None:
+        return []
+    if isinstance(answer, Mapping):
+        return [answer]
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
+        made = list(answer)
+        if all(isinstance(row, Mapping) for row in made):
+            return made
+    raise TypeError(f"the transform returned {type(answer).__name__}; it must return a mapping, an iterable of mappings, or None")
+
+
+def _held(part: Slice, message: HasOffset, behind: int, make: Callable[[Slice, Any], Record]) -> Reject:
+    """A record that cannot be read is not held: it has failed."""
+    try:
+        make(part, message)
+    except Fail as error:
+        return _rejected(message.offset() or 0, error, ())
+    return held(message, behind)
+
+
+def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
+    """``Fail`` and the spec's permanent types never succeed, also as the cause of another error; all else may."""
+    cause: BaseException | None = error
+    final = False
+    while cause is not None and not final:
+        final = isinstance(cause, (Fail, *permanent))
+        cause = cause.__cause__
+    return reject(offset, Disposition.FAIL if final else Disposition.RETRY, str(error), type(error).__name__)
+
+
+def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout) -> tuple[pa.RecordBatch | None, list[Reject]]:
+    """Rows as a batch in the table's own types. A record with a value that has no place in its column fails; the others go on."""
+    import pyarrow as pa
+
+    if not rows:
+        return None, []
+    known = {column.name for column in layout.columns}
+    for row, offset in zip(rows, offsets, strict=True):
+        if stranger := next((name for name in row if name not in known), None):
+            raise TransformFailed(
+                where=f"{part.partition} offset {offset}", problem=f"it returned {stranger!r}, which {layout.table} has not."
+            )
+    try:
+        arrays = [_column([row.get(column.name) for row in rows], column.type) for column in layout.columns]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return _without_misfits(part, rows, offsets, layout)
+    count = len(rows)
+    arrays += [
+        pa.repeat(pa.scalar(part.partition.topic), count),
+        pa.repeat(pa.scalar(part.partition.partition, pa.int32()), count),
+        pa.array(offsets, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in layout.columns] + list(GIVEN)), []
+
+
+def _without_misfits(
+    part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout
+) -> tuple[pa.RecordBatch | None, list[Reject]]:
+    import pyarrow as pa
+
+    bad: dict[int, Reject] = {}
+    for row, offset in zip(rows, offsets, strict=True):
+        for column in layout.columns:
+            try:
+                _column([row.get(column.name)], column.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                text = f"{column.name} does not fit {column.type}: {error}"
+                bad.setdefault(offset, reject(offset, Disposition.FAIL, text, type(error).__name__))
+    good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]
+    if len(good) == len(rows):
+        raise TransformFailed(where=str(part), problem="its values fit their columns one by one, but not together.")
+    batch, _ = _columns(part, [row for row, _ in good], [offset for _, offset in good], layout)
+    return batch, list(bad.values())
+
+
+def _column(values: list[Any], postgres: str) -> pa.Array:
+    """Python values as the column's Arrow type; JSON columns take any value, numeric columns take what ``Decimal`` holds exactly."""
+    import pyarrow as pa
+
+    target = arrow_type(postgres)
+    assert target is not None
+    if postgres in ("json", "jsonb"):
+        values = [value if value is None or isinstance(value, str) else json.dumps(value, allow_nan=False) for value in values]
+    elif postgres == "uuid":
+        return conform(pa.array([None if value is None else str(value) for value in values], pa.string()), postgres)
+    else:
+        _check_exact(values, target)
+    return pa.array(values, target)
+
+
+def _check_exact(values: list[Any], target: pa.DataType) -> None:
+    """Refuses what Arrow would change on the way: it cuts fractions off, takes a naive time for UTC and a number for a moment."""
+    import pyarrow as pa
+
+    if pa.types.is_list(target):
+        _refuse(values, lambda value: isinstance(value, str | bytes), "is text and no list")
+        _check_exact([each for value in values if isinstance(value, list | tuple) for each in value], target.value_type)
+    elif pa.types.is_temporal(target):
+        _refuse(values, lambda value: isinstance(value, int | float), "is a number")
+    if pa.types.is_timestamp(target):
+        aware = target.tz is not None
+        _refuse(
+            values,
+            lambda value: isinstance(value, datetime) and (value.tzinfo is not None) is not aware,
+            "has no time zone" if aware else "has a time zone",
+        )
+    elif pa.types.is_date(target):
+        _refuse(values, lambda value: isinstance(value, datetime), "has a time of day")
+    elif pa.types.is_time(target):
+        _refuse(values, lambda value: isinstance(value, time) and value.tzinfo is not None, "has a time zone")
+    elif pa.types.is_integer(target):
+        _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is no whole number")
+    elif pa.types.is_float32(target):
+        _refuse(values, lambda value: isinstance(value, int | float) and FLOAT32_MAX < abs(value) < math.inf, "is out of range")
+
+
+def _refuse(values: list[Any], wrong: Callable[[Any], bool], why: str) -> None:
+    for value in values:
+        if wrong(value):
+            raise ValueError(f"{value} {why}")

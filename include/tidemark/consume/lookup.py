@@ -1,0 +1,86 @@
+"""What there is to read: topics, logs and ends, looked up in Kafka and, for drains and backfills, in Postgres."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemark.consume.claims import Found
+from tidemark.consume.fixed import partitions_of
+from tidemark.db import transaction
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import store
+from tidemark.records.ranges import Epoch, Slice
+from tidemark.retry import store as retries
+from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
+from tidemark.spec import ConsumerSpec
+from tidemark.spec.retry_topics import is_own
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+
+log = logging.getLogger(__name__)
+
+SAMPLE = 100
+
+
+def look(cluster: Cluster, spec: ConsumerSpec) -> Found:
+    """The spec's topics as they are now, and what the run reads of them. Raises `TopicsMissing`, and what `partitions_of` does."""
+    topics = cluster.topics(subscribed(cluster, spec), missing_ok=not spec.topics)
+    logs = cluster.logs(partitions_of(spec, topics))
+    return Found(topics, logs, {partition: log.end for partition, log in logs.items()})
+
+
+def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:
+    """The partitions of a group's retry topics in which something is due, as far as it is: all due times are the database's (I6).
+
+    Kafka is not asked where nothing is due. Records whose message is in no log any more are published anew (I7). Gives partitions that
+    were never drained their position: where the first registered message is.
+    """
+    with transaction(connection) as cur:
+        again = retries.publish_stranded(cur, group_id)
+        due = retries.due(cur, group_id)
+    if not due:
+        return Found((), {}, {})
+    topics = cluster.topics(sorted({one.partition.topic for one in due}), missing_ok=True)
+    uuids = {topic.name: topic.kafka_uuid for topic in topics}
+    there = {one.partition: one for one in due if uuids.get(one.partition.topic) == one.kafka_uuid}
+    logs = cluster.logs(there)
+    with transaction(connection) as cur:
+        for topic_id in sorted({one.topic_id for one in due if there.get(one.partition) is not one}):
+            again += retries.publish_gone(cur, group_id, topic_id)
+        for partition, one in sorted(there.items()):
+            start = logs[partition].start
+            if one.first < start:
+                again += retries.publish_gone(cur, group_id, one.topic_id, partition=partition.partition, before=start)
+            store.start_partition(cur, group_id, one.topic_id, partition.partition, max(start, one.first), drained=True)
+    if again:
+        log.warning("records lost their place in a retry topic and are published anew group_id=%s records=%s", group_id, again)
+    return Found(topics, logs, {partition: min(one.end, logs[partition].end) for partition, one in there.items()})
+
+
+def look_skipped(cluster: Cluster, backfill: Backfill) -> Found:
+    """As `look`, at the partitions of which something is left to be read. Raises `TopicsMissing` and `SkippedTopicRecreated`."""
+    left = [part for part in backfill.parts if part.left]
+    topics = cluster.topics(sorted({part.partition.topic for part in left}))
+    uuids = {topic.name: topic.kafka_uuid for topic in topics}
+    for part in left:
+        if uuids[part.partition.topic] != part.kafka_uuid:
+            raise SkippedTopicRecreated(topic=part.partition.topic, rewind_id=backfill.rewind_id)
+    logs = cluster.logs(part.partition for part in left)
+    return Found(topics, logs, {part.partition: part.end for part in left}, backfill)
+
+
+def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:
+    """The topics that the spec names, or matches; its own retry topics never are among them."""
+    return spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
+
+
+def last_records(found: Found) -> list[Slice]:
+    """The last `SAMPLE` offsets of each partition, which nobody claims."""
+    return [
+        Slice(partition, 0, max(log.start, log.end - SAMPLE), log.end, Epoch(0))
+        for partition, log in found.logs.items()
+        if log.end > log.start
+    ]

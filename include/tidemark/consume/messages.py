@@ -1,0 +1,216 @@
+"""Kafka's messages as Arrow batches: what a transform is given, and what is stored of a record that is not loaded."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.reader import MESSAGES_A_POLL, read
+from tidemark.records.outcome import Disposition, Reject, reject
+from tidemark.records.ranges import Slice
+from tidemark.transform import Fail, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Message
+
+KEPT_BYTES = 32 * 1024 * 1024
+"""Of the records of a slice that are not loaded as much is kept for the hand-off."""
+MESSAGE_BYTES = 500
+"""About what a message takes beside its value."""
+NO_TIMESTAMP = 0  # confluent_kafka.TIMESTAMP_NOT_AVAILABLE
+NO_MOMENT = -1
+"""Kafka's own word for a record without a timestamp, also where the type says that there is one."""
+FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
+"""From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. What lies outside is no moment either."""
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BAD_HEADERS = "the name of a header is no UTF-8: its headers cannot be read, and are not kept"
+_given_headers = operator.methodcaller("headers")
+"""A name that is no UTF-8 makes confluent-kafka 2.16 leave an exception *and* a list with a hole, whose reader crashes. A direct call
+lets that pass once Python 3.11 has specialised it; this way the exception is always raised. Not to be asked twice of such a message."""
+
+
+def input_schema() -> pa.Schema:
+    """What a transform is given: Kafka's columns, and the lineage columns to be passed on."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    return pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(header)),
+            ("kafka_topic", pa.string()),
+            ("kafka_partition", pa.int32()),
+            ("kafka_offset", pa.int64()),
+        ]
+    )
+
+
+def records(part: Slice, messages: list[Message]) -> tuple[pa.RecordBatch, list[Reject]]:
+    """Messages of one partition as a batch of `input_schema`; those that cannot be read have failed, and are not in it.
+
+    Half of a worker's own CPU is spent here: columns are taken with ``map``, which calls without a frame of Python's.
+    """
+    import pyarrow as pa
+    from confluent_kafka import Message
+
+    headers, rejects = all_headers(messages)
+    readable = messages
+    if rejects:
+        failed = {reject.offset for reject in rejects}
+        readable = [message for message in messages if message.offset() not in failed]
+    schema = input_schema()
+    count = len(readable)
+    topic = pa.repeat(pa.scalar(part.partition.topic), count)
+    partition = pa.repeat(pa.scalar(part.partition.partition, pa.int32()), count)
+    offset = pa.array(_offsets(readable))
+    arrays = [
+        topic,
+        partition,
+        offset,
+        _timestamps(readable),
+        pa.array(list(map(Message.key, readable)), pa.binary()),
+        pa.array(list(map(Message.value, readable)), pa.binary()),
+        pa.array(headers, schema.field("headers").type) if any(headers) else pa.nulls(count, schema.field("headers").type),
+        topic,
+        partition,
+        offset,
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema), rejects
+
+
+def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
+    """Records of a slice by their offsets, read again, with all that is needed to try them once more: the `Payloads` of a commit."""
+    wanted = frozenset(offsets)
+    for messages in read(kafka, part.partition, min(wanted), max(wanted) + 1, part.leader_epoch):
+        chosen = [message for message in messages if message.offset() in wanted]
+        if chosen:
+            yield _payloads(chosen)
+
+
+class Kept:
+    """Records that are not loaded, kept for the hand-off: reading a slice again for a few of them costs as much as the first time.
+
+    Past `KEPT_BYTES`, and for records that Postgres has refused, it is read again all the same; also where headers cannot be read, because
+    no such message can be asked for them twice.
+    """
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._kafka = kafka
+        self._messages: dict[int, Message] = {}
+        self._bytes = 0
+
+    def keep(self, messages: Sequence[Message], rejects: Sequence[Reject]) -> None:
+        if not rejects or self._bytes > KEPT_BYTES:
+            return
+        wanted = {reject.offset for reject in rejects if reject.error_text != BAD_HEADERS}
+        chosen = [message for message in messages if message.offset() in wanted]
+        self._bytes += sum(map(len, chosen)) + MESSAGE_BYTES * len(chosen)
+        if self._bytes > KEPT_BYTES:
+            self._messages.clear()
+        else:
+            self._messages.update((message.offset() or 0, message) for message in chosen)
+
+    def payloads(self, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
+        """As the function of this name."""
+        if not self._messages.keys() >= set(offsets):
+            return payloads(self._kafka, part, offsets)
+        kept = [self._messages[offset] for offset in sorted(offsets)]
+        return (_payloads(kept[at : at + MESSAGES_A_POLL]) for at in range(0, len(kept), MESSAGES_A_POLL))
+
+
+def record_of(part: Slice, message: Message) -> Record:
+    kind, millis = message.timestamp()
+    try:
+        timestamp = UNIX_EPOCH if kind == NO_TIMESTAMP or millis == NO_MOMENT else UNIX_EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        raise Fail(f"its timestamp, {millis} ms since 1970, is in no year from 1 to 9999") from None
+    return Record(
+        part.partition.topic,
+        part.partition.partition,
+        message.offset() or 0,
+        timestamp,
+        message.key(),
+        message.value(),
+        _headers(message) or [],
+    )
+
+
+def all_headers(messages: list[Message]) -> tuple[list[Any], list[Reject]]:
+    """The headers of those whose headers can be read, and rejects for the others; no message is asked twice."""
+    headers: list[Any] = []
+    rejects: list[Reject] = []
+    left = iter(messages)
+    while True:
+        try:
+            for given in map(_given_headers, left):
+                headers.append(given or None)
+        except (SystemError, UnicodeDecodeError):
+            broken = messages[len(headers) + len(rejects)]
+            rejects.append(reject(broken.offset() or 0, Disposition.FAIL, BAD_HEADERS, Fail.__name__))
+        else:
+            return headers, rejects
+
+
+def _payloads(messages: list[Message]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = [
+        pa.array([message.offset() for message in messages], pa.int64()),
+        _timestamps(messages),
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        pa.array([_headers_json(message) for message in messages], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=["record_offset", "record_timestamp", "key", "value", "headers"])
+
+
+def _timestamps(messages: list[Message]) -> pa.Array:
+    """The records' timestamps as Arrow's; null where a record carries none."""
+    import numpy as np
+    import pyarrow as pa
+    from confluent_kafka import Message
+
+    both = itertools.chain.from_iterable(map(Message.timestamp, messages))
+    kinds, millis = np.fromiter(both, dtype=np.int64, count=2 * len(messages)).reshape(-1, 2).T
+    none = (kinds == NO_TIMESTAMP) | (millis == NO_MOMENT) | (millis < FIRST_MS) | (millis > LAST_MS)
+    return pa.array(np.where(none, 0, millis) * 1000, mask=none).cast(pa.timestamp("us", "UTC"))
+
+
+def _offsets(messages: list[Message]) -> Any:
+    """The messages' offsets, which are in order, as numpy's."""
+    import numpy as np
+    from confluent_kafka import Message
+
+    first, last = (messages[at].offset() or 0 for at in (0, -1)) if messages else (0, -1)
+    if last - first + 1 == len(messages):
+        return np.arange(first, last + 1, dtype=np.int64)
+    return np.fromiter(map(Message.offset, messages), dtype=np.int64, count=len(messages))
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
+    """Raises `Fail` if they cannot be read."""
+    try:
+        headers: Any = _given_headers(message)  # confluent-kafka types what a producer may pass; what arrives is text and bytes
+    except (SystemError, UnicodeDecodeError):
+        raise Fail(BAD_HEADERS) from None
+    return list(headers) if headers else None
+
+
+def _headers_json(message: Message) -> str:
+    try:
+        headers = _headers(message) or []
+    except Fail:
+        headers = []
+    return json.dumps([[name, None if value is None else base64.b64encode(value).decode()] for name, value in headers])

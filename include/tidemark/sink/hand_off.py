@@ -1,0 +1,104 @@
+"""Step ④ of a commit: the records that are not loaded go to ``tidemark.failed_record``, with all that is needed to try them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tidemark.errors import Broken
+from tidemark.records.outcome import Disposition, Reject
+from tidemark.records.ranges import Slice
+from tidemark.retry.ladder import Rung
+from tidemark.sink.load import copy
+from tidemark.sink.target import Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidemark.db import Cursor
+
+FAILED_COLUMNS = (
+    ("group_id", "integer"),
+    ("topic_id", "smallint"),
+    ("partition", "integer"),
+    ("record_offset", "bigint"),
+    ("record_timestamp", "timestamp with time zone"),
+    ("key", "bytea"),
+    ("value", "bytea"),
+    ("headers", "json"),
+    ("disposition", "text"),
+    ("error_type", "text"),
+    ("error_text", "text"),
+    ("attempt_id", "bigint"),
+    ("state", "text"),
+    ("retry_number", "integer"),
+    ("due_at", "timestamp with time zone"),
+    ("hop_topic", "text"),
+)
+
+Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]
+"""Reads records again by offset, in order: ``record_offset, record_timestamp, key, value, headers`` as `FAILED_COLUMNS` has them.
+Only records that are not loaded travel this way."""
+
+
+@dataclass(kw_only=True, eq=False)
+class RecordsGone(Broken):
+    """Records that were to be handed over as failed could not be read a second time."""
+
+    part: Slice
+    wanted: int
+    found: int
+
+    def __str__(self) -> str:
+        return f"{self.part}: of {self.wanted} failed records {self.found} are still in the log. Nothing of this slice was stored."
+
+
+def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:
+    """Step ④: the records that are not loaded, with all that is needed to try them again. Raises `RecordsGone`.
+
+    Those to be retried are due when the database's clock says so (I6), which is asked once.
+    """
+    if not rejects:
+        return
+    rung = target.ladder.after(0, timedelta())
+    due_at = None
+    if rung is not None and any(reject.disposition is Disposition.RETRY for reject in rejects.values()):
+        cur.execute("SELECT clock_timestamp() + %s", (rung.delay,))
+        (due_at,) = cur.fetchone() or (None,)
+    found = copy(cur, part, "tidemark.failed_record", FAILED_COLUMNS, _failed(target, part, rejects, payloads, rung, due_at))
+    if found != len(rejects):
+        raise RecordsGone(part=part, wanted=len(rejects), found=found)
+
+
+def _failed(
+    target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads, rung: Rung | None, due_at: datetime | None
+) -> Iterator[pa.RecordBatch]:
+    import numpy as np
+    import pyarrow as pa
+
+    for batch in payloads(part, rejects.keys()):
+        count = batch.num_rows
+        which = [rejects[offset] for offset in batch.column("record_offset").to_pylist()]
+        waits = [rung is not None and reject.disposition is Disposition.RETRY for reject in which]
+        states = [
+            "WAITING" if waiting else "HELD" if reject.disposition is Disposition.HELD else "FAILED"
+            for waiting, reject in zip(waits, which, strict=True)
+        ]
+        where = {"HELD": None, "WAITING": None if rung is None else rung.topic, "FAILED": target.ladder.failed_topic}
+        arrays = [
+            pa.array(np.full(count, target.group_id, dtype=np.int32)),
+            pa.array(np.full(count, part.topic_id, dtype=np.int16)),
+            pa.array(np.full(count, part.partition.partition, dtype=np.int32)),
+            *batch.columns,
+            pa.array(["fail" if reject.disposition is Disposition.FAIL else "retry" for reject in which], pa.string()),
+            pa.array([reject.error_type for reject in which], pa.string()),
+            pa.array([reject.error_text for reject in which], pa.string()),
+            pa.array(np.full(count, target.attempt_id, dtype=np.int64)),
+            pa.array(states, pa.string()),
+            pa.array([int(waiting) for waiting in waits], pa.int32()),
+            pa.array([due_at if waiting else None for waiting in waits], pa.timestamp("us", "UTC")),
+            pa.array([where[state] for state in states], pa.string()),
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in FAILED_COLUMNS])

@@ -1,0 +1,97 @@
+"""Spark's own errors as Tidemark's: by the classes of their causes, and by what Kafka's client says in them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tidemark.consume.forms import TransformFailed
+from tidemark.errors import BrokerUnavailable, Refused, Unavailable
+from tidemark.kafka.reader import BatchDamaged
+
+DAMAGED = (
+    re.compile(
+        r"Record batch for partition (?P<topic>\S+)-(?P<partition>\d+) at offset (?P<offset>\d+) is invalid, cause: (?P<cause>[^\n]+)"
+    ),
+    re.compile(r"(?P<cause>Encountered corrupt message) when fetching offset \d+ for topic-partition (?P<topic>\S+)-(?P<partition>\d+)"),
+)
+"""Kafka's Java client about a record batch that it cannot read (``CompletedFetch``, ``FetchCollector``); a task's error is text."""
+
+
+@dataclass(kw_only=True, eq=False)
+class SparkFailed(Unavailable):
+    """Spark could not run a batch; ``cause`` is its own message."""
+
+    cause: str
+
+    def __str__(self) -> str:
+        return f"Spark could not finish the batch: {self.cause} What its tasks had committed stays; the next attempt goes on from there."
+
+
+@dataclass(kw_only=True, eq=False)
+class DataLoss(Refused):
+    """Spark's connector could not find part of a range that was planned."""
+
+    kafka_name = "OFFSET_OUT_OF_RANGE"
+    cause: str
+
+    def __str__(self) -> str:
+        return f"Part of the planned range is not in the log any more: {self.cause} The next run says what is lost."
+
+
+@contextlib.contextmanager
+def lost_jvm() -> Iterator[None]:
+    """A JVM that is gone shows in the middle of whatever was asked of it; what it answers itself is left alone."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError) as error:
+        raise SparkFailed(cause=" ".join(str(error).split())[:2000]) from error
+
+
+class translated:
+    """Turns Spark's own errors into ours by the classes of their causes."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        from py4j.protocol import Py4JError, Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        if not isinstance(error, PySparkException | Py4JError | ConnectionError):  # py4j lets the last one through: the JVM is gone
+            return
+        names, text = [], str(error).strip().splitlines()
+        if isinstance(error, Py4JJavaError):
+            cause = error.java_exception
+            while cause is not None:
+                names.append(str(cause.getClass().getName()))
+                text = [str(cause.getMessage())] if cause.getMessage() else text
+                cause = cause.getCause()
+        message = " ".join(text)[:2000]
+        if damaged := next((found for pattern in DAMAGED if (found := pattern.search(str(error)))), None):
+            said = damaged.groupdict()
+            offset = int(said["offset"]) if "offset" in said else None  # the second text has only where the fetch began
+            raise BatchDamaged(partition=f"{said['topic']}/{said['partition']}", offset=offset, cause=said["cause"].strip()) from error
+        if any(name.startswith("org.apache.kafka.common.errors.") for name in names):
+            raise BrokerUnavailable(cause=message) from error
+        if "KAFKA_DATA_LOSS" in str(error) or "failOnDataLoss" in str(error):
+            raise DataLoss(cause=message) from error
+        if "PythonException" in str(error) or isinstance(error, PySparkException):
+            raise TransformFailed(where="the executors", problem=_of_worker("\n".join(text))) from error
+        raise SparkFailed(cause=message) from error
+
+
+def _of_worker(message: str) -> str:
+    """Of a Python worker's traceback what its writer needs: the error, and the last place that it passed through."""
+    lines = message.rstrip().splitlines()
+    places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    if not places:
+        return " ".join(lines)[:2000]
+    error = [line for line in lines[places[-1] :] if not line.startswith("  ")]
+    return f"{' '.join(error)[:2000]} ({lines[places[-1]].strip()})."
