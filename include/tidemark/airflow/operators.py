@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
 from tidemark.errors import Refused
-from tidemark.spec import ConsumerSpec, OnFailure, find_consumer
+from tidemark.spec import ConsumerSpec, find_consumer
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class ValidateOperator(BaseOperator):
     @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
-        from tidemark.quality import Outcome, Run, validate
+        from tidemark.quality import Outcome, Reaction, Run, reaction, validate
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # hundreds of lines about its own start
         spec = spec_of(self.consumer)
@@ -146,14 +146,12 @@ class ValidateOperator(BaseOperator):
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
         failing = [result.text for result in verdict.results if not result.success]
-        reaction = spec.validation.on_failure if spec.validation else OnFailure.BLOCK
-        if self.drains and reaction is OnFailure.REWIND:
-            reaction = OnFailure.BLOCK
-        if verdict.validation_id is None and reaction is OnFailure.REWIND:
+        if verdict.validation_id is None and reaction(Outcome.CRITICAL, spec.validation, may_rewind=not self.drains) is Reaction.REWIND:
             self._require_not_taken_back(spec, run)
-        if verdict.verdict is Outcome.CRITICAL and reaction is not OnFailure.REPORT:
-            said = f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
-            raise AirflowFailException(f"{said}. {self._take_back(spec, run, verdict)}" if reaction is OnFailure.REWIND else said)
+        reacts = reaction(verdict.verdict, spec.validation, may_rewind=not self.drains)
+        if reacts is not Reaction.PUBLISH:
+            text = f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
+            raise AirflowFailException(f"{text}. {self._take_back(spec, run, verdict)}" if reacts is Reaction.REWIND else text)
         return verdict.as_json()
 
     def _take_back(self, spec: ConsumerSpec, run: Any, verdict: Any) -> str:

@@ -25,7 +25,7 @@ from tidemark.airflow.dags import retrying
 from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, plainly, spec_of
 from tidemark.airflow.rewind_form import form, read_form
-from tidemark.spec import ConsumerSpec, OnFailure, Run
+from tidemark.spec import ConsumerSpec, Run
 from tidemark.spec.model import Approval
 
 if TYPE_CHECKING:
@@ -243,8 +243,7 @@ class BackfillRewindOperator(ConsumeOperator):
         verdict = quality.validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
         failing = [result.text for result in verdict.results if not result.success]
         self.log.info("judged consumer=%s verdict=%s failing=%s", spec.name, verdict.verdict, "; ".join(failing) or "nothing")
-        reports = spec.validation is not None and spec.validation.on_failure is OnFailure.REPORT
-        if verdict.verdict is quality.Outcome.CRITICAL and not reports:
+        if quality.reaction(verdict.verdict, spec.validation) is not quality.Reaction.PUBLISH:
             raise AirflowFailException(f"what was backfilled of {spec.name} is critical, and stays: {'; '.join(failing)[:2000]}")
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tidemark import project, schema
-from tidemark.cli.options import OutputFormat, plain_table, print_json, stdout
-from tidemark.connections import from_env
+from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stdout
 from tidemark.consume.membership import instance_id, metadata_of
-from tidemark.db import session, transaction
+from tidemark.db import transaction
 from tidemark.errors import BadInput
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment, find_assignor
-from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
-from tidemark.spec import find_consumer
 from tidemark.spec.transform import import_from
 
 ROUNDS = 4
@@ -30,17 +26,14 @@ def show_assignment(
     transforms: Sequence[Path],
     output: OutputFormat,
 ) -> None:
-    spec = find_consumer(name, consumers or project.consumers())
+    spec = spec_of(name, consumers)
     if spec.partitions is not None:
         raise BadInput(what=name, found="its file fixes its partitions", fix="Nothing is assigned: tidemark offsets shows who has them.")
-    connections = from_env()
     import_from(transforms)
     assignor = find_assignor((assignors or spec.assignment)[0])
-    with session(connections.database_url) as connection:
-        schema.require_current(connection)
-        with transaction(connection) as cur:
-            now = {position.partition: position.seat for position in store.positions(cur, spec.group) if position.seat}
-    cluster = Cluster(connections.kafka)
+    with connected() as connection, transaction(connection) as cur:
+        now = {position.partition: position.seat for position in store.positions(cur, spec.group) if position.seat}
+    cluster = kafka_cluster()
     metadata = metadata_of(cluster, spec.topics or cluster.matching(spec.topic_pattern or ""))
     seats = [instance_id(spec.name, number) for number in range(members or spec.members)]
     then = simulate(assignor, metadata, seats, now)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tidemark import project, schema
-from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
-from tidemark.connections import from_env
-from tidemark.db import session
-from tidemark.kafka.cluster import Cluster
+from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stderr, stdout
 from tidemark.quality.audit import Audit, audit
-from tidemark.spec import find_consumer
 
 COLUMNS = {
     "read": "read",
@@ -27,11 +22,9 @@ COLUMNS = {
 
 def show_audit(name: str, consumers: Path | None, output: OutputFormat) -> bool:
     """Prints the accounts of a consumer's partitions; says whether they balance."""
-    spec = find_consumer(name, consumers or project.consumers())
-    connections = from_env()
-    with session(connections.database_url, application="tidemark audit") as connection:
-        schema.require_current(connection)
-        found = audit(connection, Cluster(connections.kafka), spec)
+    spec = spec_of(name, consumers)
+    with connected("tidemark audit") as connection:
+        found = audit(connection, kafka_cluster(), spec)
     if output is OutputFormat.JSON:
         print_json({**dataclasses.asdict(found), "balanced": found.balanced})
     else:

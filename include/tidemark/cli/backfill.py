@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tidemark import project, schema
+from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stdout
 from tidemark.cli.consume import COUNTS, HEADINGS, run_shown
-from tidemark.cli.options import OutputFormat, plain_table, print_json, stdout
 from tidemark.connections import from_env
 from tidemark.db import session, transaction
 from tidemark.rewind import backfill
-from tidemark.spec import find_consumer
 
 
 def backfill_all(name: str, rewind_id: int | None, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat) -> None:
@@ -20,12 +18,10 @@ def backfill_all(name: str, rewind_id: int | None, consumers: Path | None, trans
 
     Raises what `run_shown` does; what the run had committed stays, and the next call goes on from there.
     """
-    spec = find_consumer(name, consumers or project.consumers())
+    spec = spec_of(name, consumers)
     connections = from_env()
-    with session(connections.database_url) as connection:
-        schema.require_current(connection)
-        with transaction(connection) as cur:
-            asked = backfill.unfinished(cur, spec.group) if rewind_id is None else [backfill.find(cur, spec.group, rewind_id).rewind_id]
+    with connected() as connection, transaction(connection) as cur:
+        asked = backfill.unfinished(cur, spec.group) if rewind_id is None else [backfill.find(cur, spec.group, rewind_id).rewind_id]
     told = []
     for one in asked:
         done = run_shown(spec, connections, consumers, transforms, backfill_of=one)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tidemark import project
-from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
+from tidemark.cli.common import OutputFormat, print_json, stderr, stdout
 from tidemark.consume.check import Report, check, sink_ddl
 from tidemark.consume.describe import SparkSchema
 from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder

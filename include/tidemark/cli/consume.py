@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tidemark import project
-from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
+from tidemark.cli.common import OutputFormat, plain_table, print_json, spec_of, stderr, stdout
 from tidemark.connections import Connections, from_env
 from tidemark.consume import launch
 from tidemark.consume.fixed import narrowed
@@ -21,7 +20,7 @@ from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.retry.agenda import relay_at_end
-from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.spec import ConsumerSpec
 
 LOG_TAIL = 30
 
@@ -54,7 +53,7 @@ def consume_once(
     partitions: Sequence[str] = (),
 ) -> None:
     """Runs a consumer once, or drains its retry topics once, and prints the result. Raises what `narrowed` and `run_shown` do."""
-    spec = narrowed(find_consumer(name, consumers or project.consumers()), partitions)
+    spec = narrowed(spec_of(name, consumers), partitions)
     _print(spec.group, run_shown(spec, from_env(), consumers, transforms, drain=drain), output)
 
 

@@ -7,18 +7,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tidemark import project, schema
-from tidemark.cli.options import OutputFormat, print_json, stderr, stdout
-from tidemark.connections import database_url, kafka_config
+from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, spec_of, stderr, stdout
 from tidemark.consume.fixed import partitions_of, require_topics
 from tidemark.consume.lookup import subscribed
-from tidemark.db import Cursor, session, transaction
+from tidemark.db import Cursor, transaction
 from tidemark.errors import BadInput
-from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
 from tidemark.records.ranges import TopicPartition
-from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Item, Scope
 from tidemark.text.duration import format_duration, parse_duration
 
@@ -28,14 +25,12 @@ MOST = 10_000
 
 @contextlib.contextmanager
 def _group(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
-    with session(database_url()) as connection:
-        schema.require_current(connection)
-        with transaction(connection) as cur:
-            yield cur, store.ensure_group(cur, spec.group)
+    with connected() as connection, transaction(connection) as cur:
+        yield cur, store.ensure_group(cur, spec.group)
 
 
 def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path | None, output: OutputFormat) -> None:
-    spec, targets = find_consumer(name, consumers or project.consumers()), _targets(what)
+    spec, targets = spec_of(name, consumers), _targets(what)
     _require_read(spec, Scope.parse(what))
     with _group(spec) as (cur, group_id):
         flow.pause(cur, group_id, targets, reason)
@@ -45,7 +40,7 @@ def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path |
 
 
 def resume_reading(name: str, what: Sequence[str], consumers: Path | None, output: OutputFormat) -> None:
-    with _group(find_consumer(name, consumers or project.consumers())) as (cur, group_id):
+    with _group(spec_of(name, consumers)) as (cur, group_id):
         ended = flow.resume(cur, group_id, _targets(what))
         still = flow.read(cur, group_id).paused
     stderr.print(f"resumed: {_listed(ended)}" if ended else "nothing of that was paused", markup=False, highlight=False)
@@ -58,7 +53,7 @@ def resume_reading(name: str, what: Sequence[str], consumers: Path | None, outpu
 def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, consumers: Path | None, output: OutputFormat) -> None:
     wanted = [_priority(text) for text in priorities]
     ahead = None if max_ahead is None or max_ahead == "none" else parse_duration(max_ahead)
-    spec = find_consumer(name, consumers or project.consumers())
+    spec = spec_of(name, consumers)
     _require_read(spec, Scope(tuple(Item(topic) for topic, _ in wanted)))
     with _group(spec) as (cur, group_id):
         for topic, priority in wanted:
@@ -87,12 +82,12 @@ def _require_read(spec: ConsumerSpec, scope: Scope) -> None:
     if not scope.items:
         return
     require_topics(spec, scope, what="scope")
-    with session(database_url()) as connection, transaction(connection) as cur:
+    with connected() as connection, transaction(connection) as cur:
         known = {position.partition for position in store.positions(cur, spec.group) if _is_read(spec, position.partition)}
     try:
         scope.select(known)
     except BadInput:
-        cluster = Cluster(kafka_config())
+        cluster = kafka_cluster()
         known |= set(partitions_of(spec, cluster.topics(subscribed(cluster, spec), missing_ok=True)))
         scope.select(known)
 

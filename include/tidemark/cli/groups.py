@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tidemark import schema
-from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
-from tidemark.connections import database_url
-from tidemark.db import Connection, session
+from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, stderr, stdout
+from tidemark.db import Connection
 from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, GroupDescription, Leaving, list_groups
 from tidemark.group.errors import GroupIdNotFound
 from tidemark.group.states import State
 
 
-@contextlib.contextmanager
-def _connected() -> Iterator[Connection]:
-    with session(database_url()) as connection:
-        schema.require_current(connection)
-        yield connection
-
-
 def show_groups(states: Sequence[State], output: OutputFormat) -> None:
-    with _connected() as connection:
+    with connected() as connection:
         found = list_groups(connection, states)
     if output is OutputFormat.JSON:
         print_json(found)
@@ -37,7 +27,7 @@ def show_groups(states: Sequence[State], output: OutputFormat) -> None:
 
 
 def show_group(group: str, output: OutputFormat) -> None:
-    with _connected() as connection:
+    with connected() as connection:
         found = _described(connection, group)
     if output is OutputFormat.JSON:
         print_json(found)
@@ -57,7 +47,7 @@ def show_group(group: str, output: OutputFormat) -> None:
 
 
 def delete_group(group: str, output: OutputFormat) -> None:
-    with _connected() as connection:
+    with connected() as connection:
         Coordinator(connection, group).delete_group()
     stderr.print(f"deleted {group}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
@@ -66,7 +56,7 @@ def delete_group(group: str, output: OutputFormat) -> None:
 
 def remove_members(group: str, names: Sequence[str], reason: str, output: OutputFormat) -> None:
     """All of them or, if one is not there, none."""
-    with _connected() as connection:
+    with connected() as connection:
         known = _described(connection, group).members
         ids = {member.instance_id or "": member for member in known} | {member.member_id: member for member in known}
         if missing := [name for name in names if name not in ids]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.options import Output, OutputFormat, print_json, stderr, stdout
+from tidemark.cli.common import Output, OutputFormat, print_json, stderr, stdout
 from tidemark.jvm.errors import ExtraMissing
 
 if TYPE_CHECKING:

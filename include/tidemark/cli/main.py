@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from tidemark.cli.common import Consumers, Name, Output, OutputFormat, Transforms, folders, print_json, stderr
 from tidemark.cli.local import app as local_app
-from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, folders, print_json, stderr
 from tidemark.cli.redrive import app as redrive_app
 from tidemark.cli.retries import app as retries_app
 from tidemark.cli.rewind import app as rewind_app

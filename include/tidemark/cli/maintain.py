@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tidemark import maintenance, schema
-from tidemark.cli.options import OutputFormat, print_json, stdout
-from tidemark.cli.rewind import _who
-from tidemark.connections import database_url
-from tidemark.db import session
+from tidemark import maintenance
+from tidemark.cli.common import OutputFormat, connected, print_json, stdout, who
 from tidemark.keep import default_keep, parse_keep
 from tidemark.rewind.overwritten import KEPT
 
@@ -17,9 +14,8 @@ def maintain(keep: str | None, output: OutputFormat) -> None:
     """Removes what rewinds that are older than ``keep`` have left for an undo, and the payloads of failed records that were settled before;
     ends attempts whose drivers are gone."""
     length = parse_keep(default_keep() if keep is None else keep)
-    with session(database_url()) as connection:
-        schema.require_current(connection)
-        done = maintenance.maintain(connection, length, by=_who())
+    with connected() as connection:
+        done = maintenance.maintain(connection, length, by=who())
     removed, emptied, ended = done.removed, done.emptied, done.ended
     if output is OutputFormat.JSON:
         print_json({"removed": [dataclasses.asdict(one) for one in removed], "emptied": emptied, "ended": ended})

@@ -9,30 +9,23 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tidemark import project, schema
-from tidemark.cli.options import OutputFormat, plain_table, print_json, stdout
-from tidemark.connections import from_env
-from tidemark.db import session, transaction
-from tidemark.kafka.cluster import Cluster
+from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stdout
+from tidemark.db import transaction
 from tidemark.offsets import store
 from tidemark.offsets.lag import PartitionLag, lags, truncations
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
-from tidemark.spec import find_consumer
 
 
 def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> None:
     """Prints position, end, lag, owner and epoch of each partition of a consumer."""
-    spec = find_consumer(name, consumers or project.consumers())
-    connections = from_env()
-    with session(connections.database_url) as connection:
-        schema.require_current(connection)
-        with transaction(connection) as cur:
-            positions = store.positions(cur, spec.group)
-            replaying = {replay.partition: replay for replay in replays(cur, spec.group)}
-            filling = [one for one in backfills(cur, spec.group) if one.left]
-    cluster = Cluster(connections.kafka)
+    spec = spec_of(name, consumers)
+    with connected() as connection, transaction(connection) as cur:
+        positions = store.positions(cur, spec.group)
+        replaying = {replay.partition: replay for replay in replays(cur, spec.group)}
+        filling = [one for one in backfills(cur, spec.group) if one.left]
+    cluster = kafka_cluster()
     topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     logs = cluster.logs(partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition))

@@ -7,9 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.options import Consumers, Name, Output, OutputFormat, print_json, stderr, stdout
-from tidemark.cli.retries import _cluster, _connected, _line, _minute, _spec, filtered, print_lines
-from tidemark.cli.rewind import Reason, _who
+from tidemark.cli.common import (
+    Consumers,
+    Name,
+    Output,
+    OutputFormat,
+    Reason,
+    connected,
+    kafka_cluster,
+    minute,
+    one_line,
+    print_json,
+    print_lines,
+    spec_of,
+    stderr,
+    stdout,
+    who,
+)
+from tidemark.cli.retries import filtered
 
 if TYPE_CHECKING:
     from tidemark.retry.filter import Filter
@@ -43,10 +58,10 @@ def plan(
     from tidemark.retry.redrive import Destination
     from tidemark.retry.redrive import plan as make_plan
 
-    spec = _spec(name, consumers)
+    spec = spec_of(name, consumers)
     options: dict[str, Any] = {"limit": limit, "per_second": per_second, "max_redrives": max_redrives, "destination": Destination(to.value)}
-    with _connected() as connection:
-        made = make_plan(connection, spec, wanted, reason=reason, by=_who(), **options)
+    with connected("tidemark redrive") as connection:
+        made = make_plan(connection, spec, wanted, reason=reason, by=who(), **options)
     _print(made, output)
     stderr.print(f"nothing has changed yet; to do it: tidemark redrive apply {made.redrive.redrive_id}", markup=False, highlight=False)
 
@@ -59,13 +74,15 @@ def apply(redrive_id: Id, consumers: Consumers = None, output: Output = OutputFo
     from tidemark.retry import redrive
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with _connected() as connection, Progress(*columns, console=stderr, transient=True) as bar:
+    with connected("tidemark redrive") as connection, Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(f"redrive {redrive_id}", total=None)
 
         def show_progress(now: redrive.Progress) -> None:
             bar.update(task, total=now.records, completed=now.redriven + now.passed_over)
 
-        done = redrive.apply(connection, _cluster(), lambda name: _spec(name, consumers), redrive_id, by=_who(), on_progress=show_progress)
+        done = redrive.apply(
+            connection, kafka_cluster(), lambda name: spec_of(name, consumers), redrive_id, by=who(), on_progress=show_progress
+        )
     _print(done, output)
 
 
@@ -74,8 +91,8 @@ def stop(redrive_id: Id, reason: Reason, output: Output = OutputFormat.TABLE) ->
     """Have a redrive that is being applied end; `apply` goes on with it."""
     from tidemark.retry import redrive
 
-    with _connected() as connection:
-        redrive.stop(connection, redrive_id, reason=reason, by=_who())
+    with connected("tidemark redrive") as connection:
+        redrive.stop(connection, redrive_id, reason=reason, by=who())
         done = redrive.preview(connection, redrive_id)
     _print(done, output)
 
@@ -85,7 +102,7 @@ def show(redrive_id: Id, output: Output = OutputFormat.TABLE) -> None:
     """Show a redrive: what it is made of, and what became of it."""
     from tidemark.retry import redrive
 
-    with _connected() as connection:
+    with connected("tidemark redrive") as connection:
         found = redrive.preview(connection, redrive_id)
     _print(found, output)
 
@@ -100,8 +117,8 @@ def list_(
     """List redrives, the newest first."""
     from tidemark.retry import redrive
 
-    group = None if name is None else _spec(name, consumers).group
-    with _connected() as connection:
+    group = None if name is None else spec_of(name, consumers).group
+    with connected("tidemark redrive") as connection:
         found = redrive.history(connection, group, limit=limit)
     if output is OutputFormat.JSON:
         print_json([_as_json(one) for one in found])
@@ -109,7 +126,7 @@ def list_(
     lines = []
     for one in found:
         which = f"{one.consumer}: {one.filter}: {one.reason}"
-        lines.append((str(one.redrive_id), one.state.value, _minute(one.planned_at), f"{one.records:,}", f"{one.planned:,}", which))
+        lines.append((str(one.redrive_id), one.state.value, minute(one.planned_at), f"{one.records:,}", f"{one.planned:,}", which))
     print_lines(("redrive", "state", "planned (UTC)", "records", "left", "consumer, which, and why"), lines, left=(1,))
 
 
@@ -135,7 +152,7 @@ def _print(made: Preview, output: OutputFormat) -> None:
     say(f"Redrive {one.redrive_id} ({one.state}): {one.records:,} records of {one.consumer} to {where}{cap}", style="bold")
     say(f"Which: {one.filter}")
     say(f"Reason: {one.reason}")
-    say(f"Planned by {one.planned_by} at {_minute(one.planned_at)} UTC.")
+    say(f"Planned by {one.planned_by} at {minute(one.planned_at)} UTC.")
     if one.started_at is not None:
         say(f"{one.redriven:,} sent round, {one.passed_over:,} passed over, {one.planned:,} left.")
     for why, records in made.passed_over.items():
@@ -147,4 +164,6 @@ def _print(made: Preview, output: OutputFormat) -> None:
     errors = [(f"{error['records']:,}", f"{error['error_type']}: {error['example'] or ''}") for error in made.errors]
     print_lines(("records", "error"), errors)
     for each in made.examples if one.started_at is None else ():
-        say(_line(f"  {each['number']}: {each['topic']}/{each['partition']}@{each['offset']} {each['error_type']}: {each['error_text']}"))
+        say(
+            one_line(f"  {each['number']}: {each['topic']}/{each['partition']}@{each['offset']} {each['error_type']}: {each['error_text']}")
+        )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -15,16 +14,29 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from tidemark.cli.options import Consumers, Name, Output, OutputFormat, Transforms, plain_table, print_json, stderr, stdout
-from tidemark.cli.rewind import Reason, _plain, _who
+from tidemark.cli.common import (
+    Consumers,
+    Name,
+    Output,
+    OutputFormat,
+    Reason,
+    Transforms,
+    connected,
+    kafka_cluster,
+    minute,
+    plain_table,
+    print_json,
+    print_lines,
+    spec_of,
+    stderr,
+    stdout,
+    who,
+)
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection
-    from tidemark.kafka.cluster import Cluster
     from tidemark.retry.admin import Headers, Payload, Whole
     from tidemark.retry.filter import Filter
     from tidemark.retry.topics import Found
-    from tidemark.spec import ConsumerSpec
 
 app = typer.Typer(help="Records that were not loaded: see them, try them again, settle them.", no_args_is_help=True)
 
@@ -135,8 +147,8 @@ def relay(
     from tidemark.connections import kafka_config
     from tidemark.retry.relay import relay as publish
 
-    spec = _spec(name, consumers)
-    with _connected() as connection:
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
         done = publish(connection, kafka_config(), spec, limit=limit)
     if output is OutputFormat.JSON:
         print_json(done)
@@ -173,8 +185,8 @@ def topics(
     """Check the retry topics and the failed topic of a consumer, or make them."""
     from tidemark.retry.topics import ensure_topics
 
-    spec = _spec(name, consumers)
-    found = ensure_topics(_cluster(), spec, create=create, now=True)
+    spec = spec_of(name, consumers)
+    found = ensure_topics(kafka_cluster(), spec, create=create, now=True)
     if output is OutputFormat.JSON:
         print_json([_topic_json(one) for one in found])
         return
@@ -199,8 +211,8 @@ def list_(
     """List records that were not loaded at once, in the order in which they failed."""
     from tidemark.retry.admin import list_records
 
-    spec = _spec(name, consumers)
-    with _connected() as connection:
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
         found = list_records(connection, spec.group, wanted, limit=limit, after=after)
     if output is OutputFormat.JSON:
         print_json(found)
@@ -228,8 +240,8 @@ def count(
     from tidemark.retry.agenda import due
     from tidemark.retry.agenda import tried as tries_of
 
-    spec = _spec(name, consumers)
-    with _connected() as connection:
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
         found = count_records(connection, spec.group, wanted)
         tried, waits = tries_of(connection, spec.group), due(connection, spec.group)
     if output is OutputFormat.JSON:
@@ -261,8 +273,8 @@ def show(
     """Show one record: payload, headers, every try, every edit."""
     from tidemark.retry.admin import show_record
 
-    spec = _spec(name, consumers)
-    with _connected() as connection:
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
         found = show_record(connection, spec.group, number)
     payload = found.edits[0].was if original and found.edits else found.payload
     if output is OutputFormat.JSON:
@@ -279,13 +291,13 @@ def export(
     consumers: Consumers = None,
 ) -> None:
     """Print records as JSON, one a line, bytes in base64. `edit --from` reads the lines again."""
-    from tidemark.cli import options
+    from tidemark.cli import common
     from tidemark.retry.admin import export_records
 
-    spec = _spec(name, consumers)
-    with _connected() as connection:
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
         for record in export_records(connection, spec.group, wanted):
-            typer.echo(json.dumps(record, default=options._plain, ensure_ascii=False))  # noqa: SLF001 - the command line's own
+            typer.echo(json.dumps(record, default=common.json_value, ensure_ascii=False))
 
 
 @app.command()
@@ -300,9 +312,9 @@ def discard(
     """Settle records that wait or have failed: nobody tries them again. They stay in the table."""
     from tidemark.retry.admin import discard as settle
 
-    spec = _spec(name, consumers)
-    with _connected() as connection:
-        records = settle(connection, spec.group, wanted, reason=reason, by=_who())
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
+        records = settle(connection, spec.group, wanted, reason=reason, by=who())
     if output is OutputFormat.JSON:
         print_json({"discarded": records})
     else:
@@ -359,9 +371,9 @@ def edit(
     else:
         assert number is not None
         todo = [(number, anew)]
-    spec = _spec(name, consumers)
-    with _connected() as connection:
-        made = {which: change(connection, spec.group, which, how, reason=reason, by=_who()) for which, how in todo}
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
+        made = {which: change(connection, spec.group, which, how, reason=reason, by=who()) for which, how in todo}
     changed = [which for which, action in made.items() if action is not None]
     if output is OutputFormat.JSON:
         print_json({"edited": changed, "actions": [action for action in made.values() if action is not None]})
@@ -380,8 +392,8 @@ def actions(
     from tidemark.retry.admin import actions as read
     from tidemark.retry.filter import Filter
 
-    spec = _spec(name, consumers)
-    with _connected() as connection:
+    spec = spec_of(name, consumers)
+    with connected("tidemark retries") as connection:
         found = read(connection, spec.group, limit=limit)
     if output is OutputFormat.JSON:
         print_json(found)
@@ -389,49 +401,11 @@ def actions(
     lines = []
     for one in found:
         which = f"{Filter.from_json(one['filter'])}: {one['reason']}"
-        lines.append((_minute(one["at"]), one["kind"], f"{one['records']:,}", one["by"][:14], which))
+        lines.append((minute(one["at"]), one["kind"], f"{one['records']:,}", one["by"][:14], which))
     print_lines(("at (UTC)", "what", "records", "by", "which, and why"), lines, left=(0, 1, 3))
 
 
 # ---- shared with `redrive`
-
-
-@contextlib.contextmanager
-def _connected() -> Iterator[Connection]:
-    from tidemark import schema
-    from tidemark.connections import database_url
-    from tidemark.db import session
-
-    with session(database_url(), application="tidemark retries") as connection:
-        schema.require_current(connection)
-        yield connection
-
-
-def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
-    """A table whose last column is text, cut where the terminal ends; ``left`` are further columns that are no numbers."""
-    widths = [max(len(heading), *(len(line[at]) for line in lines)) if lines else 0 for at, heading in enumerate(headings[:-1])]
-    room = max(10, stdout.width - sum(widths) - 2 * len(headings))
-    table = plain_table("", *headings)
-    for at, column in enumerate(table.columns):
-        column.justify = "left" if at in left or at == len(headings) - 1 else "right"
-    for *cells, last in lines:
-        text = _line(last)
-        table.add_row(*map(_plain, cells), _plain(text if len(text) <= room else f"{text[: room - 1]}…"))
-    stdout.print(table)
-
-
-def _spec(name: str, consumers: Path | None) -> ConsumerSpec:
-    from tidemark import project
-    from tidemark.spec import find_consumer
-
-    return find_consumer(name, consumers or project.consumers())
-
-
-def _cluster() -> Cluster:
-    from tidemark.connections import kafka_config
-    from tidemark.kafka.cluster import Cluster
-
-    return Cluster(kafka_config())
 
 
 def _always(payload: Payload) -> Callable[[Payload], Payload]:
@@ -499,7 +473,7 @@ def _whole_json(found: Whole, payload: Payload) -> dict[str, Any]:
 
 def _print_whole(found: Whole, payload: Payload, as_: As) -> None:
     row = found.row
-    due = f", due {_minute(row['due_at'])} UTC" if row["due_at"] else ""
+    due = f", due {minute(row['due_at'])} UTC" if row["due_at"] else ""
     hop = "" if row["hop_topic"] is None else f", {row['hop_topic']}"
     place = "" if row["hop_offset"] is None else f"/{row['hop_partition']}@{row['hop_offset']}"
     pairs = [
@@ -545,15 +519,6 @@ def _when(moment: datetime | str | None) -> str:
     if isinstance(moment, str):  # as Postgres writes what Python cannot hold
         return moment
     return "no time" if moment is None else f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(' ', 'seconds')} UTC"
-
-
-def _minute(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
-
-
-def _line(text: str) -> str:
-    """On one line, with nothing that a terminal obeys."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _tail(text: str, width: int) -> str:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
-import os
 import re
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli.options import Consumers, Name, Output, OutputFormat, plain_table, print_json, stderr, stdout
+from tidemark.cli.common import (
+    Consumers,
+    Name,
+    Output,
+    OutputFormat,
+    Reason,
+    connected,
+    kafka_cluster,
+    plain,
+    plain_table,
+    print_json,
+    stderr,
+    stdout,
+    who,
+)
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection
     from tidemark.rewind.model import Plan, Scenario
-    from tidemark.spec import ConsumerSpec
 
 POSITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)/(?P<partition>\d{1,9})", re.ASCII)
 
@@ -34,7 +42,6 @@ class PlanFormat(StrEnum):
 
 Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="The rewind's number, as `tidemark rewind list` shows it.")]
 Form = Annotated[PlanFormat, typer.Option("--output", help="How to print the plan.")]
-Reason = Annotated[str, typer.Option(help="Why, in 10 characters or more; kept for ever.", show_default=False)]
 ExpiresIn = Annotated[str | None, typer.Option(metavar="DURATION", help="How long the plan may be applied: 30m, 4h; 4h if left out.")]
 AllowLoss = Annotated[
     bool, typer.Option("--allow-loss", help="Go on at the start of the log where the target is gone, and store what is missing as lost.")
@@ -118,7 +125,7 @@ def show(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
     """Show a rewind: its plan, and what became of it."""
     from tidemark.rewind import store
 
-    with _connected() as connection:
+    with connected() as connection:
         _print(store.read(connection, rewind_id), output)
 
 
@@ -141,7 +148,7 @@ def undo(
     from tidemark.rewind import store
     from tidemark.rewind.model import Undo
 
-    with _connected() as connection:
+    with connected() as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
     made = _planned(names, [], lambda _: Undo(rewind_id), reason, consumers, allow_loss=allow_loss, expires_in=expires_in)
     _print(made, output)
@@ -159,7 +166,7 @@ def list_(
     from tidemark.rewind.scenario import said
     from tidemark.rewind.show import as_json
 
-    with _connected() as connection:
+    with connected() as connection:
         found = store.history(connection, name, limit=limit)
     if output is OutputFormat.JSON:
         print_json([as_json(one) for one in found])
@@ -170,7 +177,7 @@ def list_(
     for one in found:
         groups = ", ".join(group.consumer for group in one.groups)
         table.add_row(
-            str(one.rewind_id), one.state, f"{one.planned_at:%Y-%m-%d %H:%M}", _plain(one.planned_by), groups, _plain(said(one.scenario))
+            str(one.rewind_id), one.state, f"{one.planned_at:%Y-%m-%d %H:%M}", plain(one.planned_by), groups, plain(said(one.scenario))
         )
     stdout.print(table)
 
@@ -187,7 +194,7 @@ def verify(rewind_id: Number, consumers: Consumers = None, output: Output = Outp
     from tidemark.spec import find_consumer
 
     folder = consumers or project.consumers()
-    with _connected() as connection:
+    with connected() as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
         found = compare(connection, rewind_id, {name: find_consumer(name, folder).sink.key for name in names})
     if output is OutputFormat.JSON:
@@ -214,25 +221,6 @@ def seek(
     scope = [f"{match['topic']}:{match['partition']}"]
     made = _planned([name], scope, lambda _: ToOffset(offset), reason, consumers, allow_loss=allow_loss, expires_in=None)
     _print(_applied(made.rewind_id, consumers), output)
-
-
-@contextlib.contextmanager
-def _connected() -> Iterator[Connection]:
-    from tidemark import schema
-    from tidemark.connections import database_url
-    from tidemark.db import session
-
-    with session(database_url()) as connection:
-        schema.require_current(connection)
-        yield connection
-
-
-def _cluster_of(_: ConsumerSpec) -> Any:
-    """All consumers of a command read one cluster: the environment's."""
-    from tidemark.connections import kafka_config
-    from tidemark.kafka.cluster import Cluster
-
-    return Cluster(kafka_config())
 
 
 def _planned(
@@ -265,15 +253,15 @@ def _planned(
     assert scenario is not None
     assert why is not None
     assert expiry is not None
-    with _connected() as connection:
+    with connected() as connection:
         return make_plan(
             connection,
-            _cluster_of,
+            lambda _: kafka_cluster(),
             [spec for spec in specs if spec],
             chosen,
             scenario,
             reason=why,
-            by=_who(),
+            by=who(),
             allow_loss=allow_loss,
             backfill=backfill,
             expires_in=expiry,
@@ -286,8 +274,8 @@ def _applied(rewind_id: int, consumers: Path | None) -> Plan:
     from tidemark.spec import find_consumer
 
     folder = consumers or project.consumers()
-    with _connected() as connection:
-        done = apply_plan(connection, _cluster_of, lambda name: find_consumer(name, folder), rewind_id, by=_who())
+    with connected() as connection:
+        done = apply_plan(connection, lambda _: kafka_cluster(), lambda name: find_consumer(name, folder), rewind_id, by=who())
     told = f"rewind {rewind_id} was applied before; nothing was changed now" if done.already else f"applied rewind {rewind_id}"
     stderr.print(told, markup=False, highlight=False)
     return done.plan
@@ -306,17 +294,3 @@ def _print(made: Plan, output: PlanFormat) -> None:
 
 def _next(made: Plan) -> None:
     stderr.print(f"nothing has changed yet; to do it: tidemark rewind apply {made.rewind_id}", markup=False, highlight=False)
-
-
-def _who() -> str:
-    """Who sits before the terminal, as far as the machine knows."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in some containers
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
-def _plain(text: str) -> str:
-    """Text as rich prints it letter by letter."""
-    return text.replace("[", r"\[")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tidemark import project, schema
-from tidemark.cli.options import OutputFormat, plain_table, print_json, stderr, stdout
+from tidemark import project
+from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stderr, stdout
 from tidemark.connections import database_url
-from tidemark.db import session
-from tidemark.quality import Outcome, Run, unjudged, validate
-from tidemark.spec import OnFailure, find_consumer
+from tidemark.quality import Reaction, Run, reaction, unjudged, validate
 
 
 def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bool:
@@ -19,10 +17,9 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     A critical verdict takes nothing back, whatever ``on_failure`` says: `tidemark rewind` does.
     """
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
-    spec, url = find_consumer(name, consumers or project.consumers()), database_url()
+    spec, url = spec_of(name, consumers), database_url()
     suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
-    with session(url) as connection:
-        schema.require_current(connection)
+    with connected() as connection:
         attempts = unjudged(connection, spec.group)
     verdicts = {
         attempt: validate(url, Run(attempt_id=attempt), group=spec.group, table=spec.sink.table, suite=suite, upsert=bool(spec.sink.key))
@@ -42,5 +39,4 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
         for result in one.results:
             if not result.success:
                 stderr.print(f"{result.severity}: {result.text}", style="red", markup=False, highlight=False, soft_wrap=True)
-    reports = spec.validation is not None and spec.validation.on_failure is OnFailure.REPORT
-    return reports or all(one.verdict is not Outcome.CRITICAL for one in verdicts.values())
+    return all(reaction(one.verdict, spec.validation) is Reaction.PUBLISH for one in verdicts.values())

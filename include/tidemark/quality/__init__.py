@@ -22,7 +22,7 @@ from tidemark.quality.conservation import Kind, Violation, check_conservation
 from tidemark.quality.judge import ExpectationError
 from tidemark.quality.suite import BadSuite, check_suite, load_suite
 from tidemark.quality.validation import unjudged, validate
-from tidemark.quality.verdict import Counts, Outcome, Result, Run, Severity, Verdict
+from tidemark.quality.verdict import Counts, Outcome, Reaction, Result, Run, Severity, Verdict, reaction
 from tidemark.quality.view import validated_view, validated_view_ddl
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ExpectationError",
     "Kind",
     "Outcome",
+    "Reaction",
     "Result",
     "Run",
     "Severity",
@@ -39,6 +40,7 @@ __all__ = [
     "check_conservation",
     "check_suite",
     "load_suite",
+    "reaction",
     "unjudged",
     "validate",
     "validated_view",

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tidemark.spec import OnFailure, Validation
+
 
 class Outcome(StrEnum):
     PASSED = "passed"
@@ -16,10 +18,31 @@ class Outcome(StrEnum):
     """Something of severity critical failed: the rows must not be used."""
 
 
+class Reaction(StrEnum):
+    """What follows from a verdict."""
+
+    PUBLISH = "publish"
+    BLOCK = "block"
+    """The task fails, nothing is published, the rows stay."""
+    REWIND = "rewind"
+    """As block, and what the run wrote is taken back."""
+
+
 class Severity(StrEnum):
     CRITICAL = "critical"
     WARNING = "warning"
     INFO = "info"
+
+
+def reaction(outcome: Outcome, validation: Validation | None, *, may_rewind: bool = False) -> Reaction:
+    """What a consumer's file wants done about a verdict. ``may_rewind``: what was judged is the whole of an Airflow run of the consumer.
+
+    Drains and backfills block instead of rewinding, because their rows lie among those of other runs; so do runs outside Airflow.
+    """
+    on_failure = OnFailure.BLOCK if validation is None else validation.on_failure
+    if outcome is not Outcome.CRITICAL or on_failure is OnFailure.REPORT:
+        return Reaction.PUBLISH
+    return Reaction.REWIND if on_failure is OnFailure.REWIND and may_rewind else Reaction.BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Reaction:
+class TakenBack:
     """What was done: ``rewound``, or nothing, for the reason ``kept``."""
 
     rewound: Plan | None = None
@@ -79,7 +79,7 @@ def taken_back(connection: Connection, group: str, run: Run) -> int | None:
     return int(found[0]["rewind_id"]) if found else None
 
 
-def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run: Run, verdict: Verdict) -> Reaction:
+def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run: Run, verdict: Verdict) -> TakenBack:
     """Moves the group to before the run that this critical verdict is on, with what the run wrote; or leaves all as it is, and says why.
 
     ``run`` is one of Airflow's. What others have committed behind it meanwhile, as the next of several continuous runs does, is taken back
@@ -90,15 +90,15 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     assert verdict.verdict is Outcome.CRITICAL
     assert verdict.validation_id is not None
     if any(not result.success for result in verdict.results if result.expectation == CONSERVATION):
-        return Reaction(kept="records are not accounted for, and a rewind would move what shows why; somebody has to look")
+        return TakenBack(kept="records are not accounted for, and a rewind would move what shows why; somebody has to look")
     again, used = _again(connection, spec.group, run), _used(connection, spec.group, run)
     if again:
-        return Reaction(
+        return TakenBack(
             kept=f"they were read again once, and fail again: {_several([str(one) for one in again])}. Mend the transform, the data or the "
             "suite; then rewind by hand, or validate again"
         )
     if used:
-        return Reaction(kept=f"readers were shown what was read from {_several(used)} on, which only a person takes back")
+        return TakenBack(kept=f"readers were shown what was read from {_several(used)} on, which only a person takes back")
     failing = "; ".join(result.text for result in verdict.results if not result.success)
     by = f"validation {verdict.validation_id}"  # by which the next validation knows it, see the statement `taken_back_before`
     made = plan(
@@ -121,7 +121,7 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     log.info(
         "rewound for a failed validation group=%s run=%s validation=%s rewind=%s", spec.group, run, verdict.validation_id, done.rewind_id
     )
-    return Reaction(rewound=done)
+    return TakenBack(rewound=done)
 
 
 def _again(connection: Connection, group: str, run: Run) -> list[Again]:

@@ -1,0 +1,141 @@
+"""What the commands share: consoles, options that mean the same everywhere, and how they reach Postgres, Kafka and the consumers' files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tidemark import project
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+    from tidemark.kafka.cluster import Cluster
+    from tidemark.spec import ConsumerSpec
+
+stdout = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+"""Tables keep their full width where no terminal limits it."""
+stderr = Console(stderr=True)
+
+
+class OutputFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+Name = Annotated[str, typer.Argument(help="The consumer: its file's name without .yaml.")]
+Consumers = Annotated[
+    Path | None, typer.Option("--consumers", metavar="DIR", help="Where the consumers' files are; include/consumers if left out.")
+]
+Transforms = Annotated[
+    list[Path] | None, typer.Option("--transforms", metavar="DIR", help="A further folder of transforms, before spark_jobs/transforms.")
+]
+Reason = Annotated[str, typer.Option(help="Why, in 10 characters or more; kept for ever.", show_default=False)]
+Output = Annotated[OutputFormat, typer.Option("--output", help="How to print the result.")]
+
+
+def folders(transforms: Sequence[Path] | None) -> list[Path]:
+    """Where transforms are looked for, in order."""
+    return [*(transforms or []), project.transforms()]
+
+
+def plain_table(title: str, *headings: str) -> Table:
+    """A narrow table: the first column is text, the others numbers to the right."""
+    table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+        column.justify = "right" if column is not table.columns[0] else "left"
+    return table
+
+
+def print_json(value: Any) -> None:
+    """``value`` as JSON on stdout; dataclasses as objects, times in ISO 8601, lengths of time in seconds."""
+    typer.echo(json.dumps(value, default=json_value, indent=2))
+
+
+def json_value(value: Any) -> Any:
+    """What `json` cannot write by itself, as `print_json` writes it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    raise TypeError(type(value))
+
+
+@contextlib.contextmanager
+def connected(application: str = "tidemark") -> Iterator[Connection]:
+    """A session on the database, if its schema is this version's. Raises `SchemaMismatch`."""
+    from tidemark import schema
+    from tidemark.connections import database_url
+    from tidemark.db import session
+
+    with session(database_url(), application=application) as connection:
+        schema.require_current(connection)
+        yield connection
+
+
+def spec_of(name: str, consumers: Path | None) -> ConsumerSpec:
+    """The consumer of this name, from its file."""
+    from tidemark.spec import find_consumer
+
+    return find_consumer(name, consumers or project.consumers())
+
+
+def kafka_cluster() -> Cluster:
+    """Kafka, by the environment's settings: all consumers of a command read one cluster."""
+    from tidemark.connections import kafka_config
+    from tidemark.kafka.cluster import Cluster
+
+    return Cluster(kafka_config())
+
+
+def who() -> str:
+    """The user and the host, for the audit."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def plain(text: str) -> str:
+    """Text that rich prints as it is, without markup."""
+    return text.replace("[", r"\[")
+
+
+def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
+    """A table whose last column is text, cut where the terminal ends; ``left`` are further columns of text."""
+    widths = [max(len(heading), *(len(line[at]) for line in lines)) if lines else 0 for at, heading in enumerate(headings[:-1])]
+    room = max(10, stdout.width - sum(widths) - 2 * len(headings))
+    table = plain_table("", *headings)
+    for at, column in enumerate(table.columns):
+        column.justify = "left" if at in left or at == len(headings) - 1 else "right"
+    for *cells, last in lines:
+        text = one_line(last)
+        table.add_row(*map(plain, cells), plain(text if len(text) <= room else f"{text[: room - 1]}…"))
+    stdout.print(table)
+
+
+def minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+def one_line(text: str) -> str:
+    """On one line, without control characters."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
