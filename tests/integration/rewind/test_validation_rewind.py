@@ -14,7 +14,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import Outcome, Run, Verdict, validate
 from tidemark.rewind.apply import RewindNotAllowed
 from tidemark.rewind.model import Plan, State, ToBatch
-from tidemark.rewind.reaction import Reaction, take_back, taken_back
+from tidemark.rewind.reaction import TakenBack, take_back, taken_back
 from tidemark.rewind.store import history
 from tidemark.rewind.targets import TargetsOutOfRange
 from tidemark.spec.model import Approval
@@ -47,7 +47,7 @@ class Judge:
     def verdict(self, run: Run) -> Verdict:
         return validate(self.lab.url, run, group=self.lab.spec.group, table=self.lab.table, suite=self.suite)
 
-    def react(self, run: Run) -> Reaction:
+    def react(self, run: Run) -> TakenBack:
         verdict = self.verdict(run)
         assert verdict.verdict is Outcome.CRITICAL
         with self.lab.session() as connection:
