@@ -28,7 +28,7 @@ bench: $(READY) ## throughput and ratios against what one would take instead; bu
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 test: $(READY) ## all tests, on real servers
-	$(BIN)/python -m tidemark.spark.archive
+	$(BIN)/python -m tidemark.spark.build_archive
 	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(PYTEST_ARGS)
 
 unit: $(READY) ## the tests that need no server

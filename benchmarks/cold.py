@@ -54,7 +54,7 @@ def measure(stage: Stage, site: Site, width: int, rounds: int, report: Callable[
     """A row a form: ``seconds`` to the first commit and to the end of the run, and the seconds of each stage; medians."""
     topic = stage.topic(Topic("events-small", 1, RECORDS, width))
     report("the class-data archive")
-    subprocess.run([sys.executable, "-m", "tidemark.spark.archive"], check=True)
+    subprocess.run([sys.executable, "-m", "tidemark.spark.build_archive"], check=True)
     rows = []
     for form in ("bench_arrow", "bench_spark"):
         runs = []

@@ -49,7 +49,7 @@ FIRST_LIMIT_S = 300
 def archive() -> Path:
     """The archive of this environment, in the cache where all runs look for it; made if it is not there, which takes a minute."""
     made = subprocess.run(
-        [sys.executable, "-m", "tidemark.spark.archive"], check=True, timeout=FIRST_LIMIT_S, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tidemark.spark.build_archive"], check=True, timeout=FIRST_LIMIT_S, stdout=subprocess.PIPE, text=True
     )
     return Path(made.stdout.splitlines()[-1])
 
@@ -95,7 +95,7 @@ class Drivers:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.cwd() == str(self.classes) and "tidemark.spark.archive" in process.cmdline():
+                if process.cwd() == str(self.classes) and "tidemark.spark.build_archive" in process.cmdline():
                     found.append(process)
         return found
 

@@ -135,7 +135,7 @@ def test_it_is_made_beside_the_run_in_a_session_of_its_own_at_a_low_priority(
     ((session, nice, what, cache, database),) = started(archive)
     assert int(session) != os.getsid(0)
     assert int(nice) > os.nice(0)
-    assert (what, cache, database) == (module.__name__, "the-cache", "none")
+    assert (what, cache, database) == (module.BUILDER, "the-cache", "none")
 
 
 def test_of_many_drivers_that_end_at_once_one_has_it_made(archive: Archive, maker: Path) -> None:
@@ -189,7 +189,7 @@ def test_archives_out_of_use_and_what_killed_makers_left_are_cleared_away(archiv
     ):
         file.touch()
         age(file, seconds)
-    archive._tidy()
+    archive.tidy()
     assert set(archive.folder.iterdir()) == {in_use, being_made}
 
 

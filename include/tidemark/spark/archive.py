@@ -1,11 +1,11 @@
 """The class-data archive of a driver's JVM: Spark's classes, read and verified once, and mapped into memory by every later driver.
 
-It takes more than half off a cold start. The JVM maps one only under the Java and the class path that it was made with, so there is one
-for each of these, in the cache beside the jars. A driver that finds none has it made when its own run is over, by a process of its own at
-a low priority: half a minute of CPU, 160 MB. ``python -m tidemark.spark.archive`` makes it at once if it is not there, as for an image.
+It takes more than half off a cold start. The JVM maps an archive only under the Java and the class path that it was built with, so there is
+one for each of these, in the cache beside the jars. If there is none, the driver has one built in the background after its run
+(`tidemark.spark.build_archive`): half a minute of CPU at a low priority, 160 MB.
 
-An archive is a matter of speed alone. It appears complete, by a rename, with its size in its name, and the JVM compares its checksums:
-one that is missing, cut off, damaged or of another Java is passed over.
+An archive only saves time. It appears complete, by a rename, with its size in its name, and the JVM compares its checksums. One that is
+missing, truncated, damaged or of another Java is ignored.
 """
 
 from __future__ import annotations
@@ -17,32 +17,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemark.jvm.jars import cache
-from tidemark.jvm.java import find_java
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
+BUILDER = "tidemark.spark.build_archive"
+"""The module that builds an archive."""
 RETRY_S = 24 * 3600
 """How long nobody begins again after an attempt to make an archive: what fails here would fail in every run."""
 UNUSED_S = 30 * 24 * 3600
 """Archives that no driver has used for so long go when another is made: a newer Java or Spark has taken their place."""
-NOBODY = {
-    "kafka.bootstrap.servers": "127.0.0.1:1",
-    "kafka.request.timeout.ms": "200",
-    "kafka.default.api.timeout.ms": "200",
-    "fetchOffset.numRetries": "1",
-    "assign": '{"t": [0]}',
-    "includeHeaders": "true",
-}
-"""A Kafka source that is refused: enough to load most of the connector and of its client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +43,11 @@ class Archive:
     def of(cls, java: Path, spark_home: Path, jars: Sequence[Path]) -> Archive:
         """For this Java and what it would compare: the path, size and time of each jar, Spark's and ours. And for how it is made here."""
         home = java.resolve().parents[1]
-        about = [f"{home} {spark_home} {os.environ.get('SPARK_DIST_CLASSPATH', '')}", Path(__file__).read_text()]
+        builder = Path(__file__).with_name("build_archive.py").read_text()
+        about = [
+            f"{home} {spark_home} {os.environ.get('SPARK_DIST_CLASSPATH', '')}",
+            Path(__file__).with_name("build_archive.py").read_text(),
+        ]
         for file in (home / "lib" / "modules", *jars, *sorted((spark_home / "jars").glob("*.jar"))):
             with contextlib.suppress(OSError):
                 stat = file.stat()
@@ -72,7 +63,7 @@ class Archive:
         """The file, if it is there and complete; notes that it is in use."""
         for found in self.folder.glob(f"{self.key}-*.jsa"):
             with contextlib.suppress(OSError):
-                if found.name == self._name(found.stat().st_size):
+                if found.name == self.name(found.stat().st_size):
                     with contextlib.suppress(OSError):
                         os.utime(found)
                     return found
@@ -82,27 +73,8 @@ class Archive:
         """Has the archive made once this process has ended by itself. One that is killed leaves it to the next."""
         atexit.register(self._begin)
 
-    def make(self) -> Path:
-        """Makes the archive, with a JVM that starts as a local driver's does and is asked what a run asks of it."""
-        from tidemark.spark.session import archived_session
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._tidy()
-        fresh = self.folder / f".{self.key}-{os.getpid()}"
-        try:
-            with archived_session(fresh) as spark:
-                _exercise(spark)
-            with fresh.open("rb") as file:
-                os.fsync(file.fileno())
-            for older in self.folder.glob(f"{self.key}-*.jsa"):  # cut off, else nobody would have made this one
-                older.unlink(missing_ok=True)
-            made = fresh.rename(self.folder / self._name(fresh.stat().st_size))
-        finally:
-            fresh.unlink(missing_ok=True)
-        self.log.unlink(missing_ok=True)
-        return made
-
-    def _name(self, size: int) -> str:
+    def name(self, size: int) -> str:
+        """The file's name, once it is complete."""
         return f"{self.key}-{size}.jsa"
 
     def _begin(self) -> None:
@@ -111,7 +83,7 @@ class Archive:
         It is in a session of its own, because the driver's process group is killed when the driver has ended.
         """
         # the shell ends at once and leaves nobody's child behind
-        command = ["sh", "-c", '"$@" &', "sh", "nice", sys.executable, "-P", "-m", __name__]
+        command = ["sh", "-c", '"$@" &', "sh", "nice", sys.executable, "-P", "-m", BUILDER]
         env = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMARK_") or name == "TIDEMARK_CACHE"}
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +93,8 @@ class Archive:
                 streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                 subprocess.run(command, **streams, env=env, cwd=self.folder, start_new_session=True, check=False)
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
+        """Removes what earlier attempts left, and archives that no driver has used for `UNUSED_S`."""
         for old in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if _age_s(old) > (RETRY_S if old.name.startswith(".") else UNUSED_S):
@@ -130,45 +103,3 @@ class Archive:
 
 def _age_s(file: Path) -> float:
     return time.time() - file.stat().st_mtime
-
-
-def _exercise(spark: SparkSession) -> None:
-    """Both ways of reading, with some of what transforms often use: all but a broker's answers."""
-    from py4j.protocol import Py4JJavaError
-
-    spark.sparkContext.parallelize([1], 1).mapPartitions(list).collect()
-    names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-    given = [*names, *(f"{name} AS kafka_{name}" for name in names[:3])]
-    records = spark.read.format("kafka").options(**NOBODY).load().selectExpr(*given)
-    with contextlib.suppress(Py4JJavaError):
-        _transform(records)._jdf.queryExecution().executedPlan()  # noqa: SLF001 - as `tidemark.spark.plan` asks
-    one = ("t", 0, 0, datetime.now(UTC), b"key", b'{"id": 1, "name": "one"}', [("name", b"value")], "t", 0, 0)
-    rows = _transform(spark.createDataFrame([one], records.schema))
-    for result in (rows, rows.groupBy("kafka_partition").count()):
-        result.mapInArrow(_counted, "rows bigint").collect()
-
-
-def _transform(records: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    text = F.col("value").cast("string")
-    event = F.from_json(text, "id bigint, name string, amount double, happened_at timestamp, tags array<string>")
-    columns = ("event.*", "timestamp", "kafka_topic", "kafka_partition", "kafka_offset")
-    return records.withColumn("event", event).where(F.length(text) > 0).select(*columns).withColumn("day", F.to_date("timestamp"))
-
-
-def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    yield pa.RecordBatch.from_pydict({"rows": [sum(batch.num_rows for batch in batches)]})
-
-
-def main() -> None:
-    from tidemark.spark.session import local_archive
-
-    archive = local_archive(find_java())
-    sys.stdout.write(f"{archive.find() or archive.make()}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,88 @@
+"""Builds the class-data archive of `tidemark.spark.archive` if there is none: ``python -m tidemark.spark.build_archive``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemark.jvm.java import find_java
+from tidemark.spark.archive import Archive
+from tidemark.spark.session import archived_session, local_archive
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+NO_BROKER = {
+    "kafka.bootstrap.servers": "127.0.0.1:1",
+    "kafka.request.timeout.ms": "200",
+    "kafka.default.api.timeout.ms": "200",
+    "fetchOffset.numRetries": "1",
+    "assign": '{"t": [0]}',
+    "includeHeaders": "true",
+}
+"""A Kafka source that is refused: enough to load most of the connector and of its client."""
+
+
+def build(archive: Archive) -> Path:
+    """Builds the archive with a JVM that starts as a local driver's does, and has it do what a run does. Returns the file."""
+    archive.folder.mkdir(parents=True, exist_ok=True)
+    archive.tidy()
+    fresh = archive.folder / f".{archive.key}-{os.getpid()}"
+    try:
+        with archived_session(fresh) as spark:
+            _exercise(spark)
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        for older in archive.folder.glob(f"{archive.key}-*.jsa"):  # truncated, else this one would not be built
+            older.unlink(missing_ok=True)
+        made = fresh.rename(archive.folder / archive.name(fresh.stat().st_size))
+    finally:
+        fresh.unlink(missing_ok=True)
+    archive.log.unlink(missing_ok=True)
+    return made
+
+
+def _exercise(spark: SparkSession) -> None:
+    """Both ways of reading, with some of what transforms often use: all but a broker's answers."""
+    from py4j.protocol import Py4JJavaError
+
+    spark.sparkContext.parallelize([1], 1).mapPartitions(list).collect()
+    names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    given = [*names, *(f"{name} AS kafka_{name}" for name in names[:3])]
+    records = spark.read.format("kafka").options(**NO_BROKER).load().selectExpr(*given)
+    with contextlib.suppress(Py4JJavaError):
+        _transform(records)._jdf.queryExecution().executedPlan()  # noqa: SLF001 - as `tidemark.spark.plan` asks
+    one = ("t", 0, 0, datetime.now(UTC), b"key", b'{"id": 1, "name": "one"}', [("name", b"value")], "t", 0, 0)
+    rows = _transform(spark.createDataFrame([one], records.schema))
+    for result in (rows, rows.groupBy("kafka_partition").count()):
+        result.mapInArrow(_counted, "rows bigint").collect()
+
+
+def _transform(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    text = F.col("value").cast("string")
+    event = F.from_json(text, "id bigint, name string, amount double, happened_at timestamp, tags array<string>")
+    columns = ("event.*", "timestamp", "kafka_topic", "kafka_partition", "kafka_offset")
+    return records.withColumn("event", event).where(F.length(text) > 0).select(*columns).withColumn("day", F.to_date("timestamp"))
+
+
+def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    yield pa.RecordBatch.from_pydict({"rows": [sum(batch.num_rows for batch in batches)]})
+
+
+def main() -> None:
+    archive = local_archive(find_java())
+    sys.stdout.write(f"{archive.find() or build(archive)}\n")
+
+
+if __name__ == "__main__":
+    main()
