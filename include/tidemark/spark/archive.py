@@ -46,7 +46,7 @@ class Archive:
         builder = Path(__file__).with_name("build_archive.py").read_text()
         about = [
             f"{home} {spark_home} {os.environ.get('SPARK_DIST_CLASSPATH', '')}",
-            Path(__file__).with_name("build_archive.py").read_text(),
+            builder,
         ]
         for file in (home / "lib" / "modules", *jars, *sorted((spark_home / "jars").glob("*.jar"))):
             with contextlib.suppress(OSError):
