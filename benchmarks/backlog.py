@@ -27,7 +27,7 @@ from tidemark.consume.launch import run_attempt
 from tidemark.consume.run import open_attempt
 from tidemark.db import session
 from tidemark.offsets.store import TaskIdentity
-from tidemark.retry.agenda import due, tried
+from tidemark.retry.pending import due, tried
 
 PARTITIONS = 4
 FULL, QUICK = (1_000_000, 180.0), (40_000, 15.0)

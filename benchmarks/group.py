@@ -38,11 +38,11 @@ from tidemark.group import member as member_module
 from tidemark.group.assignors import Metadata, find_assignor
 from tidemark.group.coordinator import Coordinator, GroupConfig, JoinRequest
 from tidemark.group.listener import RebalanceListener
-from tidemark.group.member import Member, Seat, WokenUp
+from tidemark.group.member import Member, MemberSettings, WokenUp
 from tidemark.local import LocalStack
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
-from tidemark.records.outcome import Disposition, Judged, reject
+from tidemark.records.outcome import Disposition, TransformOutput, reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink import commit as commit_module
 from tidemark.sink.commit import commit_slice
@@ -52,7 +52,7 @@ from tidemark.sink.target import Target
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidemark.consume.claims import Found
+    from tidemark.consume.claims import LookUp
     from tidemark.kafka.cluster import Cluster
 
 CONNECTIONS = 600
@@ -95,7 +95,7 @@ class _Crew(RebalanceListener):
 
     def __init__(self, url: str, name: str, assignor: str, metadata: Metadata, expected: int | None) -> None:
         self.told_at = 0.0
-        seat = Seat(group="bench", client_id=name, expected_members=expected)
+        seat = MemberSettings(group="bench", client_id=name, expected_members=expected)
         self.member = Member(url, seat, [find_assignor(assignor)], lambda: (TOPIC,), lambda _: metadata, [self])
         self._poller = threading.Thread(target=self._poll, daemon=True)
         self._poller.start()
@@ -275,7 +275,7 @@ def _statements_of_commits(url: str) -> dict[str, int]:
             for start, what in ((0, "commit of a slice"), (10, "commit of a slice with failed records")):
                 part = Slice(claim.partition, topic_id, start, start + 10, claim.epoch)
                 rejects = [reject(start, Disposition.FAIL, "ValueError: bench")] if start else []
-                commit_slice(target, part, iter([Judged(_numbers(part, first=start + len(rejects)), [], rejects)]), _payloads)
+                commit_slice(target, part, iter([TransformOutput(_numbers(part, first=start + len(rejects)), [], rejects)]), _payloads)
                 found[what] = len(sent)
                 sent.clear()
     return found
@@ -315,7 +315,7 @@ class Grouped(Arrow):
             super().run(job)
 
 
-def _as_member(connection: Connection, attempt: Attempt, cluster: Cluster, found: Found) -> GroupMembership:
+def _as_member(connection: Connection, attempt: Attempt, cluster: Cluster, found: LookUp) -> GroupMembership:
     return GroupMembership(connection, attempt, cluster, found, Interrupt(lambda: None))
 
 

@@ -19,12 +19,12 @@ from benchmarks.data import values
 from benchmarks.site import COLUMNS, SCHEMA, TABLE, Job, Site, Topic
 from benchmarks.transforms.bench_arrow import parse
 from tidemark.offsets import store
-from tidemark.records.outcome import Judged
+from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Claim, Epoch, Slice, TopicPartition
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
 from tidemark.sink.table import LINEAGE, Layout, match, read_columns
-from tidemark.sink.tally import Tally, judge
+from tidemark.sink.tally import Tally, split_output
 from tidemark.sink.target import Target
 
 ROWS_A_BATCH = 10_000
@@ -161,7 +161,7 @@ class Writer(_InMemory):
 
     def _send(self, connection: Any, task: tuple[Target, Slice]) -> None:
         target, part = task
-        commit_slice(target, part, (judge(batch, part) for batch in self._rows(part.partition.partition)), _no_payloads)
+        commit_slice(target, part, (split_output(batch, part) for batch in self._rows(part.partition.partition)), _no_payloads)
 
 
 def _no_payloads(part: Slice, offsets: object) -> Iterator[Any]:
@@ -189,8 +189,8 @@ def _batches(topic: Topic, number: int) -> Iterator[Any]:
         yield pa.RecordBatch.from_arrays([*events.columns, *given], names=names)
 
 
-def _judged(topic: Topic, part: Slice, batches: Iterator[Any]) -> Iterator[Judged]:
-    return (judge(batch, part) for batch in batches)
+def _judged(topic: Topic, part: Slice, batches: Iterator[Any]) -> Iterator[TransformOutput]:
+    return (split_output(batch, part) for batch in batches)
 
 
 def _layout(site: Site) -> Layout:

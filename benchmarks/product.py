@@ -16,7 +16,7 @@ import psycopg2
 from benchmarks.site import TABLE, Job, Site
 from tidemark.connections import Connections
 from tidemark.consume import run
-from tidemark.consume.claims import Found
+from tidemark.consume.claims import LookUp
 from tidemark.consume.lookup import last_records
 from tidemark.errors import TidemarkError
 from tidemark.offsets import store
@@ -85,7 +85,7 @@ class _Product:
         # Spark ends workers that were idle for a minute, as they are while the others have their turns
         parts = [TopicPartition(job.topic.name, number) for number in range(job.topic.partitions)]
         logs = {part: Log(part, 0, job.topic.each) for part in parts}
-        self._engine.warm_up(last_records(Found((), logs, {})))
+        self._engine.warm_up(last_records(LookUp((), logs, {})))
 
     def run(self, job: Job) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())

@@ -22,7 +22,7 @@ from tidemark.consume import run
 from tidemark.db import session
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
-from tidemark.retry.agenda import busy
+from tidemark.retry.pending import busy
 from tidemark.retry.relay import relay
 from tidemark.retry.topics import ensure_topics
 from tidemark.spec.model import Retry, RetryTopics

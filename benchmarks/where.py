@@ -25,7 +25,7 @@ from tidemark.kafka.reader import read
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream
 from tidemark.sink.table import LINEAGE, Layout
-from tidemark.sink.tally import Tally, judge
+from tidemark.sink.tally import Tally, split_output
 
 FETCH = "fetch: librdkafka's threads"
 READ = "read: messages as Python objects"
@@ -69,7 +69,7 @@ def _round(site: Site, layout: Layout, part: Slice) -> dict[str, float]:
     while (messages := timed(READ, lambda: next(batches, None))) is not None:
         given, _ = timed(RECORDS, partial(records, part, messages))
         answer = timed(TRANSFORM, partial(transform, given))
-        rows = timed(TALLY, lambda answer=answer: tally.take(judge(answer, part)))
+        rows = timed(TALLY, lambda answer=answer: tally.take(split_output(answer, part)))
         chunks.append(timed(ENCODE, lambda rows=rows: list(iter(CopyStream(columns, iter([rows])).read, b""))))
     used[FETCH] = time.process_time() - before - sum(used.values())
     timed(SEND, lambda: _send(site, columns, chunks))

@@ -17,7 +17,7 @@ from tidemark.db import Connection, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
-from tidemark.records.outcome import Disposition, Judged, reject
+from tidemark.records.outcome import Disposition, TransformOutput, reject
 from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.table import Column, Layout
@@ -52,13 +52,13 @@ def rows(part: Slice, offsets: Sequence[int], city: str | Callable[[int], str] =
     )
 
 
-def all_loaded(part: Slice) -> Iterator[Judged]:
+def all_loaded(part: Slice) -> Iterator[TransformOutput]:
     """Each record of the slice one row, in batches."""
     for start in range(part.start, part.end, 100):
-        yield Judged(rows(part, range(start, min(start + 100, part.end))))
+        yield TransformOutput(rows(part, range(start, min(start + 100, part.end))))
 
 
-def of_all_kinds(part: Slice) -> Iterator[Judged]:
+def of_all_kinds(part: Slice) -> Iterator[TransformOutput]:
     """By the offset's last digit: 0 skipped, 1 to retry, 2 failed, 3 not mentioned, 4 three rows, the others one."""
     for start in range(part.start, part.end, 7):
         span = range(start, min(start + 7, part.end))
@@ -68,7 +68,7 @@ def of_all_kinds(part: Slice) -> Iterator[Judged]:
             for offset in span
             if offset % 10 in (1, 2)
         ]
-        yield Judged(rows(part, loaded) if loaded else None, [offset for offset in span if offset % 10 == 0], rejects)
+        yield TransformOutput(rows(part, loaded) if loaded else None, [offset for offset in span if offset % 10 == 0], rejects)
 
 
 def payloads(part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
@@ -127,7 +127,7 @@ class Group:
         """Claimed anew, from the position to ``end``."""
         return slice_of(self.claim(partition), end)
 
-    def commit(self, part: Slice, judged: Iterator[Judged] | None = None, **options: Any) -> Receipt:
+    def commit(self, part: Slice, judged: Iterator[TransformOutput] | None = None, **options: Any) -> Receipt:
         return commit_slice(self.target(**options), part, of_all_kinds(part) if judged is None else judged, payloads)
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:

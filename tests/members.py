@@ -12,8 +12,8 @@ from tidemark.db import session, transaction
 from tidemark.group.assignors import Metadata, find_assignor
 from tidemark.group.coordinator import Coordinator, GroupConfig, GroupDescription
 from tidemark.group.listener import RebalanceListener
-from tidemark.group.member import Member, Seat
-from tidemark.group.states import State
+from tidemark.group.member import Member, MemberSettings
+from tidemark.group.states import GroupState
 from tidemark.records.ranges import TopicPartition
 
 CONFIG = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=100)
@@ -57,7 +57,7 @@ class Group:
         made: list[Member] = []
         member = Member(
             self.url,
-            Seat(group="g", client_id=f"client-{next(self.numbers)}", **{**QUICK, **seat}),
+            MemberSettings(group="g", client_id=f"client-{next(self.numbers)}", **{**QUICK, **seat}),
             [find_assignor(name) for name in assignors or ("cooperative-sticky",)],
             lambda: (TOPIC,),
             lambda topics: Metadata({name: self.metadata.topics[name] for name in topics if name in self.metadata.topics}),
@@ -82,7 +82,7 @@ class Group:
             found = self.describe()
             everybody = {member.member_id for member in self.members}
             return found is not None and (
-                found.state == State.STABLE
+                found.state == GroupState.STABLE
                 and {each.member_id for each in found.members} == everybody
                 and all(member.settled and member.generation == found.generation for member in self.members)
             )

@@ -20,7 +20,7 @@ from tidemark.db import session
 from tidemark.errors import DatabaseUnavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced, PositionDeleted
-from tidemark.records.outcome import BadOutput, Counts, Judged
+from tidemark.records.outcome import BadOutput, RecordCounts, TransformOutput
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink import load as load_module
@@ -32,7 +32,7 @@ from tidemark.sink.steps import Step
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 
-KINDS = Counts(loaded=18, skipped=3, retried=3, failed=3, unaccounted=3, sink_rows=24)
+KINDS = RecordCounts(loaded=18, skipped=3, retried=3, failed=3, unaccounted=3, sink_rows=24)
 """What `of_all_kinds` makes of offsets 0 to 29."""
 BEFORE = (0, 0, 0, 0)
 AFTER = (30, 24, 6, 1)
@@ -106,9 +106,9 @@ def test_slices_follow_one_another(group: Group) -> None:
 def test_a_slice_without_any_row_still_moves_its_offset(group: Group) -> None:
     """All skipped or filtered away, or nothing but transaction markers."""
     part = group.slice()
-    assert group.commit(part, iter(())).counts == Counts(0, 0, 0, 0, 30, 0)
+    assert group.commit(part, iter(())).counts == RecordCounts(0, 0, 0, 0, 30, 0)
     later = group.slice(end=40)
-    assert group.commit(later, iter([Judged(None, range(30, 40))])).counts == Counts(0, 10, 0, 0, 0, 0)
+    assert group.commit(later, iter([TransformOutput(None, range(30, 40))])).counts == RecordCounts(0, 10, 0, 0, 0, 0)
     assert group.counted() == (40, 0, 0, 2)
 
 
@@ -225,7 +225,7 @@ def test_a_newer_owner_that_waits_for_a_commit_in_flight_starts_behind_it(group:
     part, attempt = group.slice(), group.attempt()
     sent, go_on = threading.Event(), threading.Event()
 
-    def judged() -> Iterator[Judged]:
+    def judged() -> Iterator[TransformOutput]:
         yield from of_all_kinds(part)
         sent.set()
         assert go_on.wait(20)
@@ -262,8 +262,8 @@ def test_a_newer_attempt_ends_a_session_that_is_stuck_in_its_copy(group: Group) 
     part = group.slice()
     stuck, let_go = threading.Event(), threading.Event()
 
-    def judged() -> Iterator[Judged]:
-        yield Judged(rows(part, range(5)))
+    def judged() -> Iterator[TransformOutput]:
+        yield TransformOutput(rows(part, range(5)))
         stuck.set()
         assert let_go.wait(20)
 
@@ -297,7 +297,7 @@ def test_what_the_rows_raise_comes_out_as_it_is_and_nothing_is_stored(group: Gro
     """psycopg2 makes a cancelled statement of it, which would pass for an outage and be tried for ever."""
     part = group.slice()
 
-    def judged() -> Iterator[Judged]:
+    def judged() -> Iterator[TransformOutput]:
         for _, each in zip(range(after), of_all_kinds(part), strict=False):
             yield each
         raise error
@@ -324,7 +324,7 @@ def test_a_row_that_no_record_of_the_slice_explains_stops_it(group: Group) -> No
     """The tally's own refusal, from within the COPY."""
     part = group.slice()
     with pytest.raises(BadOutput, match="kafka_offset 30 is outside"):
-        group.commit(part, iter([Judged(rows(part, [30]))]))
+        group.commit(part, iter([TransformOutput(rows(part, [30]))]))
     assert group.counted() == BEFORE
 
 
@@ -332,7 +332,7 @@ def test_a_constraint_that_fails_is_told_in_postgres_words(group: Group) -> None
     """Another try would fail again, so it is no outage."""
     part = group.slice()
     with pytest.raises(SinkRejected) as raised:
-        group.commit(part, iter([Judged(rows(part, range(30), lambda offset: "Atlantis" if offset == 17 else "Ulm"))]))
+        group.commit(part, iter([TransformOutput(rows(part, range(30), lambda offset: "Atlantis" if offset == 17 else "Ulm"))]))
     assert (raised.value.error_type, raised.value.table, raised.value.of_rows) == ("CheckViolation", TABLE, True)
     assert not raised.value.retriable
     assert "violates check constraint" in raised.value.message
@@ -364,7 +364,7 @@ def test_text_with_a_nul_is_refused_by_postgres(group: Group) -> None:
     """No text of Postgres holds one."""
     part = group.slice()
     with pytest.raises(SinkRejected, match=r"\(CharacterNotInRepertoire\)"):
-        group.commit(part, iter([Judged(rows(part, [1], "a\0b"))]))
+        group.commit(part, iter([TransformOutput(rows(part, [1], "a\0b"))]))
     assert group.counted() == BEFORE
 
 
@@ -375,7 +375,7 @@ def test_a_moment_before_all_postgres_moments_is_refused(group: Group) -> None:
     batch = rows(part, [1]).append_column("made", pa.array([-(2**31)], pa.int32()).cast(pa.date32()))
     layout = Layout(TABLE, (*LAYOUT.columns, Column("made", "date")))
     with pytest.raises(SinkRejected, match="NotEncodable"):
-        group.commit(part, iter([Judged(batch)]), layout=layout)
+        group.commit(part, iter([TransformOutput(batch)]), layout=layout)
     assert group.counted() == BEFORE
 
 
@@ -477,11 +477,11 @@ def test_a_session_that_is_ended_in_the_middle_of_its_copy_leaves_nothing(group:
     """Rows that Postgres had taken already go with it."""
     part = group.slice()
 
-    def judged() -> Iterator[Judged]:
-        yield Judged(rows(part, range(5)))
+    def judged() -> Iterator[TransformOutput]:
+        yield TransformOutput(rows(part, range(5)))
         group.sql("SELECT pg_terminate_backend(%s)", group.sessions()[0][0])
         eventually(lambda: not group.sessions())
-        yield Judged(rows(part, range(5, 30)))
+        yield TransformOutput(rows(part, range(5, 30)))
 
     with pytest.raises(DatabaseUnavailable):
         group.commit(part, judged())

@@ -26,7 +26,7 @@ from tests.ledger import DDL, TABLE, Group, eventually, never, of_all_kinds, pay
 
 from tidemark.offsets import store
 from tidemark.offsets.store import ClaimRefused, OffsetFenced
-from tidemark.records.outcome import Counts, Judged
+from tidemark.records.outcome import RecordCounts, TransformOutput
 from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition, plan_batch
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.load import SinkRejected
@@ -58,12 +58,12 @@ class Model:
     pieces: tuple[tuple[int, int, str], ...] = ()  # start, end, "batch" or "lost"
 
 
-def counts_of(part: Slice) -> Counts:
+def counts_of(part: Slice) -> RecordCounts:
     """What `of_all_kinds` makes of a slice, counted by hand."""
     digits = [offset % 10 for offset in range(part.start, part.end)]
     loaded = sum(digit > 3 for digit in digits)
     by = [digits.count(digit) for digit in range(5)]
-    return Counts(loaded, by[0], by[1], by[2], by[3], loaded + 2 * by[4])
+    return RecordCounts(loaded, by[0], by[1], by[2], by[3], loaded + 2 * by[4])
 
 
 class Fence(RuleBasedStateMachine):
@@ -148,10 +148,10 @@ class Fence(RuleBasedStateMachine):
         if not self.may_commit(part):
             return
 
-        def judged() -> Iterator[Judged]:
+        def judged() -> Iterator[TransformOutput]:
             yield from of_all_kinds(part)
             if rejected:
-                yield Judged(rows(part, [part.end - 1], "Atlantis")) if (part.end - 1) % 10 > 3 else _broken()
+                yield TransformOutput(rows(part, [part.end - 1], "Atlantis")) if (part.end - 1) % 10 > 3 else _broken()
             else:
                 _broken()
 
@@ -250,7 +250,7 @@ class Fence(RuleBasedStateMachine):
         model.position = part.end
         model.pieces += ((part.start, part.end, kind),)
 
-    def commit_slice(self, part: Slice, owner: Owner, judged: Iterator[Judged]) -> Receipt:
+    def commit_slice(self, part: Slice, owner: Owner, judged: Iterator[TransformOutput]) -> Receipt:
         return commit_slice(self.group.target(attempt=owner.attempt), part, judged, payloads)
 
     def is_fenced(self, planned: tuple[Slice, Owner]) -> None:

@@ -21,7 +21,7 @@ from tidemark.db import session
 from tidemark.local import LocalStack
 from tidemark.local.postgres import DATABASE
 from tidemark.offsets.store import TaskIdentity
-from tidemark.quality import Outcome, Run, validate
+from tidemark.quality import ValidatedRun, Verdict, validate
 
 PICKY = """
     from typing import TypedDict
@@ -97,8 +97,10 @@ def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(c
     done = consumer.run()
     assert consumer.counts() == {"loaded": 3, "failed": 1, "sink_rows": 3}
     consumer.check()
-    verdict = validate(consumer.database_url, Run(attempt_id=done.attempt_id), group=consumer.name, table=consumer.table, suite=None)
-    assert verdict.verdict is Outcome.PASSED
+    verdict = validate(
+        consumer.database_url, ValidatedRun(attempt_id=done.attempt_id), group=consumer.name, table=consumer.table, suite=None
+    )
+    assert verdict.verdict is Verdict.PASSED
     assert consumer.command("offsets", consumer.name).returncode == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.scenario import Scenario
 
-from tidemark.records.outcome import Disposition, Judged
+from tidemark.records.outcome import Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink import commit as commit_module
 from tidemark.sink.load import Refusals, SinkRejected, TooManyRejected, load_carefully
@@ -265,7 +265,7 @@ def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: l
                 "kafka_partition": pa.array([0] * len(offsets), pa.int32()),
                 "kafka_offset": pa.array(offsets, pa.int64()),
             }
-            taken = tally.take(Judged(pa.RecordBatch.from_pydict(columns)))
+            taken = tally.take(TransformOutput(pa.RecordBatch.from_pydict(columns)))
             assert taken is not None
             yield taken
 

@@ -21,7 +21,7 @@ from tidemark.consume.membership import TRIES, metadata_of
 from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.group.assignors import find_assignor
 from tidemark.group.coordinator import Coordinator, Joined, JoinRequest
-from tidemark.group.member import Member, Seat
+from tidemark.group.member import Member, MemberSettings
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice, TopicPartition
@@ -95,7 +95,7 @@ def other(team: Team) -> Iterator[Member]:
     cluster, told = Cluster(team.scenario.connections.kafka), Told()
     member = Member(
         team.scenario.database_url,
-        Seat(group=team.scenario.spec.group, client_id="other", **QUICK),
+        MemberSettings(group=team.scenario.spec.group, client_id="other", **QUICK),
         [find_assignor("cooperative-sticky")],
         lambda: (team.topic,),
         lambda topics: metadata_of(cluster, topics),

@@ -15,7 +15,7 @@ from tidemark.consume import launch, run
 from tidemark.db import session, transaction
 from tidemark.errors import DatabaseUnavailable
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
-from tidemark.quality import Outcome, Run, Violation, check_conservation, validate
+from tidemark.quality import ValidatedRun, Verdict, Violation, check_conservation, validate
 from tidemark.records.outcome import BadOutput
 from tidemark.sink.load import SinkRejected, TooManyRejected
 from tidemark.sink.staged import StagedRowsGone
@@ -271,8 +271,8 @@ def test_validation_judges_aggregates_too(staged: Staged) -> None:
     task = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "try_number": 1}
     staged.run(**task)
     scenario = staged.scenario
-    verdict = validate(scenario.database_url, Run("d", "r"), group=scenario.spec.group, table=scenario.table, suite=None)
-    assert verdict.verdict is Outcome.PASSED
+    verdict = validate(scenario.database_url, ValidatedRun("d", "r"), group=scenario.spec.group, table=scenario.table, suite=None)
+    assert verdict.verdict is Verdict.PASSED
     assert verdict.counts.sink_rows == 2
 
 

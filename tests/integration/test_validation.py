@@ -18,11 +18,11 @@ import pytest
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality import (
     ExpectationError,
-    Kind,
-    Outcome,
-    Run,
+    ValidatedRun,
+    ValidationReport,
     Verdict,
     Violation,
+    ViolationKind,
     check_conservation,
     validate,
     validated_view_ddl,
@@ -123,9 +123,9 @@ class Scenario:
         path.write_text(json.dumps({"name": "departures", "expectations": expectations}))
         return path
 
-    def validate(self, run: str, *expectations: dict[str, Any], **options: Any) -> Verdict:
+    def validate(self, run: str, *expectations: dict[str, Any], **options: Any) -> ValidationReport:
         suite = self.suite(*expectations) if expectations else None
-        return validate(self.url, Run("consume", run), group=GROUP, table=TABLE, suite=suite, **options)
+        return validate(self.url, ValidatedRun("consume", run), group=GROUP, table=TABLE, suite=suite, **options)
 
     def validated(self, partition: int = 0) -> int:
         return int(self.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE partition = %s", partition)[0][0])
@@ -166,7 +166,7 @@ def test_a_run_whose_rows_meet_the_suite_has_passed(departures: Scenario) -> Non
     departures.batch("run", 60, 100, retried=3, failed=2)
     departures.batch("run", 0, 50, partition=1)
     verdict = departures.validate("run", CARRIER, DELAY, expectation("expect_column_mean_to_be_between", column="delay", max_value=300))
-    assert verdict.verdict is Outcome.PASSED
+    assert verdict.verdict is Verdict.PASSED
     assert verdict.ranges == {"flights/0": [[0, 100]], "flights/1": [[0, 50]]}
     assert (verdict.counts.loaded, verdict.counts.retried, verdict.counts.failed, verdict.counts.sink_rows) == (145, 3, 2, 205)
     assert [(item.number, item.success) for item in verdict.results] == [(0, True), (1, True), (2, True), (3, True)]
@@ -186,7 +186,7 @@ def test_a_warning_reports_and_holds_nobody_up(departures: Scenario) -> None:
     departures.batch("run", 0, 100)
     departures.sql(f"UPDATE {TABLE} SET delay = 9999 WHERE kafka_offset IN (7, 42)")
     verdict = departures.validate("run", CARRIER, DELAY)
-    assert verdict.verdict is Outcome.WARNING
+    assert verdict.verdict is Verdict.WARNING
     assert verdict.results[2].failing_rows == 2
     assert departures.stored_rows(2) == [(0, 7, 0), (0, 42, 0)]
     detail = departures.sql("SELECT detail FROM tidemark.validation_result WHERE number = 2")[0][0]
@@ -200,9 +200,9 @@ def test_a_critical_failure_stops_the_validated_offset(departures: Scenario) -> 
     departures.batch("first", 0, 100)
     departures.batch("second", 100, 200)
     departures.sql(f"UPDATE {TABLE} SET carrier = NULL WHERE kafka_offset = 150")
-    assert departures.validate("first", CARRIER).verdict is Outcome.PASSED
+    assert departures.validate("first", CARRIER).verdict is Verdict.PASSED
     verdict = departures.validate("second", CARRIER, DELAY)
-    assert verdict.verdict is Outcome.CRITICAL
+    assert verdict.verdict is Verdict.CRITICAL
     assert [item.success for item in verdict.results] == [True, False, True]
     assert departures.stored_rows(1) == [(0, 150, 0)]
     assert departures.validated() == 100
@@ -267,7 +267,7 @@ def test_rows_of_other_runs_are_not_judged(departures: Scenario) -> None:
     departures.batch("old", 0, 400, partition=1)
     departures.sql(f"UPDATE {TABLE} SET carrier = NULL WHERE kafka_partition = 1 OR (kafka_offset / 100) NOT IN (1, 3)")
     verdict = departures.validate("mine", CARRIER, expectation("expect_table_row_count_to_equal", value=200))
-    assert verdict.verdict is Outcome.PASSED
+    assert verdict.verdict is Verdict.PASSED
     assert verdict.ranges == {"flights/0": [[100, 200], [300, 400]]}
 
 
@@ -277,7 +277,7 @@ def test_a_run_is_all_its_attempts_or_one(departures: Scenario) -> None:
     first = departures.attempts.pop("run")
     departures.batch("run", 50, 80)
     assert departures.validate("run").ranges == {"flights/0": [[0, 80]]}
-    alone = validate(departures.url, Run(attempt_id=first), group=GROUP, table=TABLE, suite=None)
+    alone = validate(departures.url, ValidatedRun(attempt_id=first), group=GROUP, table=TABLE, suite=None)
     assert alone.ranges == {"flights/0": [[0, 50]]}
     assert departures.sql("SELECT count(*) FROM tidemark.validation WHERE suite IS NULL") == [(2,)]
 
@@ -285,7 +285,7 @@ def test_a_run_is_all_its_attempts_or_one(departures: Scenario) -> None:
 def test_a_run_that_committed_nothing_has_passed_and_leaves_no_trace(departures: Scenario) -> None:
     """There is nothing to judge; the caller sees it by the missing validation_id."""
     verdict = departures.validate("never", CARRIER)
-    assert (verdict.verdict, verdict.ranges, verdict.results, verdict.validation_id) == (Outcome.PASSED, {}, (), None)
+    assert (verdict.verdict, verdict.ranges, verdict.results, verdict.validation_id) == (Verdict.PASSED, {}, (), None)
     assert departures.sql("SELECT count(*) FROM tidemark.validation") == [(0,)]
 
 
@@ -294,10 +294,10 @@ def test_a_group_or_table_that_is_not_there_is_refused(departures: Scenario) -> 
     departures.batch("run", 0, 10)
     for options in ({"group": "departure", "table": TABLE}, {"group": GROUP, "table": "analytics.departure"}):
         with pytest.raises(BadInput, match=r"departure\b"):
-            validate(departures.url, Run("consume", "run"), suite=None, **options)
+            validate(departures.url, ValidatedRun("consume", "run"), suite=None, **options)
     departures.sql("CREATE TABLE analytics.plain (carrier text)")
     with pytest.raises(BadInput, match="it lacks kafka_topic_id"):
-        validate(departures.url, Run("consume", "run"), group=GROUP, table="analytics.plain", suite=None)
+        validate(departures.url, ValidatedRun("consume", "run"), group=GROUP, table="analytics.plain", suite=None)
 
 
 # ---- an expectation that cannot be evaluated
@@ -363,29 +363,29 @@ def test_great_expectations_is_silent_and_stays_at_home(
 # ---- conservation
 
 BROKEN = {
-    "row missing": ("DELETE FROM analytics.departures WHERE kafka_offset = 150", {Kind.LOADED, Kind.SINK_ROWS}),
+    "row missing": ("DELETE FROM analytics.departures WHERE kafka_offset = 150", {ViolationKind.LOADED, ViolationKind.SINK_ROWS}),
     "row doubled under another seq": (
         """INSERT INTO analytics.departures SELECT carrier, delay, origin, kafka_topic_id, kafka_partition, kafka_offset, 7
              FROM analytics.departures WHERE kafka_offset = 150""",
-        {Kind.SINK_ROWS},
+        {ViolationKind.SINK_ROWS},
     ),
     "one row missing, another doubled": (
         "UPDATE analytics.departures SET kafka_offset = 151, kafka_seq = 1 WHERE kafka_offset = 150",
-        {Kind.LOADED},
+        {ViolationKind.LOADED},
     ),
-    "retried record missing": ("DELETE FROM tidemark.failed_record WHERE record_offset = 195", {Kind.RETRIED}),
+    "retried record missing": ("DELETE FROM tidemark.failed_record WHERE record_offset = 195", {ViolationKind.RETRIED}),
     "failed record under another disposition": (
         "UPDATE tidemark.failed_record SET disposition = 'retry' WHERE record_offset = 199",
-        {Kind.RETRIED, Kind.FAILED},
+        {ViolationKind.RETRIED, ViolationKind.FAILED},
     ),
-    "gap before": ("DELETE FROM tidemark.batch WHERE start_offset = 50", {Kind.GAP}),
-    "gap behind": ("DELETE FROM tidemark.batch WHERE start_offset = 200", {Kind.GAP}),
-    "overlap": ("UPDATE tidemark.batch SET end_offset = 120, unaccounted = 20 WHERE start_offset = 50", {Kind.OVERLAP}),
+    "gap before": ("DELETE FROM tidemark.batch WHERE start_offset = 50", {ViolationKind.GAP}),
+    "gap behind": ("DELETE FROM tidemark.batch WHERE start_offset = 200", {ViolationKind.GAP}),
+    "overlap": ("UPDATE tidemark.batch SET end_offset = 120, unaccounted = 20 WHERE start_offset = 50", {ViolationKind.OVERLAP}),
     "overlap with a lost range": (
         """INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id)
            SELECT group_id, topic_id, partition, start_offset, end_offset, 'retention', attempt_id
              FROM tidemark.batch WHERE start_offset = 100""",
-        {Kind.OVERLAP},
+        {ViolationKind.OVERLAP},
     ),
 }
 
@@ -397,10 +397,10 @@ def test_what_the_ledger_does_not_explain_is_critical(departures: Scenario, case
     for run, start, end in (("first", 0, 50), ("before", 50, 100), ("run", 100, 200), ("behind", 200, 250), ("last", 250, 300)):
         departures.batch(run, start, end, **({"retried": 5, "failed": 2} if run == "run" else {}))
     assert departures.violations() == []
-    assert departures.validate("first").verdict is Outcome.PASSED
+    assert departures.validate("first").verdict is Verdict.PASSED
     departures.sql(statement)
     verdict = departures.validate("run")
-    assert verdict.verdict is Outcome.CRITICAL
+    assert verdict.verdict is Verdict.CRITICAL
     assert verdict.results[0].text.startswith("conservation: flights/0 [")
     detail = departures.sql("SELECT detail FROM tidemark.validation_result WHERE NOT success")[0][0]
     assert {item["kind"] for item in detail["first_violations"]} == kinds
@@ -414,8 +414,8 @@ def test_a_ledger_that_does_not_end_at_the_position_is_told(departures: Scenario
     for position in (90, 110):
         departures.move(position)
         (violation,) = departures.violations()
-        assert (violation.kind, violation.expected, violation.found) == (Kind.POSITION, 100, position)
-        assert departures.validate("run").verdict is Outcome.CRITICAL
+        assert (violation.kind, violation.expected, violation.found) == (ViolationKind.POSITION, 100, position)
+        assert departures.validate("run").verdict is Verdict.CRITICAL
 
 
 def test_lost_ranges_are_part_of_the_ledger(departures: Scenario) -> None:
@@ -428,7 +428,7 @@ def test_lost_ranges_are_part_of_the_ledger(departures: Scenario) -> None:
     departures.lost(50, None)
     assert departures.violations() == []
     departures.move(60)
-    assert [item.kind for item in departures.violations()] == [Kind.POSITION]
+    assert [item.kind for item in departures.violations()] == [ViolationKind.POSITION]
 
 
 @pytest.mark.parametrize("place", [(0, 3), (0, 55), (0, 999), (1, 5), (7, 0)])
@@ -443,7 +443,7 @@ def test_sink_rows_that_no_batch_wrote_are_orphans(departures: Scenario, place: 
     partition, offset = place
     for seq in (0, 1):
         departures.sql(f"INSERT INTO {TABLE} VALUES ('UA', 1, 'JFK', %s, %s, %s, %s)", departures.topic(), partition, offset, seq)
-    assert departures.violations() == [Violation(Kind.ORPHAN_ROWS, "flights", partition, offset, offset + 1, 0, 2)]
+    assert departures.violations() == [Violation(ViolationKind.ORPHAN_ROWS, "flights", partition, offset, offset + 1, 0, 2)]
     assert "holds 2 rows that no ledger row accounts for" in str(departures.violations()[0])
 
 
@@ -453,7 +453,7 @@ def test_failed_records_that_no_batch_handed_over_are_orphans(departures: Scenar
     departures.sql("DELETE FROM tidemark.batch")
     departures.move(0)
     departures.sql(f"DELETE FROM {TABLE}")
-    assert [item.kind for item in departures.violations()] == [Kind.ORPHAN_FAILED_RECORDS]
+    assert [item.kind for item in departures.violations()] == [ViolationKind.ORPHAN_FAILED_RECORDS]
 
 
 def test_groups_that_share_a_sink_do_not_see_each_others_rows(departures: Scenario) -> None:
@@ -464,16 +464,16 @@ def test_groups_that_share_a_sink_do_not_see_each_others_rows(departures: Scenar
     assert departures.violations() == departures.violations("weather") == []
     departures.sql(f"DELETE FROM {TABLE} WHERE kafka_topic_id = %s AND kafka_offset = 3", departures.topic("weather"))
     assert departures.violations() == []
-    assert {item.kind for item in departures.violations("weather")} == {Kind.LOADED, Kind.SINK_ROWS}
+    assert {item.kind for item in departures.violations("weather")} == {ViolationKind.LOADED, ViolationKind.SINK_ROWS}
 
 
 def test_in_an_upsert_sink_later_records_may_take_rows_away(departures: Scenario) -> None:
     """Fewer rows than the ledger says are no violation there, more still are."""
     departures.batch("run", 0, 100)
     departures.sql(f"DELETE FROM {TABLE} WHERE kafka_offset < 30")
-    assert departures.validate("run", upsert=True).verdict is Outcome.PASSED
+    assert departures.validate("run", upsert=True).verdict is Verdict.PASSED
     departures.sql(f"INSERT INTO {TABLE} SELECT 'UA', 1, 'JFK', %s, 0, 50, n FROM generate_series(1, 99) n", departures.topic())
-    assert departures.validate("run", upsert=True).verdict is Outcome.CRITICAL
+    assert departures.validate("run", upsert=True).verdict is Verdict.CRITICAL
 
 
 # ---- how far the validated offset goes
@@ -511,7 +511,7 @@ def test_a_newer_critical_verdict_does_not_take_back_what_was_shown(departures: 
     departures.batch("run", 0, 100)
     departures.validate("run", CARRIER)
     departures.sql(f"UPDATE {TABLE} SET carrier = NULL")
-    assert departures.validate("run", CARRIER).verdict is Outcome.CRITICAL
+    assert departures.validate("run", CARRIER).verdict is Verdict.CRITICAL
     assert departures.validated() == 100
 
 
@@ -564,8 +564,10 @@ def test_the_view_of_a_table_with_an_odd_long_name_works(departures: Scenario) -
     departures.sql(f'INSERT INTO analytics."{quoted}" SELECT * FROM {TABLE}', None)
     with departures.connection.cursor() as cursor:
         cursor.execute(validated_view_ddl(f"analytics.{name}", [GROUP, "o'clock \\ %"]))
-    verdict = validate(departures.url, Run("consume", "run"), group=GROUP, table=f"analytics.{name}", suite=departures.suite(CARRIER))
-    assert verdict.verdict is Outcome.PASSED
+    verdict = validate(
+        departures.url, ValidatedRun("consume", "run"), group=GROUP, table=f"analytics.{name}", suite=departures.suite(CARRIER)
+    )
+    assert verdict.verdict is Verdict.PASSED
     (view,) = departures.sql("SELECT viewname FROM pg_views WHERE schemaname = 'analytics'")[0]
     with departures.connection.cursor() as cursor:
         cursor.execute('SELECT count(*) FROM analytics."' + view.replace('"', '""') + '"')

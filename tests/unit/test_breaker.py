@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemark.records.outcome import Counts, Disposition, Judged, reject
+from tidemark.records.outcome import Disposition, RecordCounts, TransformOutput, reject
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry.breaker import Breaker, BreakerTripped
 from tidemark.sink.table import Column, Layout
@@ -18,8 +18,8 @@ REJECTS = [
 ]
 
 
-def counts(loaded: int, retried: int, *, skipped: int = 0, failed: int = 0) -> Counts:
-    return Counts(loaded, skipped, retried, failed, 1000 - loaded - skipped - retried - failed, loaded)
+def counts(loaded: int, retried: int, *, skipped: int = 0, failed: int = 0) -> RecordCounts:
+    return RecordCounts(loaded, skipped, retried, failed, 1000 - loaded - skipped - retried - failed, loaded)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def counts(loaded: int, retried: int, *, skipped: int = 0, failed: int = 0) -> C
         (Breaker(0.9, 3, 100), counts(996, 4), 4, True),
     ],
 )
-def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found: Counts, in_a_row: int, trips: bool) -> None:
+def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found: RecordCounts, in_a_row: int, trips: bool) -> None:
     """Scenario 37: ratio just under and over, consecutive count, minimum sample, no record that was judged at all."""
     if not trips:
         breaker.check(PART, found, in_a_row, REJECTS)
@@ -62,5 +62,5 @@ def test_records_in_a_row_are_counted_over_gaps_of_the_log(said: dict[int, str],
     tally = Tally(PART, Layout("t", (Column("a", "text"),)))
     words = {"r": Disposition.RETRY, "f": Disposition.FAIL}
     rejects = [reject(offset, words[word], "x") for offset, word in said.items() if word in words]
-    tally.take(Judged(None, [offset for offset, word in said.items() if word == "s"], rejects))
+    tally.take(TransformOutput(None, [offset for offset, word in said.items() if word == "s"], rejects))
     assert tally.longest_failure() == longest

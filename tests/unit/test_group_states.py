@@ -13,14 +13,14 @@ from tidemark.errors import Fenced, Refused, Unavailable
 from tidemark.group import errors
 from tidemark.group.coordinator import GroupConfig, JoinRequest
 from tidemark.group.machine import Group, Member, topics_of, vote
-from tidemark.group.states import TRANSITIONS, IllegalTransition, State, Transition, Why, check_transition
+from tidemark.group.states import TRANSITIONS, GroupState, IllegalTransition, Transition, Why, check_transition
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
-    State.EMPTY,
-    State.PREPARING_REBALANCE,
-    State.COMPLETING_REBALANCE,
-    State.STABLE,
-    State.DEAD,
+    GroupState.EMPTY,
+    GroupState.PREPARING_REBALANCE,
+    GroupState.COMPLETING_REBALANCE,
+    GroupState.STABLE,
+    GroupState.DEAD,
 )
 LEGAL = {
     (EMPTY, PREPARING),
@@ -34,8 +34,8 @@ LEGAL = {
 """Kafka's GroupMetadata.validPreviousStates. Kafka also unloads a group of any state into Dead when its coordinator moves; ours cannot."""
 
 
-@pytest.mark.parametrize(("source", "target", "why"), list(itertools.product(State, State, Why)))
-def test_a_change_of_state_is_allowed_if_the_table_has_it(source: State, target: State, why: Why) -> None:
+@pytest.mark.parametrize(("source", "target", "why"), list(itertools.product(GroupState, GroupState, Why)))
+def test_a_change_of_state_is_allowed_if_the_table_has_it(source: GroupState, target: GroupState, why: Why) -> None:
     """Kafka: GroupMetadataTest's test…To…Transition and test…To…IllegalTransition, all pairs of states with all reasons."""
     if Transition(source, target, why) in TRANSITIONS:
         check_transition(source, target, why)
@@ -58,11 +58,11 @@ def test_the_table_has_no_row_twice() -> None:
 
 def test_nothing_leaves_dead_and_every_other_state_can_become_empty() -> None:
     """A deleted group stays deleted; a group whose members are all gone does not stay stuck."""
-    nexts = {state: {row.target for row in TRANSITIONS if row.source is state} for state in State}
+    nexts = {state: {row.target for row in TRANSITIONS if row.source is state} for state in GroupState}
     assert nexts[DEAD] == set()
     for state in (PREPARING, COMPLETING, STABLE):
         reached = {state}
-        for _ in State:
+        for _ in GroupState:
             reached |= set().union(*(nexts[each] for each in reached))
         assert EMPTY in reached
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tidemark.quality import BadSuite, Outcome, Result, Run, Severity, Verdict, check_suite, load_suite
+from tidemark.quality import BadSuite, ExpectationResult, Severity, ValidatedRun, ValidationReport, Verdict, check_suite, load_suite
 from tidemark.quality.suite import great_expectations
 from tidemark.quality.verdict import outcome
 
@@ -105,18 +105,20 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_verdict_is_the_worst_failure() -> None:
     """Critical blocks; warning and info report."""
 
-    def result(severity: Severity, success: bool) -> Result:
-        return Result(1, "x", severity, success, "x")
+    def result(severity: Severity, success: bool) -> ExpectationResult:
+        return ExpectationResult(1, "x", severity, success, "x")
 
-    assert outcome(()) is Outcome.PASSED
-    assert outcome((result(Severity.CRITICAL, True), result(Severity.INFO, True))) is Outcome.PASSED
-    assert outcome((result(Severity.CRITICAL, True), result(Severity.INFO, False))) is Outcome.WARNING
-    assert outcome((result(Severity.WARNING, False), result(Severity.CRITICAL, False))) is Outcome.CRITICAL
+    assert outcome(()) is Verdict.PASSED
+    assert outcome((result(Severity.CRITICAL, True), result(Severity.INFO, True))) is Verdict.PASSED
+    assert outcome((result(Severity.CRITICAL, True), result(Severity.INFO, False))) is Verdict.WARNING
+    assert outcome((result(Severity.WARNING, False), result(Severity.CRITICAL, False))) is Verdict.CRITICAL
 
 
 def test_a_verdict_is_json_without_its_details() -> None:
     """It goes into asset events and XComs, which are no place for details."""
-    verdict = Verdict(Outcome.PASSED, "departures", results=(Result(1, "x", Severity.INFO, True, "x", detail={"big": 1}),))
+    verdict = ValidationReport(
+        Verdict.PASSED, "departures", results=(ExpectationResult(1, "x", Severity.INFO, True, "x", detail={"big": 1}),)
+    )
     assert json.loads(json.dumps(verdict.as_json()))["results"] == [
         {"number": 1, "expectation": "x", "severity": "info", "success": True, "text": "x", "failing_rows": None}
     ]
@@ -126,7 +128,7 @@ def test_a_verdict_is_json_without_its_details() -> None:
 def test_a_run_is_a_dag_run_or_an_attempt(parts: dict[str, Any]) -> None:
     """Never half of one, never both."""
     with pytest.raises(ValueError, match="a run is"):
-        Run(**parts)
+        ValidatedRun(**parts)
 
 
 def test_great_expectations_is_imported_by_the_task_only() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemark.quality import Outcome, Reaction, reaction
+from tidemark.quality import Reaction, Verdict, reaction
 from tidemark.spec import OnFailure, Validation
 
 EVERY = [None, *(Validation(suite="s", on_failure=one) for one in OnFailure)]
@@ -12,8 +12,8 @@ EVERY = [None, *(Validation(suite="s", on_failure=one) for one in OnFailure)]
 
 @pytest.mark.parametrize("may_rewind", [True, False])
 @pytest.mark.parametrize("validation", EVERY, ids=lambda one: "none" if one is None else one.on_failure.value)
-@pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.WARNING])
-def test_what_has_passed_is_published(outcome: Outcome, validation: Validation | None, may_rewind: bool) -> None:
+@pytest.mark.parametrize("outcome", [Verdict.PASSED, Verdict.WARNING])
+def test_what_has_passed_is_published(outcome: Verdict, validation: Validation | None, may_rewind: bool) -> None:
     assert reaction(outcome, validation, may_rewind=may_rewind) is Reaction.PUBLISH
 
 
@@ -33,4 +33,4 @@ def test_what_has_passed_is_published(outcome: Outcome, validation: Validation |
 def test_a_critical_verdict_does_what_the_file_says(on_failure: OnFailure | None, may_rewind: bool, reacts: Reaction) -> None:
     """Without a suite the conservation check still blocks."""
     validation = None if on_failure is None else Validation(suite="s", on_failure=on_failure)
-    assert reaction(Outcome.CRITICAL, validation, may_rewind=may_rewind) is reacts
+    assert reaction(Verdict.CRITICAL, validation, may_rewind=may_rewind) is reacts

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
-from tidemark.retry.filter import CONDITION, Filter, State
+from tidemark.retry.filter import CONDITION, Filter, RecordState
 
 MOMENTS = st.integers(0, 4 * 10**12).map(lambda millis: datetime(1971, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis))
 
@@ -22,7 +22,7 @@ def filters(draw: st.DrawFn) -> Filter:
     low, since = draw(st.none() | st.integers(0, 10**12)), draw(st.none() | MOMENTS)
     return Filter(
         numbers=tuple(draw(st.lists(st.integers(1, 2**62), max_size=3))),
-        states=tuple(draw(st.lists(st.sampled_from(State), max_size=3))),
+        states=tuple(draw(st.lists(st.sampled_from(RecordState), max_size=3))),
         error_type=draw(st.none() | st.text(min_size=1)),
         error_text=draw(st.none() | st.text()),
         topic=draw(st.none() | st.just("flights")),
@@ -65,7 +65,9 @@ def test_a_range_in_which_nothing_lies_is_refused(wrong: dict[str, object]) -> N
 
 def test_a_filter_tells_itself() -> None:
     assert str(Filter()) == "all records"
-    assert str(Filter(states=(State.FAILED,), error_type="KeyError", partition=0)) == "states FAILED, error type KeyError, partition 0"
+    assert (
+        str(Filter(states=(RecordState.FAILED,), error_type="KeyError", partition=0)) == "states FAILED, error type KeyError, partition 0"
+    )
     assert str(Filter(key=b"k1", refused=True)) == 'key "k1", refused'
     assert str(Filter(key=b"\x00\xff")) == "key 0x00ff"
     assert str(Filter(numbers=tuple(range(1, 9)))) == "numbers 1 or 2 or 3 or 4 or 5 or 3 more"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.retry.hop import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, cut, ours, outgoing, own_headers
+from tidemark.retry.messages import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, cut, ours, outgoing, own_headers
 
 RECORD: dict[str, Any] = {
     "failed_record_id": 7, "topic": "flights", "partition": 5, "record_offset": 1200, "record_millis": None, "key": None, "value": None,

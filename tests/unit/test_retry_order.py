@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemark.records.outcome import Disposition, Judged
+from tidemark.records.outcome import Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry.order import HeldTooMany, KeyOrder, Order, TurnOrder, held
 from tidemark.retry.store import Blocked
-from tidemark.sink.tally import judge
+from tidemark.sink.tally import split_output
 
 START, SPAN = 100, 30
 PART = Slice(TopicPartition("flights", 3), 1, START, START + SPAN, Epoch(1))
@@ -52,7 +52,7 @@ def by_list(order: Order[Any], messages: list[Message]) -> dict[int, str]:
             "disposition": pa.array([message.answer for message in free], pa.string()),
         }
     )
-    judged = order.sift(PART, free, judge(batch, PART) if free else Judged(None))
+    judged = order.sift(PART, free, split_output(batch, PART) if free else TransformOutput(None))
     assert judged.rows is None or set(judged.rows["kafka_offset"].to_pylist()).isdisjoint(judged.skipped)
     said = dict.fromkeys(judged.rows["kafka_offset"].to_pylist() if judged.rows is not None else (), "load")
     said |= dict.fromkeys(judged.skipped, "skip")

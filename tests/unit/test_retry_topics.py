@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemark.kafka.cluster import Setting, Topic
-from tidemark.retry.hop import HEADER_BYTES
+from tidemark.retry.messages import HEADER_BYTES
 from tidemark.retry.topics import Found, Wanted, settings_of, unfit, wanted
 from tidemark.spec import ConsumerSpec, load_consumer
 

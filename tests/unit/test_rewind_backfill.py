@@ -9,7 +9,7 @@ import pytest
 
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import Backfill, Part
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State, ToLatest, Undo
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, RewindState, ToLatest, Undo
 from tidemark.rewind.show import as_json, markdown
 from tidemark.rewind.targets import Move, Place
 
@@ -40,7 +40,7 @@ def test_only_records_that_kafka_has_can_be_backfilled(position: int, target: in
 
 def plan_of(part: PartitionPlan, **changes: object) -> Plan:
     group = GroupPlan("departures", "departures", 1, "analytics.departures", (part,), 0, None, "Empty", 0, ())
-    plan = Plan(7, State.PLANNED, ToLatest(), "the newest first", "ann", NOON, NOON + timedelta(hours=4), False, "digest", (group,))
+    plan = Plan(7, RewindState.PLANNED, ToLatest(), "the newest first", "ann", NOON, NOON + timedelta(hours=4), False, "digest", (group,))
     return replace(plan, **changes)
 
 
@@ -51,8 +51,8 @@ def test_a_plan_says_what_becomes_of_what_it_skips() -> None:
     assert "40 skipped, to be read by the backfill;" in markdown(plan_of(skips, backfill=True))
     assert "40 skipped" not in markdown(plan_of(skips, scenario=Undo(3), undo_of=3))
     assert "0 skipped;" in markdown(plan_of(PartitionPlan(FLIGHTS, 1, 70, 30), backfill=True))
-    half = plan_of(replace(skips, backfill_left=25), backfill=True, state=State.APPLIED)
+    half = plan_of(replace(skips, backfill_left=25), backfill=True, state=RewindState.APPLIED)
     assert "backfill: 25 offsets still to be read; tidemark backfill departures 7 reads them" in markdown(half)
     assert (as_json(half)["backfill"], as_json(half)["groups"][0]["partitions"][0]["backfill_left"]) == (True, 25)
-    done = plan_of(replace(skips, backfill_left=0), backfill=True, state=State.APPLIED)
+    done = plan_of(replace(skips, backfill_left=0), backfill=True, state=RewindState.APPLIED)
     assert "backfill: nothing is left to be read" in markdown(done)

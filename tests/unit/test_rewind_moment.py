@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.errors import BadInput
-from tidemark.text.moment import EPOCH, iso, iso_duration, parse_iso_duration, parse_moment
+from tidemark.text.moment import UNIX_EPOCH, iso, iso_duration, parse_iso_duration, parse_moment
 
 ZONES = ["Europe/Berlin", "America/New_York", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
 TIMES = st.datetimes(min_value=datetime.fromisoformat("1971-01-01"), max_value=datetime.fromisoformat("2090-01-01"))
@@ -152,7 +152,7 @@ def test_moment_is_told_as_it_is_read(local, minutes):
     moment = local.replace(microsecond=local.microsecond // 1000 * 1000, tzinfo=timezone(timedelta(minutes=minutes)))
     assert parse_moment(iso(moment)) == parse_moment(moment.isoformat()) == moment
     assert iso(moment).endswith("Z")
-    assert moment > EPOCH
+    assert moment > UNIX_EPOCH
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State, ToDatetime, Undo
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, RewindState, ToDatetime, Undo
 from tidemark.rewind.offsets_file import parse_offsets
 from tidemark.rewind.show import MARKDOWN_ROWS, NOTED, as_json, markdown, table
 from tidemark.text.wording import about, escaped
@@ -39,7 +39,7 @@ GROUP = GroupPlan(
     2,
     ("analytics.departures",),
 )
-PLAN = Plan(7, State.PLANNED, ToDatetime(NOON), "a bug of Tuesday", "ann", NOON, NOON + timedelta(hours=4), False, "digest", (GROUP,))
+PLAN = Plan(7, RewindState.PLANNED, ToDatetime(NOON), "a bug of Tuesday", "ann", NOON, NOON + timedelta(hours=4), False, "digest", (GROUP,))
 
 
 def printed(plan: Plan, width: int = 80) -> str:
@@ -94,11 +94,13 @@ def test_table_fits_a_terminal_whatever_the_offsets_and_names(great):
 
 def test_plan_that_was_applied_no_longer_guesses():
     """No "at least", no lag, nothing of an expiry."""
-    done = replace(PLAN, state=State.APPLIED, decided_by="bob", decided_at=NOON, applied_by="cron", applied_at=NOON + timedelta(hours=1))
+    done = replace(
+        PLAN, state=RewindState.APPLIED, decided_by="bob", decided_at=NOON, applied_by="cron", applied_at=NOON + timedelta(hours=1)
+    )
     text = printed(done)
     assert "Rewind 7 (APPLIED)" in text
     assert "Approved by bob at 2026-03-29T12:00:00Z.\nApplied by cron at 2026-03-29T13:00:00Z." in re.sub(" +\n", "\n", text)
-    assert "Rejected by bob" in printed(replace(PLAN, state=State.REJECTED, decided_by="bob", decided_at=NOON))
+    assert "Rejected by bob" in printed(replace(PLAN, state=RewindState.REJECTED, decided_by="bob", decided_at=NOON))
     assert not re.search(r"At least|lag afterwards|applied until", text)
 
 

@@ -18,7 +18,7 @@ from tidemark.spec import (
     AirflowSettings,
     OffsetReset,
     OnFailure,
-    Run,
+    RunMode,
     SinkMode,
     SpecInvalid,
     UnknownConsumer,
@@ -82,7 +82,7 @@ def test_a_small_file_gets_every_default(write):
         "tidemark_spark",
     )
     assert (spec.retry.delays, spec.retry.permanent, spec.offset_reset, spec.validation, spec.schedule) == ((), (), None, None, None)
-    assert (spec.members, spec.run, spec.batch.max_records, spec.batch.max_failed_records) == (1, Run.BOUNDED, 500_000, None)
+    assert (spec.members, spec.run, spec.batch.max_records, spec.batch.max_failed_records) == (1, RunMode.BOUNDED, 500_000, None)
     assert (spec.airflow.owner, spec.airflow.tags, spec.airflow.retries, spec.airflow.execution_timeout) == ("tidemark", (), 5, None)
     assert spec.airflow.retry_delay == timedelta(seconds=30)
     assert spec.spark.conf == {}

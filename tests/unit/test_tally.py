@@ -1,4 +1,4 @@
-"""Every record of a slice is accounted for once, every row is numbered: `Tally` and `judge` beside a model in plain Python."""
+"""Every record of a slice is accounted for once, every row is numbered: `Tally` and `split_output` beside a model in plain Python."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemark.records.outcome import ERROR_TEXT_LIMIT, BadOutput, Counts, Disposition, Judged, reject
+from tidemark.records.outcome import ERROR_TEXT_LIMIT, BadOutput, Disposition, RecordCounts, TransformOutput, reject
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.table import Column, Layout
-from tidemark.sink.tally import Tally, judge
+from tidemark.sink.tally import Tally, split_output
 
 START, SPAN = 1_000, 12
 PART = Slice(TopicPartition("flights", 3), 7, START, START + SPAN, Epoch(1))
@@ -62,7 +62,7 @@ def test_any_interleaving_of_rows_accounts_for_every_offset_once(batches: list[l
         given_rows += [offset for offset, word in batch if word == "load"]
         offsets = [offset for offset, _ in batch]
         words = pa.array([word for _, word in batch], pa.string())
-        taken = counted.take(judge(rows(*offsets, disposition=words), PART))
+        taken = counted.take(split_output(rows(*offsets, disposition=words), PART))
         if taken is not None:
             assert taken.schema.names == LAYOUT.copy_columns
             assert set(taken.column("kafka_topic_id").to_pylist()) == {7}
@@ -70,7 +70,7 @@ def test_any_interleaving_of_rows_accounts_for_every_offset_once(batches: list[l
             assert taken.column("city").to_pylist() == [f"c{offset}" for offset in taken.column("kafka_offset").to_pylist()]
             stored += zip(taken.column("kafka_offset").to_pylist(), taken.column("kafka_seq").to_pylist(), strict=True)
         by = Counter(model.values())
-        assert counted.counts() == Counts(by["load"], by["skip"], by["retry"], by["fail"], SPAN - len(model), len(given_rows))
+        assert counted.counts() == RecordCounts(by["load"], by["skip"], by["retry"], by["fail"], SPAN - len(model), len(given_rows))
     assert [offset for offset, _ in stored] == given_rows
     seen = Counter[int]()
     for offset, seq in stored:
@@ -89,7 +89,7 @@ def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_
         for offset, word in batch:
             clash |= model.setdefault(offset, word) != word
         words = pa.array([word for _, word in batch], pa.string())
-        judged = judge(rows(*(offset for offset, _ in batch), disposition=words), PART)
+        judged = split_output(rows(*(offset for offset, _ in batch), disposition=words), PART)
         if clash:
             with pytest.raises(BadOutput, match="with the dispositions"):
                 counted.take(judged)
@@ -101,7 +101,7 @@ def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_
 @given(st.lists(st.integers(START - 3, START + SPAN + 2), min_size=1, max_size=6), st.sampled_from(sorted(WORDS)))
 def test_an_offset_outside_the_slice_is_refused_in_every_role(offsets: list[int], word: str) -> None:
     """A row, a skip or a reject of a record that was not read belongs to somebody else's slice."""
-    judged = judge(rows(*offsets, disposition=pa.array([word] * len(offsets))), PART)
+    judged = split_output(rows(*offsets, disposition=pa.array([word] * len(offsets))), PART)
     if all(START <= offset < START + SPAN for offset in offsets):
         tally().take(judged)
     else:
@@ -127,7 +127,7 @@ def test_a_row_that_no_record_of_the_slice_explains_is_refused_in_every_role(str
     """Lineage is null, of another partition, or not what was given: also on rows that are only skipped or failed."""
     batch = rows(START, **stranger).append_column("disposition", pa.array([word]))
     with pytest.raises(BadOutput, match="Nothing of this slice was stored"):
-        tally().take(judge(batch, PART))
+        tally().take(split_output(batch, PART))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_row_that_no_record_of_the_slice_explains_is_refused_in_every_role(str
 )
 def test_lineage_may_come_in_another_representation(same: dict[str, Any]) -> None:
     """A transform that goes through pandas or a dictionary hands back the same values in another type."""
-    taken = tally().take(judge(rows(START, **same), PART))
+    taken = tally().take(split_output(rows(START, **same), PART))
     assert taken is not None
     assert taken.column("kafka_offset").to_pylist() == [START]
 
@@ -154,25 +154,25 @@ def test_offsets_beyond_32_bits_are_accounted_for() -> None:
     """A partition may hold more than 2^31 records."""
     far = Slice(PART.partition, 7, 2**40, 2**40 + 3, Epoch(1))
     counted = Tally(far, LAYOUT)
-    taken = counted.take(Judged(rows(2**40 + 2, 2**40 + 2), [2**40], [reject(2**40 + 1, Disposition.FAIL, "no")]))
+    taken = counted.take(TransformOutput(rows(2**40 + 2, 2**40 + 2), [2**40], [reject(2**40 + 1, Disposition.FAIL, "no")]))
     assert taken is not None
     assert taken.column("kafka_offset").to_pylist() == [2**40 + 2] * 2
-    assert counted.counts() == Counts(1, 1, 0, 1, 0, 2)
+    assert counted.counts() == RecordCounts(1, 1, 0, 1, 0, 2)
 
 
 def test_without_a_disposition_everything_is_loaded_and_null_means_load() -> None:
     """``load`` is the default."""
     counted = tally()
-    counted.take(judge(rows(START, START + 1), PART))
-    counted.take(judge(rows(START + 2, START + 3, disposition=pa.array([None, "skip"])), PART))
-    counted.take(judge(rows(START + 4, disposition=pa.nulls(1)), PART))
-    assert counted.counts() == Counts(4, 1, 0, 0, 7, 4)
+    counted.take(split_output(rows(START, START + 1), PART))
+    counted.take(split_output(rows(START + 2, START + 3, disposition=pa.array([None, "skip"])), PART))
+    counted.take(split_output(rows(START + 4, disposition=pa.nulls(1)), PART))
+    assert counted.counts() == RecordCounts(4, 1, 0, 0, 7, 4)
 
 
 def test_disposition_and_error_do_not_reach_the_sink() -> None:
     """They are said to Tidemark, not to the table."""
     extra = {"disposition": pa.array(["load", "fail"]), "error": pa.array([None, "KeyError: 'city'"])}
-    judged = judge(rows(START, START + 1, **extra), PART)
+    judged = split_output(rows(START, START + 1, **extra), PART)
     assert judged.rows is not None
     assert judged.rows.schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
     assert judged.rejects == [reject(START + 1, Disposition.FAIL, "'city'", "KeyError")]
@@ -193,7 +193,7 @@ def test_disposition_and_error_do_not_reach_the_sink() -> None:
 def test_an_output_that_changed_its_shape_is_refused(columns: dict[str, Any], problem: str) -> None:
     """The layout was checked on an empty batch; what comes later must be the same."""
     with pytest.raises(BadOutput, match=problem):
-        tally().take(judge(rows(START, **columns), PART))
+        tally().take(split_output(rows(START, **columns), PART))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work
 from tidemark.consume.messages import input_schema, payloads, records
-from tidemark.records.outcome import Disposition, Judged
+from tidemark.records.outcome import Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally
@@ -47,7 +47,7 @@ def sent(
 
 def judged(
     function: Callable[[Record], Any], *messages: Any, layout: Layout = LAYOUT, permanent: tuple[type[Exception], ...] = ()
-) -> Judged:
+) -> TransformOutput:
     """What a plain function makes of messages (by default of one)."""
     task = Work(Target("", 1, 1, layout), {}, Form.FUNCTION, function, permanent)
     return forms.by_record(task, PART, list(messages or [sent()]))

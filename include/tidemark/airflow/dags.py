@@ -16,7 +16,7 @@ from tidemark.spec import (
     OffsetReset,
     Order,
     Problem,
-    Run,
+    RunMode,
     SpecInvalid,
     load_consumers,
     partial_spec,
@@ -89,7 +89,7 @@ def form_consumers() -> dict[str, ConsumerSpec]:
 def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
     """The DAG of a consumer; with ``error`` that of a refused file, of which ``spec`` is what can be read: its tasks fail at once."""
     settings = spec.airflow
-    continuous = spec.run is Run.CONTINUOUS
+    continuous = spec.run is RunMode.CONTINUOUS
     schedule = spec.run_for if continuous else spec.schedule
     runs = 2 if continuous else 1  # of continuous ones the next starts beside the last, and takes over from it
     reads = "comes" if continuous else "is in the topics when it starts"
@@ -152,7 +152,9 @@ def _doc(spec: ConsumerSpec) -> str:
     rows = {
         "Group": f"`{spec.group}`",
         "Reads": f"{topics}, at most {spec.batch.max_records:,} records a batch",
-        "Runs": f"one after the other, {format_duration(spec.run_for)} each" if spec.run is Run.CONTINUOUS else "to the ends that it finds",
+        "Runs": f"one after the other, {format_duration(spec.run_for)} each"
+        if spec.run is RunMode.CONTINUOUS
+        else "to the ends that it finds",
         "Members": f"{spec.members}, partitions by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Starts at": _start(spec),
         "Transform": f"`{spec.transform}`",

@@ -66,7 +66,7 @@ class ConsumeOperator(BaseOperator):
         from tidemark.consume.launch import run_attempt
         from tidemark.consume.process import die_with_parent
         from tidemark.consume.run import open_attempt
-        from tidemark.retry.agenda import relay_at_end
+        from tidemark.retry.pending import relay_at_end
 
         die_with_parent()
         connections = resolve(spec)
@@ -134,19 +134,19 @@ class ValidateOperator(BaseOperator):
     @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
-        from tidemark.quality import Outcome, Reaction, Run, reaction, validate
+        from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, validate
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # hundreds of lines about its own start
         spec = spec_of(self.consumer)
         suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
         ti = context["ti"]
-        run, sink = Run(ti.dag_id, ti.run_id), spec.sink
+        run, sink = ValidatedRun(ti.dag_id, ti.run_id), spec.sink
         verdict = validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
         failing = [result.text for result in verdict.results if not result.success]
-        if verdict.validation_id is None and reaction(Outcome.CRITICAL, spec.validation, may_rewind=not self.drains) is Reaction.REWIND:
+        if verdict.validation_id is None and reaction(Verdict.CRITICAL, spec.validation, may_rewind=not self.drains) is Reaction.REWIND:
             self._require_not_taken_back(spec, run)
         reacts = reaction(verdict.verdict, spec.validation, may_rewind=not self.drains)
         if reacts is not Reaction.PUBLISH:

@@ -24,7 +24,7 @@ from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, refuse_u
 from tidemark.airflow.operators import PROGRESS_EVERY_S, plainly, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.errors import BadInput
-from tidemark.retry.filter import Filter, State
+from tidemark.retry.filter import Filter, RecordState
 from tidemark.spec import ConsumerSpec
 from tidemark.text.moment import EXAMPLE as MOMENT
 from tidemark.text.moment import parse_moment
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 APPLY, ASK, NOTHING = "apply", "ask", "nothing"
 THEN = {APPLY: "send them round", ASK: "ask a person, who sees the plan", NOTHING: "nothing (a dry run)"}
 PLACES = {"ladder": "the first delay, and then the whole ladder", "now": "one try, at once"}
-STATES = (State.FAILED, State.WAITING, State.DISCARDED)
+STATES = (RecordState.FAILED, RecordState.WAITING, RecordState.DISCARDED)
 ANSWER_WITHIN = timedelta(hours=4)
 
 _WHICH, _AMONG, _HOW, _WHY = "Which records", "Only some of these (all that is said must be true)", "Where to, and how fast", "Why"
@@ -155,7 +155,7 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
     wanted = problems.attempt(
         lambda: Filter(
             numbers=numbers or (),
-            states=tuple(State(state) for state in params["states"] or ()),
+            states=tuple(RecordState(state) for state in params["states"] or ()),
             error_type=params["error"],
             error_text=params["text"],
             topic=params["topic"],
@@ -265,7 +265,7 @@ class ApplyRedriveOperator(AskThenDo):
     def _apply(self, context: Context, made: Redrive, spec: ConsumerSpec, *, approved_by: str | None) -> dict[str, int]:
         from tidemark.airflow.connections import resolve
         from tidemark.kafka.cluster import Cluster
-        from tidemark.retry.agenda import relay_at_end
+        from tidemark.retry.pending import relay_at_end
         from tidemark.retry.redrive import apply
 
         number, connections = made.redrive_id, resolve(spec)

@@ -113,7 +113,7 @@ class RelayOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, int]:
         from tidemark.airflow.connections import database_url, resolve
         from tidemark.db import session
-        from tidemark.retry.agenda import obstacles, trouble
+        from tidemark.retry.pending import obstacles, trouble
         from tidemark.retry.relay import relay
 
         problems: list[str] = []
@@ -148,7 +148,7 @@ class DueOperator(BaseOperator):
     def execute(self, context: Context) -> list[str]:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
-        from tidemark.retry.agenda import due, trouble
+        from tidemark.retry.pending import due, trouble
 
         problems: list[str] = []
         found = []
@@ -207,7 +207,7 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
     from tidemark import schema
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
-    from tidemark.retry.agenda import busy, trouble
+    from tidemark.retry.pending import busy, trouble
 
     good, bad = read_folder(project.consumers())
     broken = {error.name: error for error in bad}

@@ -25,7 +25,7 @@ from tidemark.airflow.dags import retrying
 from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, plainly, spec_of
 from tidemark.airflow.rewind_form import form, read_form
-from tidemark.spec import ConsumerSpec, Run
+from tidemark.spec import ConsumerSpec, RunMode
 from tidemark.spec.model import Approval
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ class ApplyRewindOperator(AskThenDo):
 
     @plainly
     def execute(self, context: Context) -> list[str]:
-        from tidemark.rewind.model import State
+        from tidemark.rewind.model import RewindState
         from tidemark.rewind.show import markdown
         from tidemark.text.wording import escaped
 
         made, specs = _stored(context)
-        if made.state is State.PLANNED and any(spec.rewind.approval is Approval.REQUIRED for spec in specs):
+        if made.state is RewindState.PLANNED and any(spec.rewind.approval is Approval.REQUIRED for spec in specs):
             within = made.expires_at - datetime.now(UTC)
             if within <= timedelta(0):
                 return self._reject(specs, made, NOBODY)
@@ -164,7 +164,7 @@ class ApplyRewindOperator(AskThenDo):
         _announce(context, done.plan)
         if not context["params"]["consume"]:
             return []
-        return [spec.name for spec in specs if spec.run is not Run.CONTINUOUS]  # those go on reading by themselves
+        return [spec.name for spec in specs if spec.run is not RunMode.CONTINUOUS]  # those go on reading by themselves
 
     def _reject(self, specs: Sequence[ConsumerSpec], made: Plan, by: str) -> Never:
         self._store_rejected(specs, made, by)
@@ -193,10 +193,10 @@ class StartConsumerOperator(BaseOperator):
 
     @plainly
     def execute(self, context: Context) -> None:
-        from tidemark.rewind.model import State
+        from tidemark.rewind.model import RewindState
 
         made, specs = _stored(context)
-        if made.state is not State.APPLIED or self.consumer not in {spec.name for spec in specs}:
+        if made.state is not RewindState.APPLIED or self.consumer not in {spec.name for spec in specs}:
             raise AirflowFailException(f"Rewind {made.rewind_id} is {made.state}, and starts no run of {self.consumer}.")
         raise start_run(f"consume__{self.consumer}", f"rewind__{made.rewind_id}")
 
@@ -217,10 +217,10 @@ class BackfillRewindOperator(ConsumeOperator):
         from tidemark.airflow.connections import database_url
         from tidemark.db import session, transaction
         from tidemark.rewind.backfill import unfinished
-        from tidemark.rewind.model import State
+        from tidemark.rewind.model import RewindState
 
         made, specs = _stored(context)
-        if made.state is not State.APPLIED or not made.backfill:
+        if made.state is not RewindState.APPLIED or not made.backfill:
             raise AirflowSkipException("nothing is to be backfilled")
         done = {}
         for spec in specs:
@@ -239,7 +239,7 @@ class BackfillRewindOperator(ConsumeOperator):
         from tidemark.airflow.connections import database_url
 
         suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
-        run, sink = quality.Run(ti.dag_id, ti.run_id), spec.sink
+        run, sink = quality.ValidatedRun(ti.dag_id, ti.run_id), spec.sink
         verdict = quality.validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
         failing = [result.text for result in verdict.results if not result.success]
         self.log.info("judged consumer=%s verdict=%s failing=%s", spec.name, verdict.verdict, "; ".join(failing) or "nothing")
@@ -259,12 +259,12 @@ class VerifyRewindOperator(BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
-        from tidemark.rewind.model import State, Undo
+        from tidemark.rewind.model import RewindState, Undo
         from tidemark.rewind.show import verified_table
         from tidemark.rewind.verify import verify
 
         made, specs = _stored(context)
-        if made.state is not State.APPLIED or isinstance(made.scenario, Undo) or not context["params"]["consume"]:
+        if made.state is not RewindState.APPLIED or isinstance(made.scenario, Undo) or not context["params"]["consume"]:
             raise AirflowSkipException("there is nothing to compare")
         with session(database_url(specs[0])) as connection:
             found = verify(connection, made.rewind_id, {spec.name: spec.sink.key for spec in specs})

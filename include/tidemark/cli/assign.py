@@ -32,7 +32,7 @@ def show_assignment(
     import_from(transforms)
     assignor = find_assignor((assignors or spec.assignment)[0])
     with connected() as connection, transaction(connection) as cur:
-        now = {position.partition: position.seat for position in store.positions(cur, spec.group) if position.seat}
+        now = {position.partition: position.instance_id for position in store.positions(cur, spec.group) if position.instance_id}
     cluster = kafka_cluster()
     metadata = metadata_of(cluster, spec.topics or cluster.matching(spec.topic_pattern or ""))
     seats = [instance_id(spec.name, number) for number in range(members or spec.members)]

@@ -19,7 +19,7 @@ from tidemark.db import session, transaction
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
-from tidemark.retry.agenda import relay_at_end
+from tidemark.retry.pending import relay_at_end
 from tidemark.spec import ConsumerSpec
 
 LOG_TAIL = 30

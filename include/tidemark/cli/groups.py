@@ -10,10 +10,10 @@ from tidemark.db import Connection
 from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, GroupDescription, Leaving, list_groups
 from tidemark.group.errors import GroupIdNotFound
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 
 
-def show_groups(states: Sequence[State], output: OutputFormat) -> None:
+def show_groups(states: Sequence[GroupState], output: OutputFormat) -> None:
     with connected() as connection:
         found = list_groups(connection, states)
     if output is OutputFormat.JSON:

@@ -17,7 +17,7 @@ from tidemark.cli.retries import app as retries_app
 from tidemark.cli.rewind import app as rewind_app
 from tidemark.cli.rewind import seek
 from tidemark.errors import TidemarkError
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 
 GroupName = Annotated[str, typer.Argument(help="The group's name, which may be another than its consumer's.")]
 Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions; all if left out.")]
@@ -143,7 +143,7 @@ def offsets(name: Name, consumers: Consumers = None, output: Output = OutputForm
 
 @groups_app.command("list")
 def groups_list(
-    state: Annotated[list[State] | None, typer.Option(help="Only groups in this state; may be given several times.")] = None,
+    state: Annotated[list[GroupState] | None, typer.Option(help="Only groups in this state; may be given several times.")] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """List the groups, with their states."""

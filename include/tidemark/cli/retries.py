@@ -119,14 +119,14 @@ def _filter(
 ) -> Filter:
     """Raises `BadInput`."""
     from tidemark.errors import BadInput
-    from tidemark.retry.filter import Filter, State
+    from tidemark.retry.filter import Filter, RecordState
     from tidemark.text.moment import parse_moment
 
     if key is not None and key_hex is not None:
         raise BadInput(what="key", found="--key and --key-hex are given", fix="Leave out one of them.")
     return Filter(
         numbers=tuple(number or ()),
-        states=tuple(State(one.value) for one in state or ()),
+        states=tuple(RecordState(one.value) for one in state or ()),
         error_type=error,
         error_text=text,
         key=_from_hex(key_hex) if key_hex is not None else None if key is None else key.encode(),
@@ -237,8 +237,8 @@ def count(
 ) -> None:
     """Count them by state and type of error, with the newest text of each as an example, and say how late the consumer's retries are."""
     from tidemark.retry.admin import count_records
-    from tidemark.retry.agenda import due
-    from tidemark.retry.agenda import tried as tries_of
+    from tidemark.retry.pending import due
+    from tidemark.retry.pending import tried as tries_of
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries") as connection:

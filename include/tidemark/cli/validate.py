@@ -8,7 +8,7 @@ from pathlib import Path
 from tidemark import project
 from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stderr, stdout
 from tidemark.connections import database_url
-from tidemark.quality import Reaction, Run, reaction, unjudged, validate
+from tidemark.quality import Reaction, ValidatedRun, reaction, unjudged, validate
 
 
 def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bool:
@@ -22,7 +22,9 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     with connected() as connection:
         attempts = unjudged(connection, spec.group)
     verdicts = {
-        attempt: validate(url, Run(attempt_id=attempt), group=spec.group, table=spec.sink.table, suite=suite, upsert=bool(spec.sink.key))
+        attempt: validate(
+            url, ValidatedRun(attempt_id=attempt), group=spec.group, table=spec.sink.table, suite=suite, upsert=bool(spec.sink.key)
+        )
         for attempt in attempts
     }
     if output is OutputFormat.JSON:

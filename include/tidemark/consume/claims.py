@@ -51,13 +51,13 @@ class Claimant:
     reset: OffsetReset | None
     generation: Generation
     owner: str
-    seat: str | None = None
+    instance_id: str | None = None
     member_id: str | None = None
     by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LookUp:
     """What a look at the cluster found: a run reads up to these ``ends``. With ``backfill`` they are those of what a rewind has skipped:
     the claims are its side group's, and what is stored of them is of its group."""
 
@@ -70,7 +70,7 @@ class Found:
 class Holding(RebalanceListener):
     """Tidemark's own listener. `me` says who claims at this moment."""
 
-    def __init__(self, connection: Connection, cluster: Cluster, found: Found, me: Callable[[], Claimant]) -> None:
+    def __init__(self, connection: Connection, cluster: Cluster, found: LookUp, me: Callable[[], Claimant]) -> None:
         self._connection, self._cluster, self._found, self._me = connection, cluster, found, me
         self._claims: dict[TopicPartition, Claim] = {}
         self._unborn: set[TopicPartition] = set()
@@ -79,7 +79,7 @@ class Holding(RebalanceListener):
         self._stored_at = time.monotonic()
 
     @property
-    def found(self) -> Found:
+    def found(self) -> LookUp:
         return self._found
 
     @property
@@ -97,7 +97,7 @@ class Holding(RebalanceListener):
         """Offsets that are still to be read."""
         return sum(max(0, self._found.ends[claim.partition] - claim.position) for claim in self.claims)
 
-    def see(self, found: Found) -> None:
+    def see(self, found: LookUp) -> None:
         """Reads on up to other ends. Claims what was assigned before it was found, drops what is gone.
 
         Raises `TopicRecreated` or `LogTruncated`.
@@ -232,7 +232,7 @@ class Holding(RebalanceListener):
             store.plan_attempt(cur, me.attempt_id, list(self._planned.values()))
 
 
-def claim_all(connection: Connection, me: Claimant, found: Found, partitions: Collection[TopicPartition], cluster: Cluster) -> list[Claim]:
+def claim_all(connection: Connection, me: Claimant, found: LookUp, partitions: Collection[TopicPartition], cluster: Cluster) -> list[Claim]:
     """See `Holding.on_partitions_assigned`."""
     wanted = {partition.topic for partition in partitions}
     topics = sorted((topic for topic in found.topics if topic.name in wanted), key=lambda topic: topic.name)
@@ -306,7 +306,7 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cl
         first = first_position(found, me.reset, topic_known=topic_known)
         store.start_partition(cur, me.group_id, topic_id, partition.partition, first)
         log.info("partition starts group=%s partition=%s offset=%s", me.group, partition, first)
-    claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, seat=me.seat, end=found.end)
+    claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, instance_id=me.instance_id, end=found.end)
     if claim.position > found.end:  # read on by somebody who looked later, or a log that was truncated
         found = cluster.logs([partition])[partition]
         if claim.position > found.end:

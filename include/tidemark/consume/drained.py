@@ -19,13 +19,13 @@ from tidemark.consume.messages import UNIX_EPOCH, input_schema
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
-from tidemark.records.outcome import Judged
+from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import TurnOrder, held
 from tidemark.retry.store import Waiting, read_due
 from tidemark.sink.commit import Receipt
 from tidemark.sink.drained import Answer, commit_drained, origins
-from tidemark.sink.tally import judge
+from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record
@@ -141,9 +141,9 @@ def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Ans
             yield origin, [each.offset() for each in own], judged
 
 
-def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> Judged:
+def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> TransformOutput:
     free, blocked = (own, []) if order is None else order.split(own)
-    judged = judge(called(work.function, batch_of(free), origin), origin) if free else Judged(None)
+    judged = split_output(called(work.function, batch_of(free), origin), origin) if free else TransformOutput(None)
     judged = judged if order is None else order.sift(origin, free, judged)
     return replace(judged, rejects=[*judged.rejects, *(held(each, behind) for each, behind in blocked)])
 

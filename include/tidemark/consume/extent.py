@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from tidemark.consume.claims import Found
+from tidemark.consume.claims import LookUp
 from tidemark.consume.lookup import look, look_due, look_skipped
 from tidemark.db import transaction
 from tidemark.errors import BrokerUnavailable
@@ -33,7 +33,7 @@ class Extent(Protocol):
     wait_s: float
     """How long a run that has nothing to read waits for news at a time."""
 
-    def begin(self) -> Found:
+    def begin(self) -> LookUp:
         """What there is to read when the run starts."""
 
     def refresh(self, membership: Membership) -> None:
@@ -51,7 +51,7 @@ class Bounded:
     def __init__(self, cluster: Cluster, spec: ConsumerSpec) -> None:
         self._cluster, self._spec = cluster, spec
 
-    def begin(self) -> Found:
+    def begin(self) -> LookUp:
         return look(self._cluster, self._spec)
 
     def refresh(self, membership: Membership) -> None:
@@ -72,7 +72,7 @@ class Continuous:
         self._ends_at = now + spec.run_for.total_seconds() + HANDOVER_S
         self._looked_at = self._seen_at = now
 
-    def begin(self) -> Found:
+    def begin(self) -> LookUp:
         return look(self._cluster, self._spec)
 
     def refresh(self, membership: Membership) -> None:
@@ -88,12 +88,12 @@ class Continuous:
         self._seen_at = now
         membership.see(found)
 
-    def _look(self, found: Found, now: float) -> Found:
+    def _look(self, found: LookUp, now: float) -> LookUp:
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             return look(self._cluster, self._spec)
         logs = self._cluster.logs(found.logs, known=found.logs)
-        return Found(found.topics, logs, {partition: log.end for partition, log in logs.items()})
+        return LookUp(found.topics, logs, {partition: log.end for partition, log in logs.items()})
 
     def over(self, membership: Membership, *, drained: bool) -> bool:
         return time.monotonic() >= self._ends_at
@@ -106,7 +106,7 @@ class Skipped(Bounded):
         super().__init__(cluster, spec)
         self._connection, self._backfill = connection, backfill
 
-    def begin(self) -> Found:
+    def begin(self) -> LookUp:
         return look_skipped(self._cluster, self._backfill)
 
     def refresh(self, membership: Membership) -> None:
@@ -129,7 +129,7 @@ class Drain(Bounded):
         self._connection, self._group_id = connection, group_id
         self._began: tuple[float, int] | None = None
 
-    def begin(self) -> Found:
+    def begin(self) -> LookUp:
         return look_due(self._connection, self._cluster, self._group_id)
 
     def refresh(self, membership: Membership) -> None:

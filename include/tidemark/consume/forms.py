@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidemark.consume.messages import all_headers, record_of, records
 from tidemark.errors import Refused
 from tidemark.kafka.config import KafkaConfig
-from tidemark.records.outcome import GIVEN, Disposition, Judged, Reject, reject
+from tidemark.records.outcome import GIVEN, Disposition, Reject, TransformOutput, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import HasOffset, Order, held
 from tidemark.sink.table import Layout
-from tidemark.sink.tally import judge
+from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.sink.types import arrow_type, conform
 from tidemark.spec.transform import Form
@@ -59,10 +59,10 @@ class TransformFailed(Refused):
         return f"The transform failed on {self.where}: {self.problem} Nothing of this slice was stored."
 
 
-def by_batch(work: Work, part: Slice, messages: list[Message], *, order: Order[Any] | None = None) -> Judged:
+def by_batch(work: Work, part: Slice, messages: list[Message], *, order: Order[Any] | None = None) -> TransformOutput:
     free, blocked = (messages, []) if order is None else order.split(messages)
     batch, rejects = records(part, list(free))
-    judged = judge(called(work.function, batch, part), part) if batch.num_rows else Judged(None)
+    judged = split_output(called(work.function, batch, part), part) if batch.num_rows else TransformOutput(None)
     if order is not None:
         rejects += all_headers([message for message, _ in blocked])[1]  # without its headers it would not be tried as what it is
         unreadable = {reject.offset for reject in rejects}
@@ -78,7 +78,7 @@ def by_record(
     record: Callable[[Slice, M], Record] | None = None,
     *,
     order: Order[Any] | None = None,
-) -> Judged:
+) -> TransformOutput:
     """What a plain function answers, record by record. ``record`` makes them of the messages; what it raises is that record's answer.
 
     Those that ``order`` holds are not given to it.
@@ -110,7 +110,7 @@ def by_record(
         if order is not None:
             order.tried(message, again=again)
     batch, bad = _columns(part, rows, offsets, work.target.layout)
-    return Judged(batch, skipped, rejects + bad)
+    return TransformOutput(batch, skipped, rejects + bad)
 
 
 def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidemark.consume.claims import Found
+from tidemark.consume.claims import LookUp
 from tidemark.consume.fixed import partitions_of
 from tidemark.db import transaction
 from tidemark.kafka.cluster import Cluster
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 SAMPLE = 100
 
 
-def look(cluster: Cluster, spec: ConsumerSpec) -> Found:
+def look(cluster: Cluster, spec: ConsumerSpec) -> LookUp:
     """The spec's topics as they are now, and what the run reads of them. Raises `TopicsMissing`, and what `partitions_of` does."""
     topics = cluster.topics(subscribed(cluster, spec), missing_ok=not spec.topics)
     logs = cluster.logs(partitions_of(spec, topics))
-    return Found(topics, logs, {partition: log.end for partition, log in logs.items()})
+    return LookUp(topics, logs, {partition: log.end for partition, log in logs.items()})
 
 
-def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:
+def look_due(connection: Connection, cluster: Cluster, group_id: int) -> LookUp:
     """The partitions of a group's retry topics in which something is due, as far as it is: all due times are the database's (I6).
 
     Kafka is not asked where nothing is due. Records whose message is in no log any more are published anew (I7). Gives partitions that
@@ -42,7 +42,7 @@ def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:
         again = retries.publish_stranded(cur, group_id)
         due = retries.due(cur, group_id)
     if not due:
-        return Found((), {}, {})
+        return LookUp((), {}, {})
     topics = cluster.topics(sorted({one.partition.topic for one in due}), missing_ok=True)
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     there = {one.partition: one for one in due if uuids.get(one.partition.topic) == one.kafka_uuid}
@@ -57,10 +57,10 @@ def look_due(connection: Connection, cluster: Cluster, group_id: int) -> Found:
             store.start_partition(cur, group_id, one.topic_id, partition.partition, max(start, one.first), drained=True)
     if again:
         log.warning("records lost their place in a retry topic and are published anew group_id=%s records=%s", group_id, again)
-    return Found(topics, logs, {partition: min(one.end, logs[partition].end) for partition, one in there.items()})
+    return LookUp(topics, logs, {partition: min(one.end, logs[partition].end) for partition, one in there.items()})
 
 
-def look_skipped(cluster: Cluster, backfill: Backfill) -> Found:
+def look_skipped(cluster: Cluster, backfill: Backfill) -> LookUp:
     """As `look`, at the partitions of which something is left to be read. Raises `TopicsMissing` and `SkippedTopicRecreated`."""
     left = [part for part in backfill.parts if part.left]
     topics = cluster.topics(sorted({part.partition.topic for part in left}))
@@ -69,7 +69,7 @@ def look_skipped(cluster: Cluster, backfill: Backfill) -> Found:
         if uuids[part.partition.topic] != part.kafka_uuid:
             raise SkippedTopicRecreated(topic=part.partition.topic, rewind_id=backfill.rewind_id)
     logs = cluster.logs(part.partition for part in left)
-    return Found(topics, logs, {part.partition: part.end for part in left}, backfill)
+    return LookUp(topics, logs, {part.partition: part.end for part in left}, backfill)
 
 
 def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:
@@ -77,7 +77,7 @@ def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:
     return spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
 
 
-def last_records(found: Found) -> list[Slice]:
+def last_records(found: LookUp) -> list[Slice]:
     """The last `SAMPLE` offsets of each partition, which nobody claims."""
     return [
         Slice(partition, 0, max(log.start, log.end - SAMPLE), log.end, Epoch(0))

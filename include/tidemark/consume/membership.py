@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemark.connections import Connections
-from tidemark.consume.claims import Claimant, Found, Holding
+from tidemark.consume.claims import Claimant, Holding, LookUp
 from tidemark.consume.lookup import subscribed
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
@@ -76,7 +76,7 @@ class Membership(Protocol):
     def settled(self) -> bool:
         """Is every partition that the run should read claimed?"""
 
-    def see(self, found: Found) -> None:
+    def see(self, found: LookUp) -> None:
         """Reads on up to other ends, also of partitions that are new."""
 
     def poll(self, timeout_s: float = 0.0) -> None:
@@ -97,7 +97,7 @@ class ManualAssignment:
 
     settled = True
 
-    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: Found) -> None:
+    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: LookUp) -> None:
         with transaction(connection) as cur:
             generation = store.next_generation(cur)
         spec, attempt_id = attempt.spec, attempt.attempt_id
@@ -107,7 +107,7 @@ class ManualAssignment:
         self._listeners = Listeners([self.held, *_listeners(spec)])
         self._listeners.assigned(sorted(found.logs))
 
-    def see(self, found: Found) -> None:
+    def see(self, found: LookUp) -> None:
         """Reads on up to other ends, also of partitions that are new."""
         new = found.logs.keys() - self.held.found.logs.keys()
         self.held.see(found)
@@ -132,22 +132,22 @@ class ManualAssignment:
 
 
 class GroupMembership:
-    """What the group assigns, for as long as it does. A task of Airflow's is a static member: whoever tries it again takes its seat."""
+    """What the group assigns, for as long as it does. A task of Airflow's is a static member: the next try has the same instance id."""
 
-    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: Found, interrupt: Interrupt) -> None:
+    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: LookUp, interrupt: Interrupt) -> None:
         from tidemark.group.assignors import find_assignor  # here, because they bring numpy: a run by hand starts without
-        from tidemark.group.member import Member, Seat
+        from tidemark.group.member import Member, MemberSettings
 
         spec, group_id, attempt_id = attempt.spec, attempt.group_id, attempt.attempt_id
         with transaction(connection) as cur:
-            seat_id = store.seat_of(cur, attempt_id)
-            remembered, generation = store.partitions_of_seat(cur, group_id, seat_id) if seat_id else ((), Generation(-1))
-        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", seat_id)
+            own_id = store.instance_id_of(cur, attempt_id)
+            remembered, generation = store.partitions_of_instance(cur, group_id, own_id) if own_id else ((), Generation(-1))
+        self._base = Claimant(spec.group, group_id, attempt_id, spec.offset_reset, Generation(0), "", own_id)
         self.held = Holding(connection, cluster, found, self._me)
-        seat = Seat(
+        settings = MemberSettings(
             group=spec.group,
             client_id=f"tidemark-{spec.name}-{socket.gethostname()}",
-            instance_id=seat_id,
+            instance_id=own_id,
             expected_members=spec.members,
             remembered=remembered,
             generation=generation,
@@ -155,7 +155,7 @@ class GroupMembership:
         )
         self._member = Member(
             attempt.connections.database_url,
-            seat,
+            settings,
             [find_assignor(name) for name in spec.assignment],
             lambda: _subscribed(spec, cluster),
             lambda topics: metadata_of(cluster, topics),
@@ -165,14 +165,14 @@ class GroupMembership:
 
     def _me(self) -> Claimant:
         member = self._member
-        owner = self._base.seat or member.member_id
+        owner = self._base.instance_id or member.member_id
         return replace(self._base, generation=Generation(member.generation), owner=owner, member_id=member.member_id)
 
     @property
     def settled(self) -> bool:
         return self._member.settled and self.held.complete
 
-    def see(self, found: Found) -> None:
+    def see(self, found: LookUp) -> None:
         """Reads on up to other ends."""
         with self._removed_meanwhile():
             self.held.see(found)
@@ -206,7 +206,7 @@ class GroupMembership:
 
 
 def group_settings(config: KafkaConfig) -> dict[str, Any]:
-    """What the Kafka settings say of group membership, for a `Seat`: `GROUP_SETTINGS` and ``client.rack``. Raises `BadInput`."""
+    """What the Kafka settings say of group membership, for a `MemberSettings`: `GROUP_SETTINGS` and ``client.rack``. Raises `BadInput`."""
     found: dict[str, Any] = {"rack": config["client.rack"]} if config.get("client.rack") else {}
     for name in GROUP_SETTINGS:
         if name in config:
@@ -226,7 +226,7 @@ def _subscribed(spec: ConsumerSpec, cluster: Cluster) -> Collection[str]:
 
 
 def instance_id(consumer: str, member: int) -> str:
-    """The seat of a member in the consumer's DAG; see `store.seat_of`."""
+    """The instance id of a member in the consumer's DAG; see `store.instance_id_of`."""
     return f"consume__{consumer}/consume/{member}"
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from tidemark import schema
 from tidemark.connections import Connections
-from tidemark.consume.claims import Found
+from tidemark.consume.claims import LookUp
 from tidemark.consume.engine import Engine, Start, require_same_topics, run_batch
 from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
@@ -42,7 +42,7 @@ from tidemark.rewind.backfill import Backfill, find, of_attempt
 from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
-from tidemark.spec import ConsumerSpec, OffsetReset, Order, Run
+from tidemark.spec import ConsumerSpec, OffsetReset, Order, RunMode
 from tidemark.waiting import waiting
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
     fails again has been counted by `max_failed_records` when it failed first."""
     records = min(spec.batch.max_records, DRAIN_RECORDS, spec.retry.per_second or DRAIN_RECORDS)
     batch = spec.batch.model_copy(update={"max_records": records, "max_failed_records": None})
-    by_hand = {"run": Run.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST}
+    by_hand = {"run": RunMode.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST}
     return spec.model_copy(update={"batch": batch, **by_hand})
 
 
@@ -123,7 +123,7 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
             spec = _as_backfill(spec, backfill)
         group_id = store.ensure_group(cur, spec.group)
         earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone say what is left of it
-        if spec.run is Run.CONTINUOUS:  # its ends are those of the moment; it is done when it says so
+        if spec.run is RunMode.CONTINUOUS:  # its ends are those of the moment; it is done when it says so
             earlier = [one for one in earlier if one["state"] == "COMMITTED"]
         done_by = _already_committed(earlier, store.positions(cur, spec.group))
     if done_by is not None:
@@ -136,7 +136,7 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
         extent = Skipped(cluster, spec, connection, backfill)
     elif drain:
         extent = Drain(cluster, spec, connection, group_id)
-    elif spec.run is Run.CONTINUOUS:
+    elif spec.run is RunMode.CONTINUOUS:
         extent = Continuous(cluster, spec)
     else:
         extent = Bounded(cluster, spec)
@@ -159,7 +159,7 @@ class ConsumerRun:
 
     def read(self, watched_group: str) -> None:
         """Reads to the end of the extent. A rewind of ``watched_group`` interrupts the batch in flight."""
-        attempt, continuous = self._attempt, self._spec.run is Run.CONTINUOUS
+        attempt, continuous = self._attempt, self._spec.run is RunMode.CONTINUOUS
         try:
             if continuous:  # Spark starts before this run takes over from the one before it, which reads meanwhile
                 self._started(None).warm_up(last_records(look(self._cluster, self._spec)))
@@ -179,7 +179,7 @@ class ConsumerRun:
             if self._engine is not None:
                 self._engine.stop()
 
-    def _join(self, found: Found) -> Membership:
+    def _join(self, found: LookUp) -> Membership:
         if self._spec.members > 1:
             return GroupMembership(self._connection, self._attempt, self._cluster, found, self._interrupt)
         return ManualAssignment(self._connection, self._attempt, self._cluster, found)
@@ -204,7 +204,7 @@ class ConsumerRun:
             slices = membership.held.next_batch(self._spec.batch.max_records)
             if self._extent.over(membership, drained=not slices):
                 return False
-            if slices or self._spec.run is Run.CONTINUOUS:  # a lost partition shows now rather than at the commit, or at none at all
+            if slices or self._spec.run is RunMode.CONTINUOUS:  # a lost partition shows now rather than at the commit, or at none at all
                 membership.held.require_held()
             if not slices:
                 self._tries = 0
@@ -262,7 +262,7 @@ def _as_backfill(spec: ConsumerSpec, backfill: Backfill) -> ConsumerSpec:
     """The consumer as one that reads in the backfill's side group, by hand and bounded. What it skips of a log by itself is only what is
     gone from it."""
     reset = OffsetReset.EARLIEST if spec.offset_reset is OffsetReset.LATEST else spec.offset_reset
-    return spec.model_copy(update={"group": backfill.side, "run": Run.BOUNDED, "members": 1, "offset_reset": reset})
+    return spec.model_copy(update={"group": backfill.side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset})
 
 
 def _already_committed(earlier: Sequence[dict[str, object]], positions: Sequence[store.Position]) -> int | None:

@@ -12,7 +12,7 @@ from tidemark.consume.drained import drain_slice
 from tidemark.consume.forms import Work, by_batch, by_record
 from tidemark.consume.messages import Kept
 from tidemark.kafka.reader import read
-from tidemark.records.outcome import Judged
+from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import KeyOrder, KeysBlocked
 from tidemark.sink.commit import Receipt, commit_slice
@@ -36,7 +36,7 @@ def _consumed(work: Work, part: Slice, isolate: bool) -> Receipt:
     return commit_slice(work.target, part, _answers(work, part, order, kept), kept.payloads, isolate=isolate, order=order)
 
 
-def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: Kept) -> Iterator[Judged]:
+def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
     answer = by_batch if work.form is Form.ARROW else by_record
     for messages in read(work.kafka, part.partition, part.start, part.end, part.leader_epoch):
         judged = answer(work, part, messages, order=order)

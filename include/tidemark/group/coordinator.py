@@ -42,7 +42,7 @@ from tidemark.group.requests import (
     as_json,
     check_join,
 )
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 
@@ -197,7 +197,7 @@ class Coordinator:
         )
         return GroupDescription(
             self._group,
-            State(first["state"]),
+            GroupState(first["state"]),
             first["state_since"],
             first["rebalance_reason"],
             first["generation"],
@@ -262,7 +262,7 @@ class Coordinator:
             beat = cur.fetchone()
         if beat is None:  # in a transaction of its own: a row that was waited for, and found to be another one, stays locked
             return self._locked(ask, UnknownMemberId(group=self._group, member_id=member_id, instance_id=instance_id))
-        if request == "heartbeat" and beat[0] == State.PREPARING_REBALANCE:
+        if request == "heartbeat" and beat[0] == GroupState.PREPARING_REBALANCE:
             raise RebalanceInProgress(group=self._group, member_id=member_id)
         return None
 
@@ -340,7 +340,7 @@ class Coordinator:
             self._group,
             self._config,
             take_generation,
-            State(row["state"]),
+            GroupState(row["state"]),
             row["generation"],
             row["protocol"],
             row["leader"],
@@ -360,7 +360,7 @@ class Coordinator:
         if gone:
             cur.execute(SQL["remove_members"], {"numbers": gone})
         if group.moves or group.restarted or group.deadline.changed or group.initial.changed or group.leader != before["leader"]:
-            began = [move.why for move in group.moves if move.target in (State.PREPARING_REBALANCE, State.DEAD)]
+            began = [move.why for move in group.moves if move.target in (GroupState.PREPARING_REBALANCE, GroupState.DEAD)]
             reason = ": ".join(filter(None, (began[-1], group.reason))) if began else before["reason"]
             cur.execute(SQL["save_group"], {
                 "group_id": group_id, "state": group.state, "generation": group.generation, "protocol": group.protocol,
@@ -386,7 +386,7 @@ def list_groups(connection: Connection, states: Iterable[str] = ()) -> list[Grou
     """The groups in any of ``states``, by name; without ``states`` all but deleted ones. As stored: see `Coordinator.describe`."""
     with transaction(connection) as cur:
         cur.execute(SQL["list_groups"], {"states": list(states)})
-        return [GroupListing(row["name"], State(row["state"]), row["generation"], row["members"]) for row in rows(cur)]
+        return [GroupListing(row["name"], GroupState(row["state"]), row["generation"], row["members"]) for row in rows(cur)]
 
 
 def _stored(member: Member) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tidemark.group.errors import (
     UnknownMemberId,
 )
 from tidemark.group.requests import GroupConfig, Joined, JoinRequest, Leaving, MemberMetadata, Protocols, normal_protocols, short_reason
-from tidemark.group.states import State, Transition, Why, check_transition
+from tidemark.group.states import GroupState, Transition, Why, check_transition
 
 __all__ = ["EMPTY_ASSIGNMENT", "Group", "Member", "Timer", "topics_of", "vote"]
 
@@ -90,7 +90,7 @@ class Group:
     name: str
     config: GroupConfig
     take_generation: Callable[[], int]
-    state: State = State.EMPTY
+    state: GroupState = GroupState.EMPTY
     generation: int = 0
     protocol: str | None = None
     leader: str | None = None
@@ -114,7 +114,7 @@ class Group:
             self._remove(member)
         if any(not member.pending for member in gone):
             self._rebalance(Why.SESSION_EXPIRES)
-        if self.deadline.passed and self.state in (State.COMPLETING_REBALANCE, State.STABLE):
+        if self.deadline.passed and self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             for member in self.full():
                 if not member.synced:
                     self._remove(member)
@@ -155,7 +155,7 @@ class Group:
         """A parked JoinGroup asks again."""
         member = self._identify(member_id, instance_id)
         member.heard = True
-        if self.state is State.PREPARING_REBALANCE and not member.joining:
+        if self.state is GroupState.PREPARING_REBALANCE and not member.joining:
             raise RebalanceInProgress(group=self.name, member_id=member_id)
         return self._answer(member)
 
@@ -168,27 +168,27 @@ class Group:
         if protocol is not None and protocol != self.protocol and self.protocol is not None:
             raise InconsistentGroupProtocol(group=self.name, offered=protocol, supported=self.protocol)
         member.heard = True
-        if self.state is State.PREPARING_REBALANCE:
+        if self.state is GroupState.PREPARING_REBALANCE:
             raise RebalanceInProgress(group=self.name, member_id=member_id)
         leads = member_id == self.leader
-        if self.state is State.COMPLETING_REBALANCE and leads and assignments is None:
+        if self.state is GroupState.COMPLETING_REBALANCE and leads and assignments is None:
             return None
         member.synced = True
-        if self.state is State.COMPLETING_REBALANCE and leads and assignments is not None:
+        if self.state is GroupState.COMPLETING_REBALANCE and leads and assignments is not None:
             for each in self.full():
                 given = assignments.get(each.member_id)
                 each.assignment = EMPTY_ASSIGNMENT if given is None else given
-            self._move(State.STABLE, Why.ASSIGNED)
-        if self.state is State.STABLE and all(each.synced for each in self.full()):
+            self._move(GroupState.STABLE, Why.ASSIGNED)
+        if self.state is GroupState.STABLE and all(each.synced for each in self.full()):
             self.deadline.stop()
-        return member.assignment if self.state is State.STABLE else None
+        return member.assignment if self.state is GroupState.STABLE else None
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
         """Heartbeat; while the others join again, the session is kept and the member told to join."""
         member = self._identify(member_id, instance_id)
         self._check_generation(member, generation)
         member.heard = True
-        if self.state is State.PREPARING_REBALANCE:
+        if self.state is GroupState.PREPARING_REBALANCE:
             raise RebalanceInProgress(group=self.name, member_id=member_id)
 
     def leave(self, leaving: Sequence[Leaving]) -> list[GroupError | None]:
@@ -212,11 +212,11 @@ class Group:
 
     def delete(self) -> None:
         """DeleteGroups: only an empty group; ids that were handed out to nobody who came are forgotten."""
-        if self.state is not State.EMPTY:
+        if self.state is not GroupState.EMPTY:
             raise NonEmptyGroup(group=self.name, state=self.state, members=len(self.full()))
         for member in list(self.members.values()):
             self._remove(member)
-        self._move(State.DEAD, Why.DELETED)
+        self._move(GroupState.DEAD, Why.DELETED)
 
     def subscribed(self) -> frozenset[str]:
         """The topics that any member names under any of its protocols."""
@@ -237,11 +237,11 @@ class Group:
         member = self._identify(request.member_id, request.instance_id)
         member.heard = True
         changed = member.protocols != normal_protocols(request.protocols)
-        if self.state is State.STABLE and member.member_id == self.leader:
+        if self.state is GroupState.STABLE and member.member_id == self.leader:
             why: Why | None = Why.LEADER_REJOINS
         else:
             why = Why.MEMBER_CHANGES if changed else None
-        if why is None and self.state is not State.PREPARING_REBALANCE:
+        if why is None and self.state is not GroupState.PREPARING_REBALANCE:
             return self._answer(member)  # the answer was lost, the member asks again: nothing has changed
         member.ask(request)
         member.joining, member.synced = True, False
@@ -253,7 +253,7 @@ class Group:
     def _add(self, member: Member) -> Joined | None:
         member.joining, member.heard = True, True
         self.leader = self.leader or member.member_id
-        if self.state is not State.PREPARING_REBALANCE:
+        if self.state is not GroupState.PREPARING_REBALANCE:
             self._rebalance(Why.MEMBER_JOINS)
         elif self.initial.running:
             self.initial.start(self.config.initial_rebalance_delay_ms)
@@ -269,10 +269,10 @@ class Group:
         member.member_id = new_id
         member.ask(request)
         member.heard = True
-        stands = self.state is State.STABLE and vote(self.full(), self.leader) == self.protocol
+        stands = self.state is GroupState.STABLE and vote(self.full(), self.leader) == self.protocol
         if not stands or topics != topics_of(member.metadata(self.protocol)):
             member.joining, member.synced = True, False
-            if self.state is not State.PREPARING_REBALANCE:
+            if self.state is not GroupState.PREPARING_REBALANCE:
                 self._rebalance(Why.STATIC_MEMBER_REPLACED)
         self._settle()
         return self._answer(member)
@@ -280,9 +280,9 @@ class Group:
     def _has_room(self, member: Member | None) -> bool:
         """Kafka's KIP-389. While members join, those who do so first stay: a limit that was lowered puts the last ones out."""
         limit = self.config.max_size
-        if limit is None or self.state is State.EMPTY:
+        if limit is None or self.state is GroupState.EMPTY:
             return True
-        if self.state is State.PREPARING_REBALANCE:
+        if self.state is GroupState.PREPARING_REBALANCE:
             return (member is not None and member.joining) or sum(each.joining for each in self.full()) < limit
         return (member is not None and not member.pending) or len(self.full()) < limit
 
@@ -296,22 +296,22 @@ class Group:
             )
 
     def _answer(self, member: Member) -> Joined | None:
-        if self.state not in (State.COMPLETING_REBALANCE, State.STABLE):
+        if self.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             return None
         assert self.protocol is not None
         assert self.leader is not None
         leads = member.member_id == self.leader
         members = {each.member_id: MemberMetadata(each.instance_id, each.metadata(self.protocol)) for each in self.full() if leads}
-        return Joined(self.generation, self.protocol, self.leader, member.member_id, members, self.state is State.STABLE)
+        return Joined(self.generation, self.protocol, self.leader, member.member_id, members, self.state is GroupState.STABLE)
 
     # ---- transitions
 
     def _rebalance(self, why: Why) -> None:
         """A join phase begins, unless one is under way. Who was parked in SyncGroup is told by its next call."""
-        if self.state is State.PREPARING_REBALANCE or (self.state is State.EMPTY and not self.full()):
+        if self.state is GroupState.PREPARING_REBALANCE or (self.state is GroupState.EMPTY and not self.full()):
             return
-        first = self.state is State.EMPTY and self.config.initial_rebalance_delay_ms > 0
-        self._move(State.PREPARING_REBALANCE, why)
+        first = self.state is GroupState.EMPTY and self.config.initial_rebalance_delay_ms > 0
+        self._move(GroupState.PREPARING_REBALANCE, why)
         for member in self.full():
             member.synced = False
         self.deadline.start(self._rebalance_timeout_ms())
@@ -320,7 +320,7 @@ class Group:
 
     def _settle(self) -> None:
         """Ends the join phase if nothing holds it up any more."""
-        if self.state is not State.PREPARING_REBALANCE:
+        if self.state is not GroupState.PREPARING_REBALANCE:
             return
         full = self.full()
         joining = sum(member.joining for member in full)
@@ -349,7 +349,7 @@ class Group:
         if not full:
             self.generation, self.protocol, self.leader = self.take_generation(), None, None
             self.deadline.stop()
-            self._move(State.EMPTY, Why.NOBODY_LEFT)
+            self._move(GroupState.EMPTY, Why.NOBODY_LEFT)
             return
         if not joining:  # static members alone, and none of them is here: wait until one comes or the sessions end
             self.deadline.start(self._rebalance_timeout_ms())
@@ -361,7 +361,7 @@ class Group:
         for member in full:
             member.joining, member.synced, member.assignment = False, False, None
         self.deadline.start(self._rebalance_timeout_ms())
-        self._move(State.COMPLETING_REBALANCE, why)
+        self._move(GroupState.COMPLETING_REBALANCE, why)
 
     def _start_again(self) -> None:
         """The server was away: every session and every deadline starts again, as after the fail-over of Kafka's coordinator."""
@@ -372,7 +372,7 @@ class Group:
         if self.initial.running:
             self.initial.start(self.config.initial_rebalance_delay_ms)
 
-    def _move(self, target: State, why: Why) -> None:
+    def _move(self, target: GroupState, why: Why) -> None:
         check_transition(self.state, target, why)
         self.moves.append(Transition(self.state, target, why))
         self.state = target

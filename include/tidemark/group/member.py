@@ -1,4 +1,4 @@
-"""A member of a group: joins, keeps its seat, and tells its listeners which partitions are its own.
+"""A member of a group: joins, sends heartbeats, and tells its listeners which partitions it has.
 
 Two threads. The *protocol thread* alone talks to the coordinator, with a database session of its own: it joins, computes the assignment if
 the member leads, heartbeats, and never waits for a batch. The *polling thread*, which is the one that reads and commits, learns of changes
@@ -55,11 +55,11 @@ class WokenUp(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class MemberSettings:
     """How a member takes part. Times in milliseconds, with Kafka's defaults.
 
     ``instance_id`` makes it a static member: whoever comes with the same one takes its place and fences it. ``remembered`` are partitions
-    that this seat had in ``generation``, before this process; a sticky assignor leaves them to it.
+    that the same instance had in ``generation``, in an earlier process; a sticky assignor leaves them to it.
     """
 
     group: str
@@ -94,7 +94,7 @@ class _Shared:
     owned: tuple[TopicPartition, ...] = ()
     owned_generation: int = NO_GENERATION
     had: tuple[TopicPartition, ...] = ()
-    """What the member tells the assignor that it had: what it owns, or owned before an eager rebalance; `Seat.remembered` at first."""
+    """What the member reports to the assignor as its own: what it owns, or owned before an eager rebalance; at first what is remembered."""
     pending: tuple[TopicPartition, ...] | None = None
     """An assignment that the polling thread has not taken over yet."""
     pending_generation: int = NO_GENERATION
@@ -111,7 +111,7 @@ class _Shared:
 
 
 class Member:
-    """One seat of a group. `poll` and `close` belong to one thread; `wakeup` and what it shows may be used from any.
+    """One member of a group. `poll` and `close` belong to one thread; `wakeup` and what it shows may be used from any.
 
     ``topics`` says what is read now (a pattern is resolved anew at each join), ``metadata`` what exists of these topics. ``interrupt`` is
     called from the protocol thread when the polling thread is needed and has been busy for too long, or when its partitions are lost:
@@ -121,7 +121,7 @@ class Member:
     def __init__(
         self,
         database_url: str,
-        seat: Seat,
+        settings: MemberSettings,
         assignors: Sequence[Assignor],
         topics: Callable[[], Collection[str]],
         metadata: Callable[[Collection[str]], Metadata],
@@ -130,7 +130,7 @@ class Member:
         interrupt: Callable[[], None] = lambda: None,
         config: GroupConfig | None = None,
     ) -> None:
-        self.seat = seat
+        self.settings = settings
         self._url = database_url
         self._config = config or GroupConfig()
         self._assignors = {assignor.name: assignor for assignor in assignors}
@@ -138,9 +138,9 @@ class Member:
         self._topics, self._metadata = topics, metadata
         self._listeners = Listeners(listeners)
         self._interrupt = interrupt
-        self._shared = _Shared(had=seat.remembered, owned_generation=seat.generation)
+        self._shared = _Shared(had=settings.remembered, owned_generation=settings.generation)
         self._changed = threading.Condition()
-        self._wakeups = Wakeups(database_url, seat.group)
+        self._wakeups = Wakeups(database_url, settings.group)
         self._session: Connection | None = None
         self._coordinator: Coordinator | None = None
         self._member_id = ""
@@ -151,7 +151,7 @@ class Member:
         self._snapshot: Metadata | None = None
         self._snapshot_at = 0.0
         self._beat_at = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"group {seat.group}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"group {settings.group}", daemon=True)
         self._thread.start()
 
     # ---- what it shows
@@ -269,7 +269,7 @@ class Member:
             owned, self._shared.owned, self._shared.lost = self._shared.owned, (), False
         try:
             if owned:
-                log.warning("partitions lost group=%s member=%s partitions=%s", self.seat.group, self._member_id, len(owned))
+                log.warning("partitions lost group=%s member=%s partitions=%s", self.settings.group, self._member_id, len(owned))
                 self._listeners.lost(owned)
         finally:
             self._wakeups.wake()
@@ -307,7 +307,7 @@ class Member:
         self._wakeups.wake()
         log.info(
             "partitions assigned group=%s member=%s generation=%s partitions=%s new=%s revoked=%s",
-            self.seat.group, self._member_id, self.generation, len(wanted), len(new), len(gone),
+            self.settings.group, self._member_id, self.generation, len(wanted), len(new), len(gone),
         )  # fmt: skip
         self._listeners.assigned(new)
 
@@ -328,7 +328,7 @@ class Member:
                 except RebalanceInProgress:
                     self._begin_rejoin("the group rebalances")
                 except Unavailable as error:
-                    log.warning("group=%s member=%s waits: %s", self.seat.group, self._member_id, error)
+                    log.warning("group=%s member=%s waits: %s", self.settings.group, self._member_id, error)
                     self._disconnect()
                     self._wakeups.wait(BACKOFF_S)
         except BaseException as error:  # noqa: BLE001 - raised again by the next poll
@@ -342,7 +342,7 @@ class Member:
         """One request, or one wait."""
         with self._changed:
             phase, rejoin = self._shared.phase, self._shared.rejoin
-            late = time.monotonic() - self._shared.polled_at > self.seat.max_poll_interval_ms / 1000
+            late = time.monotonic() - self._shared.polled_at > self.settings.max_poll_interval_ms / 1000
         if late and phase is not Phase.AWAY:
             self._go_away()
         elif rejoin is not None and phase is Phase.STABLE:
@@ -350,14 +350,14 @@ class Member:
                 self._shared.rejoin = None
             self._begin_rejoin(rejoin)
         elif phase is Phase.AWAY:
-            self._wakeups.wait(self.seat.heartbeat_interval_ms / 1000)
+            self._wakeups.wait(self.settings.heartbeat_interval_ms / 1000)
         elif phase is Phase.REVOKE:
             self._beat()
         elif phase is Phase.JOIN:
             self._join()
         elif phase is Phase.JOINING:
             self._wakeups.wait(PARKED_S)
-            self._on_joined(self._ask().joined(self._member_id, self.seat.instance_id))
+            self._on_joined(self._ask().joined(self._member_id, self.settings.instance_id))
         elif phase is Phase.SYNC:
             self._sync()
         else:
@@ -366,8 +366,8 @@ class Member:
 
     def _ask(self) -> Coordinator:
         if self._coordinator is None:
-            self._session = connect(self._url, application=f"tidemark member {self.seat.group}")
-            self._coordinator = Coordinator(self._session, self.seat.group, self._config)
+            self._session = connect(self._url, application=f"tidemark member {self.settings.group}")
+            self._coordinator = Coordinator(self._session, self.settings.group, self._config)
         return self._coordinator
 
     def _disconnect(self) -> None:
@@ -379,17 +379,21 @@ class Member:
         with self._changed:
             had, generation = self._shared.had, self._shared.owned_generation
         subscription = Subscription(
-            topics=tuple(sorted(self._topics())), owned=had, generation=generation, rack=self.seat.rack, instance_id=self.seat.instance_id
+            topics=tuple(sorted(self._topics())),
+            owned=had,
+            generation=generation,
+            rack=self.settings.rack,
+            instance_id=self.settings.instance_id,
         )
         request = JoinRequest(
             member_id=self._member_id,
-            instance_id=self.seat.instance_id,
-            client_id=self.seat.client_id,
-            session_timeout_ms=self.seat.session_timeout_ms,
-            rebalance_timeout_ms=self.seat.max_poll_interval_ms,
+            instance_id=self.settings.instance_id,
+            client_id=self.settings.client_id,
+            session_timeout_ms=self.settings.session_timeout_ms,
+            rebalance_timeout_ms=self.settings.max_poll_interval_ms,
             protocols=tuple((name, subscription.to_json()) for name in self._assignors),
             reason=self._reason,
-            expected_members=self.seat.expected_members,
+            expected_members=self.settings.expected_members,
         )
         answer = self._ask().join(request)
         with self._changed:
@@ -412,7 +416,7 @@ class Member:
         assignments: Mapping[str, Any] | None = None
         if self._leads and not joined.skip_assignment:
             assignments = self._assign(joined)
-        answer = self._ask().sync(self._member_id, self.seat.instance_id, joined.generation, joined.protocol, assignments)
+        answer = self._ask().sync(self._member_id, self.settings.instance_id, joined.generation, joined.protocol, assignments)
         if answer is None:
             self._wakeups.wait(PARKED_S)
             return
@@ -444,18 +448,18 @@ class Member:
     def _look_at_metadata(self) -> None:
         """The leader looks whether topics or partitions came or went since it assigned, and has the group rebalance once if so."""
         old = self._snapshot
-        if not self._leads or old is None or time.monotonic() - self._snapshot_at < self.seat.metadata_max_age_ms / 1000:
+        if not self._leads or old is None or time.monotonic() - self._snapshot_at < self.settings.metadata_max_age_ms / 1000:
             return
         if self._take_snapshot({*old.topics, *self._topics()}) != old:
             self._begin_rejoin("topics or partitions changed")
 
     def _beat(self) -> None:
-        interval = self.seat.heartbeat_interval_ms / 1000
+        interval = self.settings.heartbeat_interval_ms / 1000
         self._wakeups.wait(max(0.0, self._beat_at + interval - time.monotonic()))
         self._hurry()
         self._beat_at = time.monotonic()
         try:
-            self._ask().heartbeat(self._member_id, self.seat.instance_id, self._generation)
+            self._ask().heartbeat(self._member_id, self.settings.instance_id, self._generation)
         except RebalanceInProgress:
             if self._shared.phase is not Phase.REVOKE:
                 raise
@@ -464,7 +468,7 @@ class Member:
         """Interrupts a batch for which the group, or the next owner of a partition, has waited too long."""
         with self._changed:
             since = self._shared.waiting_since
-            overdue = since is not None and time.monotonic() - since > OVERDUE * self.seat.max_poll_interval_ms / 1000
+            overdue = since is not None and time.monotonic() - since > OVERDUE * self.settings.max_poll_interval_ms / 1000
             if overdue:
                 self._shared.waiting_since = None
         if overdue:
@@ -480,16 +484,16 @@ class Member:
             self._changed.notify_all()
 
     def _out_of_the_group(self, error: GroupError) -> None:
-        log.warning("group=%s: %s", self.seat.group, error)
+        log.warning("group=%s: %s", self.settings.group, error)
         self._generation = NO_GENERATION
         self._lose()
 
     def _go_away(self) -> None:
         """The polling thread is stuck, as far as anybody can know. A static member just stops its heartbeats, as in Kafka."""
         log.warning(
-            "group=%s member=%s did not poll for %s ms: it leaves", self.seat.group, self._member_id, self.seat.max_poll_interval_ms
+            "group=%s member=%s did not poll for %s ms: it leaves", self.settings.group, self._member_id, self.settings.max_poll_interval_ms
         )
-        if self.seat.instance_id is None and self._member_id:
+        if self.settings.instance_id is None and self._member_id:
             self._ask().leave([Leaving(self._member_id, None, "consumer poll timeout has expired")])
             self._member_id = ""
         self._generation = NO_GENERATION
@@ -520,10 +524,10 @@ class Member:
         self._thread.join(CLOSE_S)
 
     def _leave(self, reason: str) -> None:
-        if not (self._member_id or self.seat.instance_id) or self._shared.error is not None:
+        if not (self._member_id or self.settings.instance_id) or self._shared.error is not None:
             return
         with contextlib.suppress(Unavailable, GroupError):
-            self._ask().leave([Leaving(self._member_id, self.seat.instance_id, reason)])
+            self._ask().leave([Leaving(self._member_id, self.settings.instance_id, reason)])
 
 
 def _cooperative(assignors: Sequence[Assignor]) -> bool:
@@ -555,4 +559,4 @@ def _partitions(assignment: Mapping[str, Any]) -> tuple[TopicPartition, ...]:
     return tuple(sorted(TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers))
 
 
-__all__ = ["Member", "MemberState", "Seat", "WokenUp"]
+__all__ = ["Member", "MemberSettings", "MemberState", "WokenUp"]

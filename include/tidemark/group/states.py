@@ -11,10 +11,10 @@ from enum import StrEnum
 
 from tidemark.errors import Broken
 
-__all__ = ["TRANSITIONS", "IllegalTransition", "State", "Transition", "Why", "check_transition"]
+__all__ = ["TRANSITIONS", "GroupState", "IllegalTransition", "Transition", "Why", "check_transition"]
 
 
-class State(StrEnum):
+class GroupState(StrEnum):
     """What a group is doing, in Kafka's words."""
 
     EMPTY = "Empty"
@@ -45,33 +45,33 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    source: State
-    target: State
+    source: GroupState
+    target: GroupState
     why: Why
 
 
 TRANSITIONS: tuple[Transition, ...] = (
-    Transition(State.EMPTY, State.PREPARING_REBALANCE, Why.MEMBER_JOINS),
-    Transition(State.EMPTY, State.DEAD, Why.DELETED),
-    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.ALL_JOINED),
-    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.EXPECTED_JOINED),
-    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.INITIAL_DELAY_OVER),
-    Transition(State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, Why.JOIN_OVERDUE),
-    Transition(State.PREPARING_REBALANCE, State.EMPTY, Why.NOBODY_LEFT),
-    Transition(State.COMPLETING_REBALANCE, State.STABLE, Why.ASSIGNED),
-    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.MEMBER_JOINS),
-    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.MEMBER_CHANGES),
-    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.STATIC_MEMBER_REPLACED),
-    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.MEMBER_LEAVES),
-    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.SESSION_EXPIRES),
-    Transition(State.COMPLETING_REBALANCE, State.PREPARING_REBALANCE, Why.SYNC_OVERDUE),
-    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.MEMBER_JOINS),
-    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.MEMBER_CHANGES),
-    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.LEADER_REJOINS),
-    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.STATIC_MEMBER_REPLACED),
-    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.MEMBER_LEAVES),
-    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.SESSION_EXPIRES),
-    Transition(State.STABLE, State.PREPARING_REBALANCE, Why.SYNC_OVERDUE),
+    Transition(GroupState.EMPTY, GroupState.PREPARING_REBALANCE, Why.MEMBER_JOINS),
+    Transition(GroupState.EMPTY, GroupState.DEAD, Why.DELETED),
+    Transition(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, Why.ALL_JOINED),
+    Transition(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, Why.EXPECTED_JOINED),
+    Transition(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, Why.INITIAL_DELAY_OVER),
+    Transition(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, Why.JOIN_OVERDUE),
+    Transition(GroupState.PREPARING_REBALANCE, GroupState.EMPTY, Why.NOBODY_LEFT),
+    Transition(GroupState.COMPLETING_REBALANCE, GroupState.STABLE, Why.ASSIGNED),
+    Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.MEMBER_JOINS),
+    Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.MEMBER_CHANGES),
+    Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.STATIC_MEMBER_REPLACED),
+    Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.MEMBER_LEAVES),
+    Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.SESSION_EXPIRES),
+    Transition(GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE, Why.SYNC_OVERDUE),
+    Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.MEMBER_JOINS),
+    Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.MEMBER_CHANGES),
+    Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.LEADER_REJOINS),
+    Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.STATIC_MEMBER_REPLACED),
+    Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.MEMBER_LEAVES),
+    Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.SESSION_EXPIRES),
+    Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.SYNC_OVERDUE),
 )
 """Every way from one state to another, with every reason for it. What is not here does not happen."""
 
@@ -90,7 +90,7 @@ class IllegalTransition(Broken):
         return f"A group does not go from {self.source} to {self.target} because {self.why}. Nothing was stored; please report it."
 
 
-def check_transition(source: State, target: State, why: Why) -> None:
+def check_transition(source: GroupState, target: GroupState, why: Why) -> None:
     """Raises `IllegalTransition` unless the table has this row."""
     if Transition(source, target, why) not in _ALLOWED:
         raise IllegalTransition(source=source, target=target, why=why)

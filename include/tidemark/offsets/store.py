@@ -13,7 +13,7 @@ import psycopg2.errors
 
 from tidemark.db import rows, statements
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
-from tidemark.records.outcome import Counts
+from tidemark.records.outcome import RecordCounts
 from tidemark.records.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Position:
     generation: Generation
     owner: str | None
     epoch: Epoch
-    seat: str | None
+    instance_id: str | None
     committed_at: datetime
     leader_epoch: int | None
     """See `tidemark.records.ranges.Log`."""
@@ -192,17 +192,17 @@ def claim(
     generation: Generation,
     owner: str,
     *,
-    seat: str | None = None,
+    instance_id: str | None = None,
     end: int = 0,
 ) -> Claim:
     """Takes a partition: its epoch rises, its position comes back. Waits for a commit that is in flight on the row.
 
-    Where there is something to read below ``end``, the partition is remembered as ``seat``'s.
+    Where there is something to read below ``end``, the partition is remembered as the static member's with this ``instance_id``.
 
     Raises `ClaimRefused` if a newer generation holds it, `PositionDeleted` if it has no row.
     """
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
-    cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner, "seat": seat, "end": end})
+    cur.execute(SQL["claim"], {**key, "generation": generation, "owner": owner, "instance_id": instance_id, "end": end})
     row = cur.fetchone()
     if row is None:
         _, _, holder, current = _row(cur, key, partition)
@@ -241,16 +241,16 @@ def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicParti
     return len(cur.fetchall())
 
 
-def seat_of(cur: Cursor, attempt_id: int) -> str | None:
+def instance_id_of(cur: Cursor, attempt_id: int) -> str | None:
     """The instance id of the Airflow task that an attempt is a try of: dag, task and map index."""
-    cur.execute(SQL["seat_of"], {"attempt_id": attempt_id})
+    cur.execute(SQL["instance_id_of"], {"attempt_id": attempt_id})
     row = cur.fetchone()
     return None if row is None else str(row[0])
 
 
-def partitions_of_seat(cur: Cursor, group_id: int, seat: str) -> tuple[tuple[TopicPartition, ...], Generation]:
-    """What a seat claimed last, and the newest generation in which it did; (), -1 for a new one."""
-    cur.execute(SQL["partitions_of_seat"], {"group_id": group_id, "seat": seat})
+def partitions_of_instance(cur: Cursor, group_id: int, instance_id: str) -> tuple[tuple[TopicPartition, ...], Generation]:
+    """What a static member claimed last, and the newest generation in which it did; (), -1 for a new one."""
+    cur.execute(SQL["partitions_of_instance"], {"group_id": group_id, "instance_id": instance_id})
     found = cur.fetchall()
     return tuple(TopicPartition(topic, number) for topic, number, _ in found), Generation(max((row[2] for row in found), default=-1))
 
@@ -295,7 +295,7 @@ def record_lost(
     )
 
 
-def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> Counts | None:
+def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:
     """Moves the partition's offset from ``part.start`` to ``part.end`` (I2). ``ledger``: the group whose ledger it is, if another one.
 
     Comes before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` when the
@@ -325,7 +325,7 @@ def locked_position(group_id: int, part: Slice) -> Iterator[None]:
         raise PositionLocked(partition=part.partition, topic_id=part.topic_id, group_id=group_id, cause=str(error).strip()) from error
 
 
-def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> Counts | None:
+def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:
     """The ledger's counts of exactly this slice under this epoch, or `None`. Waits for a commit that is in flight on the row.
 
     Only the ledger (``ledger``: of that group) is asked: a newer owner may have moved the row on since.
@@ -334,7 +334,7 @@ def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = N
     return _ledger(cur, _key(group_id if ledger is None else ledger, part))
 
 
-def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: Counts) -> int:
+def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, counts: RecordCounts) -> int:
     """Writes the ledger row of a slice and returns its id."""
     cur.execute(SQL["insert_batch"], {**_key(group_id, part), "attempt_id": attempt_id, "drained": part.drained, **asdict(counts)})
     return int(_one(cur)[0])
@@ -421,10 +421,10 @@ def _key(group_id: int, part: Slice) -> dict[str, Any]:
     }
 
 
-def _ledger(cur: Cursor, key: dict[str, Any]) -> Counts | None:
+def _ledger(cur: Cursor, key: dict[str, Any]) -> RecordCounts | None:
     cur.execute(SQL["read_batch"], key)
     counts = cur.fetchone()
-    return None if counts is None else Counts(*counts)
+    return None if counts is None else RecordCounts(*counts)
 
 
 def _fenced(cur: Cursor, key: dict[str, Any], partition: TopicPartition, held: Epoch) -> OffsetFenced:

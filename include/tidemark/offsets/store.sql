@@ -42,7 +42,7 @@ SELECT nextval('tidemark.generation');
 -- was released may be claimed again in its generation: by the next process in the seat of a static member that ended before it left.
 UPDATE tidemark.partition_offset
    SET owner = %(owner)s, generation = %(generation)s, owner_epoch = owner_epoch + 1,
-       seat = CASE WHEN next_offset < %(end)s THEN %(seat)s ELSE seat END
+       seat = CASE WHEN next_offset < %(end)s THEN %(instance_id)s ELSE seat END
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND (generation < %(generation)s OR (generation = %(generation)s AND (owner = %(owner)s OR owner IS NULL)))
 RETURNING next_offset, owner_epoch, drained, leader_epoch;
@@ -65,14 +65,14 @@ SELECT pg_terminate_backend(pid)
  WHERE part.group_id = %(group_id)s AND part.topic_id = %(topic_id)s AND part.partition = %(partition)s
    AND pid <> pg_backend_pid() AND application_name LIKE 'tidemark/%%';
 
--- name: seat_of
+-- name: instance_id_of
 -- The instance id of an attempt's Airflow task; no row returned for one that was started by hand.
 SELECT dag_id || '/' || task_id || '/' || map_index FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s AND dag_id IS NOT NULL;
 
--- name: partitions_of_seat
+-- name: partitions_of_instance
 -- What a seat claimed last and nobody else has claimed since. Locks nothing.
 SELECT topic.name, partition, generation FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)
- WHERE group_id = %(group_id)s AND seat = %(seat)s ORDER BY topic.name, partition;
+ WHERE group_id = %(group_id)s AND seat = %(instance_id)s ORDER BY topic.name, partition;
 
 -- name: note_leader_epoch
 -- Writes the leader epoch of a position that was found in the log, if it still is where it was. Waits for nobody: a commit writes it, too.

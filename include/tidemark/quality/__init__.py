@@ -18,25 +18,25 @@ takes a run back whose verdict is critical, where its consumer's file wants that
 are made of this package.
 """
 
-from tidemark.quality.conservation import Kind, Violation, check_conservation
-from tidemark.quality.judge import ExpectationError
+from tidemark.quality.conservation import Violation, ViolationKind, check_conservation
+from tidemark.quality.expectations import ExpectationError
 from tidemark.quality.suite import BadSuite, check_suite, load_suite
 from tidemark.quality.validation import unjudged, validate
-from tidemark.quality.verdict import Counts, Outcome, Reaction, Result, Run, Severity, Verdict, reaction
+from tidemark.quality.verdict import ExpectationResult, Reaction, RunCounts, Severity, ValidatedRun, ValidationReport, Verdict, reaction
 from tidemark.quality.view import validated_view, validated_view_ddl
 
 __all__ = [
     "BadSuite",
-    "Counts",
     "ExpectationError",
-    "Kind",
-    "Outcome",
+    "ExpectationResult",
     "Reaction",
-    "Result",
-    "Run",
+    "RunCounts",
     "Severity",
+    "ValidatedRun",
+    "ValidationReport",
     "Verdict",
     "Violation",
+    "ViolationKind",
     "check_conservation",
     "check_suite",
     "load_suite",

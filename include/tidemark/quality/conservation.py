@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.quality", "conservation.sql")
 
 
-class Kind(StrEnum):
+class ViolationKind(StrEnum):
     LOADED = "loaded"
     SINK_ROWS = "sink rows"
     RETRIED = "retried"
@@ -30,15 +30,15 @@ class Kind(StrEnum):
 
 
 _TEXTS = {
-    Kind.LOADED: "the ledger says {expected} records were loaded, the sink holds {found} of them",
-    Kind.SINK_ROWS: "the ledger says {expected} rows were written, the sink holds {found}",
-    Kind.RETRIED: "the ledger says {expected} records were handed to retry, {found} are stored",
-    Kind.FAILED: "the ledger says {expected} records failed, {found} are stored",
-    Kind.GAP: "the ledger does not say what became of these offsets",
-    Kind.OVERLAP: "two ledger rows, or a ledger row and a lost range, cover these offsets",
-    Kind.POSITION: "the ledger ends at {expected}, the position is {found}",
-    Kind.ORPHAN_ROWS: "the sink holds {found} rows that no ledger row accounts for",
-    Kind.ORPHAN_FAILED_RECORDS: "{found} failed records are stored that no ledger row accounts for",
+    ViolationKind.LOADED: "the ledger says {expected} records were loaded, the sink holds {found} of them",
+    ViolationKind.SINK_ROWS: "the ledger says {expected} rows were written, the sink holds {found}",
+    ViolationKind.RETRIED: "the ledger says {expected} records were handed to retry, {found} are stored",
+    ViolationKind.FAILED: "the ledger says {expected} records failed, {found} are stored",
+    ViolationKind.GAP: "the ledger does not say what became of these offsets",
+    ViolationKind.OVERLAP: "two ledger rows, or a ledger row and a lost range, cover these offsets",
+    ViolationKind.POSITION: "the ledger ends at {expected}, the position is {found}",
+    ViolationKind.ORPHAN_ROWS: "the sink holds {found} rows that no ledger row accounts for",
+    ViolationKind.ORPHAN_FAILED_RECORDS: "{found} failed records are stored that no ledger row accounts for",
 }
 
 
@@ -46,7 +46,7 @@ _TEXTS = {
 class Violation:
     """Offsets ``[start, end)`` of a partition about which the tables disagree."""
 
-    kind: Kind
+    kind: ViolationKind
     topic: str
     partition: int
     start: int
@@ -93,4 +93,4 @@ def group_number(cursor: Cursor, group: str) -> int:
 
 
 def _violation(row: dict[str, Any]) -> Violation:
-    return Violation(**(row | {"kind": Kind(row["kind"])}))
+    return Violation(**(row | {"kind": ViolationKind(row["kind"])}))

@@ -16,11 +16,11 @@ import psycopg2.errors
 
 from tidemark.db import FIX_PATH, rows, session, statements, transaction, unavailable
 from tidemark.errors import BadInput, DatabaseUnavailable
-from tidemark.quality.conservation import Kind, Violation, check_conservation, group_number
-from tidemark.quality.judge import ExpectationError, Judged, copy_loaded, expose, judge
+from tidemark.quality.conservation import Violation, ViolationKind, check_conservation, group_number
+from tidemark.quality.expectations import Evaluated, ExpectationError, copy_loaded, evaluate, expose
 from tidemark.quality.ranges import MOST_RANGES, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
-from tidemark.quality.verdict import Counts, Result, Run, Severity, Verdict, outcome
+from tidemark.quality.verdict import ExpectationResult, RunCounts, Severity, ValidatedRun, ValidationReport, outcome
 from tidemark.sink.table import LINEAGE, read_columns
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ MAX_VIOLATIONS = 100
 logger = logging.getLogger(__name__)
 
 
-def validate(connection_url: str, run: Run, *, group: str, table: str, suite: Path | None, upsert: bool = False) -> Verdict:
+def validate(
+    connection_url: str, run: ValidatedRun, *, group: str, table: str, suite: Path | None, upsert: bool = False
+) -> ValidationReport:
     """Judges the rows that a run committed to ``table`` (``schema.table``), stores the verdict, and returns it.
 
     The ledger says which rows these are: all batches of the run that a rewind has not taken away since; of a drain the rows of the records
@@ -80,15 +82,17 @@ def unjudged(connection: Connection, group: str) -> list[int]:
         return [attempt_id for (attempt_id,) in cursor.fetchall()]
 
 
-def _validate(connection: Connection, run: Run, group: str, table: str, suite: Suite | None, upsert: bool, started: float) -> Verdict:
+def _validate(
+    connection: Connection, run: ValidatedRun, group: str, table: str, suite: Suite | None, upsert: bool, started: float
+) -> ValidationReport:
     # ① one snapshot
-    judged: list[Judged] = []
+    judged: list[Evaluated] = []
     with _snapshot(connection) as cursor:
         group_id = group_number(cursor, group)
         batches = _batches(cursor, group_id, run)
         if not batches:
             logger.info("nothing to validate group=%s run=%s", group, run)
-            return Verdict(outcome(()), group, suite.name if suite else None)
+            return ValidationReport(outcome(()), group, suite.name if suite else None)
         _require_sink(cursor, table)
         batch_ids = [int(batch["batch_id"]) for batch in batches]
         violations = check_conservation(cursor, group, table, batch_ids=batch_ids, upsert=upsert)
@@ -101,10 +105,10 @@ def _validate(connection: Connection, run: Run, group: str, table: str, suite: S
         elif suite is not None and ranges:
             expose(cursor, table, ranges)
         if suite is not None and ranges:
-            judged = judge(connection, suite, ranges)
+            judged = evaluate(connection, suite, ranges)
     results = (_conserved(violations, len(batches)), *(item.result for item in judged))
     topics = {part["topic_id"]: part["topic"] for part in slices}
-    verdict = Verdict(
+    verdict = ValidationReport(
         verdict=outcome(results),
         group=group,
         suite=suite.name if suite else None,
@@ -144,7 +148,7 @@ def _snapshot(connection: Connection) -> Iterator[Cursor]:
             connection.autocommit = False
 
 
-def _batches(cursor: Cursor, group_id: int, run: Run) -> list[dict[str, Any]]:
+def _batches(cursor: Cursor, group_id: int, run: ValidatedRun) -> list[dict[str, Any]]:
     parameters = {"group_id": group_id, "attempt_id": run.attempt_id, "dag_id": run.dag_id, "run_id": run.run_id}
     cursor.execute(SQL["run_batches"], parameters)
     return rows(cursor)
@@ -159,7 +163,7 @@ def _loaded(cursor: Cursor, group_id: int, batch_ids: Sequence[int]) -> list[dic
 
 def _rows_missing(cursor: Cursor, upsert: bool) -> list[Violation]:
     cursor.execute(SQL["loaded_violations"], {"upsert": upsert})
-    return [Violation(**(row | {"kind": Kind(row["kind"])})) for row in rows(cursor)]
+    return [Violation(**(row | {"kind": ViolationKind(row["kind"])})) for row in rows(cursor)]
 
 
 def _require_sink(cursor: Cursor, table: str) -> None:
@@ -171,12 +175,12 @@ def _require_sink(cursor: Cursor, table: str) -> None:
         raise BadInput(what=f"sink table {table}", found=f"it lacks {', '.join(missing)}", fix="Run: tidemark sink ddl NAME")
 
 
-def _counts(batches: Sequence[dict[str, Any]]) -> Counts:
+def _counts(batches: Sequence[dict[str, Any]]) -> RunCounts:
     names = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
-    return Counts(**{name: sum(int(batch[name]) for batch in batches) for name in names})
+    return RunCounts(**{name: sum(int(batch[name]) for batch in batches) for name in names})
 
 
-def _conserved(violations: Sequence[Violation], batches: int) -> Result:
+def _conserved(violations: Sequence[Violation], batches: int) -> ExpectationResult:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         text = f"{CONSERVATION}: {violations[0]}{more}"
@@ -188,10 +192,12 @@ def _conserved(violations: Sequence[Violation], batches: int) -> Result:
         for item in violations[:MAX_VIOLATIONS]
     ]  # fmt: skip
     detail = {"batches": batches, "violations": len(violations), "first_violations": written}
-    return Result(0, CONSERVATION, Severity.CRITICAL, not violations, text, None, detail)
+    return ExpectationResult(0, CONSERVATION, Severity.CRITICAL, not violations, text, None, detail)
 
 
-def _store(cursor: Cursor, group_id: int, run: Run, verdict: Verdict, judged: Sequence[Judged], batch_ids: Sequence[int]) -> Verdict:
+def _store(
+    cursor: Cursor, group_id: int, run: ValidatedRun, verdict: ValidationReport, judged: Sequence[Evaluated], batch_ids: Sequence[int]
+) -> ValidationReport:
     """Stores a verdict, makes it the batches' own and advances the validated offsets; does not commit.
 
     Positions are locked last, for consumers are waiting to move them.

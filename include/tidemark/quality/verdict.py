@@ -10,7 +10,7 @@ from typing import Any
 from tidemark.spec import OnFailure, Validation
 
 
-class Outcome(StrEnum):
+class Verdict(StrEnum):
     PASSED = "passed"
     WARNING = "warning"
     """Something of severity warning or info failed: it is reported and holds nobody up."""
@@ -34,19 +34,19 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-def reaction(outcome: Outcome, validation: Validation | None, *, may_rewind: bool = False) -> Reaction:
+def reaction(outcome: Verdict, validation: Validation | None, *, may_rewind: bool = False) -> Reaction:
     """What a consumer's file wants done about a verdict. ``may_rewind``: what was judged is the whole of an Airflow run of the consumer.
 
     Drains and backfills block instead of rewinding, because their rows lie among those of other runs; so do runs outside Airflow.
     """
     on_failure = OnFailure.BLOCK if validation is None else validation.on_failure
-    if outcome is not Outcome.CRITICAL or on_failure is OnFailure.REPORT:
+    if outcome is not Verdict.CRITICAL or on_failure is OnFailure.REPORT:
         return Reaction.PUBLISH
     return Reaction.REWIND if on_failure is OnFailure.REWIND and may_rewind else Reaction.BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ValidatedRun:
     """All attempts of one Airflow dag run, ``Run("consume__departures", "scheduled__…")``, or one attempt, ``Run(attempt_id=7)``."""
 
     dag_id: str | None = None
@@ -63,7 +63,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RunCounts:
     """Sums over the ledger rows of the run: records by what became of them, and rows in the sink."""
 
     loaded: int = 0
@@ -75,7 +75,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ExpectationResult:
     """One expectation's answer; number 0 is the conservation check, 1 is the first of the suite."""
 
     number: int
@@ -91,16 +91,16 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ValidationReport:
     """What was found about a run."""
 
-    verdict: Outcome
+    verdict: Verdict
     group: str
     suite: str | None = None
     ranges: Mapping[str, list[list[int]]] = field(default_factory=dict)
     """``{"flights/3": [[0, 500]]}``: the offsets that were judged, ``[start, end)``; of a drain, where its records were read first."""
-    counts: Counts = field(default_factory=Counts)
-    results: tuple[Result, ...] = ()
+    counts: RunCounts = field(default_factory=RunCounts)
+    results: tuple[ExpectationResult, ...] = ()
     validation_id: int | None = None
     """The row in ``tidemark.validation``; none if the run committed nothing, so that there was nothing to judge."""
     seconds: float = 0.0
@@ -111,9 +111,9 @@ class Verdict:
         return asdict(self) | {"results": results}
 
 
-def outcome(results: tuple[Result, ...]) -> Outcome:
+def outcome(results: tuple[ExpectationResult, ...]) -> Verdict:
     """Critical if anything critical failed, warning if anything else did."""
     failed = {result.severity for result in results if not result.success}
     if Severity.CRITICAL in failed:
-        return Outcome.CRITICAL
-    return Outcome.WARNING if failed else Outcome.PASSED
+        return Verdict.CRITICAL
+    return Verdict.WARNING if failed else Verdict.PASSED

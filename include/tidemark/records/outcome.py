@@ -43,7 +43,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class TransformOutput:
     """Part of a slice as the transform answered it: rows to load (sink columns and `GIVEN`), skipped offsets, rejects."""
 
     rows: pa.RecordBatch | None
@@ -52,7 +52,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RecordCounts:
     """What became of the offsets of a slice; they add up to its span (I3)."""
 
     loaded: int
@@ -84,7 +84,7 @@ def reject(offset: int, disposition: Disposition, error: str | None, error_type:
     return Reject(offset, disposition, error_type, text)
 
 
-def without(judged: Judged, offsets: Collection[int], part: Slice) -> Judged:
+def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> TransformOutput:
     """An answer without all that it says of these records of ``part``."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -93,7 +93,7 @@ def without(judged: Judged, offsets: Collection[int], part: Slice) -> Judged:
     if rows is not None and rows.num_rows:
         gone = pc.is_in(pa.array(row_offsets(rows, part)), value_set=pa.array(sorted(offsets), pa.int64()))
         rows = rows.filter(pc.invert(gone))
-    return Judged(
+    return TransformOutput(
         rows,
         [offset for offset in judged.skipped if offset not in offsets],
         [reject_ for reject_ in judged.rejects if reject_.offset not in offsets],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import REWIND_LOCK, rows, statements, transaction
 from tidemark.errors import BadInput, Refused
-from tidemark.retry.filter import Filter, State, statement
+from tidemark.retry.filter import Filter, RecordState, statement
 from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Summary:
     """A failed record without its payload. ``due``: a waiting one whose time has come."""
 
     number: int
-    state: State
+    state: RecordState
     topic: str
     partition: int
     offset: int
@@ -65,7 +65,7 @@ class Count:
     """Records of one state with one type of error. ``texts``: how many different error texts they have; ``example``: the newest one.
     ``refused``: how many of them the broker did not take."""
 
-    state: State
+    state: RecordState
     error_type: str
     records: int
     texts: int
@@ -112,15 +112,15 @@ class NotEditable(Refused):
     """A record that is on its way, or has arrived."""
 
     number: int
-    state: State
+    state: RecordState
 
     def __str__(self) -> str:
         why = {
-            State.WAITING: "it waits for its next retry, and stands in a topic as it was. Edit it when it has failed, or discard it",
-            State.HELD: "it is held until a record of its key is settled. Edit it when it has failed, or discard it",
-            State.LOADED: "it has been loaded",
-            State.SKIPPED: "it has been skipped",
-            State.DISCARDED: "it has been discarded. Redrive it first (tidemark redrive plan --state DISCARDED)",
+            RecordState.WAITING: "it waits for its next retry, and stands in a topic as it was. Edit it when it has failed, or discard it",
+            RecordState.HELD: "it is held until a record of its key is settled. Edit it when it has failed, or discard it",
+            RecordState.LOADED: "it has been loaded",
+            RecordState.SKIPPED: "it has been skipped",
+            RecordState.DISCARDED: "it has been discarded. Redrive it first (tidemark redrive plan --state DISCARDED)",
         }
         return f"Record {self.number} cannot be edited: {why.get(self.state, self.state)}. Nothing was changed."
 
@@ -129,7 +129,7 @@ def list_records(connection: Connection, group: str, wanted: Filter, *, limit: i
     """The first of those that are meant, in the order in which they were handed off, behind the number ``after``."""
     with transaction(connection) as cur:
         cur.execute(SQL["records"], {**_key(cur, group), **wanted.parameters(group), "after": after, "limit": limit})
-        return [Summary(**{**row, "state": State(row["state"])}) for row in rows(cur)]
+        return [Summary(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
 
 
 def count_records(connection: Connection, group: str, wanted: Filter) -> list[Count]:
@@ -141,7 +141,7 @@ def count_records(connection: Connection, group: str, wanted: Filter) -> list[Co
 def counted(cur: Cursor, group: str, wanted: Filter) -> list[Count]:
     """As `count_records`, in the caller's transaction."""
     cur.execute(SQL["counts"], {**_key(cur, group), **wanted.parameters(group)})
-    return [Count(**{**row, "state": State(row["state"])}) for row in rows(cur)]
+    return [Count(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
 
 
 def show_record(connection: Connection, group: str, number: int) -> Whole:
@@ -208,8 +208,8 @@ def edit(connection: Connection, group: str, number: int, change: Callable[[Payl
         found = rows(cur)
         if not found:
             raise _unknown(group, number)
-        state, was = State(found[0]["state"]), _payload(found[0])
-        if state is not State.FAILED and not (state is State.WAITING and found[0]["publish_error"] is not None):
+        state, was = RecordState(found[0]["state"]), _payload(found[0])
+        if state is not RecordState.FAILED and not (state is RecordState.WAITING and found[0]["publish_error"] is not None):
             raise NotEditable(number=number, state=state)
         made = change(was)
         if made == was:

@@ -11,7 +11,7 @@ from tidemark.errors import Refused
 from tidemark.records.ranges import Slice
 
 if TYPE_CHECKING:
-    from tidemark.records.outcome import Counts, Reject
+    from tidemark.records.outcome import RecordCounts, Reject
     from tidemark.spec import ConsumerSpec
 
 
@@ -55,7 +55,7 @@ class Breaker:
         said = spec.retry.breaker
         return None if said is None else cls(said.ratio, said.consecutive, said.minimum)
 
-    def check(self, part: Slice, counts: Counts, in_a_row: int, rejects: Collection[Reject]) -> None:
+    def check(self, part: Slice, counts: RecordCounts, in_a_row: int, rejects: Collection[Reject]) -> None:
         """Raises `BreakerTripped`. ``in_a_row``: the longest run of records that failed one after the other."""
         failed = counts.retried + counts.failed
         judged = failed + counts.loaded + counts.skipped

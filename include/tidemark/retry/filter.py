@@ -14,7 +14,7 @@ from tidemark.spec.retry_topics import failed_topic
 from tidemark.text.moment import iso
 
 
-class State(StrEnum):
+class RecordState(StrEnum):
     """What is so of a failed record now."""
 
     WAITING = "WAITING"
@@ -41,7 +41,7 @@ class Filter:
     """
 
     numbers: tuple[int, ...] = ()
-    states: tuple[State, ...] = ()
+    states: tuple[RecordState, ...] = ()
     error_type: str | None = None
     error_text: str | None = None
     topic: str | None = None
@@ -105,7 +105,7 @@ class Filter:
             **{
                 **made,
                 "numbers": tuple(made.get("numbers", ())),
-                "states": tuple(State(state) for state in made.get("states", ())),
+                "states": tuple(RecordState(state) for state in made.get("states", ())),
             }
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tidemark.errors import Refused, Unavailable
-from tidemark.records.outcome import Disposition, Judged, Reject, without
+from tidemark.records.outcome import Disposition, Reject, TransformOutput, without
 from tidemark.records.ranges import Slice
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Order(ABC, Generic[M]):
         """For a transform that takes them all at once: those that may be tried as far as is known, and those that are held, with the offset
         that they are behind. `sift` its answer."""
 
-    def sift(self, part: Slice, messages: Sequence[M], judged: Judged) -> Judged:
+    def sift(self, part: Slice, messages: Sequence[M], judged: TransformOutput) -> TransformOutput:
         """The answer to ``messages`` without what was said of records behind one of their key that is to be retried: they are held."""
         again = {reject.offset for reject in judged.rejects if reject.disposition in (Disposition.RETRY, Disposition.HELD)}
         back = []
@@ -162,7 +162,7 @@ class KeyOrder(Order[HasKey]):
                 blocked.append((message, behind))
         return free, blocked
 
-    def sift(self, part: Slice, messages: Sequence[HasKey], judged: Judged) -> Judged:
+    def sift(self, part: Slice, messages: Sequence[HasKey], judged: TransformOutput) -> TransformOutput:
         """As `Order.sift`; costs nothing where nothing is to be retried."""
         again = any(reject.disposition is Disposition.RETRY for reject in judged.rejects)
         return super().sift(part, messages, judged) if again else judged

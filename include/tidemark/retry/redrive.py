@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.db import REDRIVE_LOCK, rows, statements, transaction
 from tidemark.errors import BadInput, Refused, Unavailable
 from tidemark.retry.admin import add_action, begin_change, group_key
-from tidemark.retry.filter import Filter, State, statement
+from tidemark.retry.filter import Filter, RecordState, statement
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.topics import ensure_topics, now_topic
 from tidemark.text.problems import check_reason
@@ -45,7 +45,7 @@ EXAMPLES = 5
 REDRIVEN = "Redriven"
 """The type of error of a record that has not been tried since it was sent round."""
 
-REDRIVABLE = (State.FAILED, State.WAITING, State.HELD, State.DISCARDED)
+REDRIVABLE = (RecordState.FAILED, RecordState.WAITING, RecordState.HELD, RecordState.DISCARDED)
 
 
 class Destination(StrEnum):
@@ -166,7 +166,7 @@ def plan(
         for_run = {"dag_id": dag_id, "run_id": run_id}
         cur.execute(SQL["add"], {**asked, **values, **for_run, "per_second": per_second, "reason": why, "by": by})
         (redrive_id,) = cur.fetchone() or (0,)
-        cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": State.DISCARDED in wanted.states})
+        cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": RecordState.DISCARDED in wanted.states})
         made = _preview(cur, redrive_id)
         if not made.redrive.records:
             rest = f"; {made.waiting} wait for a retry already, {made.worn_out} were sent round {max_redrives} times"
@@ -210,7 +210,7 @@ def apply(
         size = portion if known.per_second is None else max(1, min(portion, known.per_second))
         values = {
             **target, "redrive_id": redrive_id, "records": size, "max_redrives": known.max_redrives, "action_id": action,
-            "discarded": State.DISCARDED in known.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {known.reason}",
+            "discarded": RecordState.DISCARDED in known.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {known.reason}",
         }  # fmt: skip
         while (done := _portion(connection, group_id, values)) is not None:  # ④ ⑥
             progress = Progress(known.records, progress.redriven + done.sent, progress.passed_over + done.passed_over)

@@ -30,7 +30,7 @@ from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.producer import Answer, Publisher, Publishers
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
-from tidemark.retry.hop import outgoing
+from tidemark.retry.messages import outgoing
 from tidemark.retry.store import publish_gone, release
 from tidemark.retry.topics import largest_of, look_at, needed, now_topic, visible
 

@@ -61,7 +61,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueRange:
     """How far a partition of a retry topic may be read. ``first`` is the first registered message."""
 
     partition: TopicPartition
@@ -175,11 +175,11 @@ def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Se
     return found.get("WAITING", 0), found.get("FAILED", 0)
 
 
-def due(cur: Cursor, group_id: int) -> list[Due]:
+def due(cur: Cursor, group_id: int) -> list[DueRange]:
     """How far each partition of the group's retry topics may be read, where anything is due; by the database's clock (I6)."""
     cur.execute(SQL["due"], {"group_id": group_id})
     return [
-        Due(TopicPartition(row["topic"], row["partition"]), row["topic_id"], row["kafka_uuid"], row["first"], row["end"])
+        DueRange(TopicPartition(row["topic"], row["partition"]), row["topic_id"], row["kafka_uuid"], row["first"], row["end"])
         for row in rows(cur)
     ]
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster, NotAllowed, Setting, Topic, TopicNotMade
-from tidemark.retry.hop import HEADER_BYTES
 from tidemark.retry.ladder import Ladder
+from tidemark.retry.messages import HEADER_BYTES
 from tidemark.spec.retry_topics import failed_topic, is_own, retry_topic
 from tidemark.text.duration import format_duration, parse_duration
 

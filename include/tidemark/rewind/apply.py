@@ -30,7 +30,7 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import backfill, guards, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import Plan, State
+from tidemark.rewind.model import Plan, RewindState
 from tidemark.rewind.plan import ClusterOf, basis_of, torn
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
 from tidemark.sink.table import on_table
@@ -117,7 +117,7 @@ def apply(
     other sessions that hold a position are waited for as long as their sessions live.
     """
     plan = read(connection, rewind_id)  # ①
-    if plan.state is not State.PLANNED:
+    if plan.state is not RewindState.PLANNED:
         return _already(plan)
     specs = {group.group_id: spec_of(group.consumer) for group in plan.groups}
     found = {
@@ -127,7 +127,7 @@ def apply(
         with transaction(connection) as cur:
             key = {"rewind_id": rewind_id, "undo_of": plan.undo_of}
             locked = _lock(cur, plan)  # ②
-            if locked["state"] != State.PLANNED:
+            if locked["state"] != RewindState.PLANNED:
                 return _already(read_plan(cur, rewind_id))
             cur.execute(SQL["partitions"], key)
             planned = rows(cur)
@@ -169,7 +169,7 @@ def apply(
 
 
 def _already(plan: Plan) -> Applied:
-    if plan.state is not State.APPLIED:
+    if plan.state is not RewindState.APPLIED:
         raise AlreadyDecided.of(plan)
     log.info("rewind was already applied rewind=%s by=%s at=%s", plan.rewind_id, plan.applied_by, plan.applied_at)
     return Applied(plan, already=True)

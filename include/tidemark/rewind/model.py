@@ -92,7 +92,7 @@ Scenario = (
 )
 
 
-class State(StrEnum):
+class RewindState(StrEnum):
     PLANNED = "PLANNED"
     REJECTED = "REJECTED"
     APPLIED = "APPLIED"
@@ -162,7 +162,7 @@ class Plan:
     """A stored plan. ``digest`` is made of the state that it was computed from; see `tidemark.rewind.plan`."""
 
     rewind_id: int
-    state: State
+    state: RewindState
     scenario: Scenario
     reason: str
     planned_by: str

@@ -1,7 +1,7 @@
 """What was written over below the point of a rewind, on upsert sinks: an undo puts it back.
 
-`tidemark.sink.kept` copies rows below the floor of their partition before they are written over. They are kept under the rewind or undo
-that was the last one of the partition at that time. To undo a rewind means, for each partition of it:
+`tidemark.sink.overwritten` copies rows below the floor of their partition before they are written over. They are kept under the rewind or
+undo that was the last one of the partition at that time. To undo a rewind means, for each partition of it:
 
     ① take out what was made from its point on (`tidemark.rewind.archive`)   ② put back, of what was written over since, the last row
     below the point of each key   ③ put back what it had taken out; what stands in its place is kept under the undo
@@ -24,7 +24,7 @@ from tidemark.db import rows, statements
 from tidemark.rewind import guards
 from tidemark.rewind.archive import RowsRefused, changed, refusals
 from tidemark.rewind.guards import RowsStay
-from tidemark.sink.kept import array, kept_columns, literal, same_partition
+from tidemark.sink.overwritten import array, kept_columns, literal, same_partition
 from tidemark.sink.table import listed, quoted, quoted_table
 
 if TYPE_CHECKING:

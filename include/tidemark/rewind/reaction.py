@@ -19,7 +19,7 @@ from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.quality.conservation import group_number
 from tidemark.quality.validation import CONSERVATION
-from tidemark.quality.verdict import Outcome, Run, Verdict
+from tidemark.quality.verdict import ValidatedRun, ValidationReport, Verdict
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Plan, ToBatch
@@ -71,7 +71,7 @@ class TakenBack:
         )
 
 
-def taken_back(connection: Connection, group: str, run: Run) -> int | None:
+def taken_back(connection: Connection, group: str, run: ValidatedRun) -> int | None:
     """The rewind, if one stands, by which a failed validation of this run has taken back what it wrote; there is nothing to judge then."""
     with transaction(connection) as cur:
         cur.execute(SQL["taken_back"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
@@ -79,7 +79,7 @@ def taken_back(connection: Connection, group: str, run: Run) -> int | None:
     return int(found[0]["rewind_id"]) if found else None
 
 
-def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run: Run, verdict: Verdict) -> TakenBack:
+def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run: ValidatedRun, verdict: ValidationReport) -> TakenBack:
     """Moves the group to before the run that this critical verdict is on, with what the run wrote; or leaves all as it is, and says why.
 
     ``run`` is one of Airflow's. What others have committed behind it meanwhile, as the next of several continuous runs does, is taken back
@@ -87,7 +87,7 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     is validated again; and what breaks the conservation of records: whoever looks into that needs the tables as they are. Raises what
     `plan` and `apply` raise; then nothing was moved.
     """
-    assert verdict.verdict is Outcome.CRITICAL
+    assert verdict.verdict is Verdict.CRITICAL
     assert verdict.validation_id is not None
     if any(not result.success for result in verdict.results if result.expectation == CONSERVATION):
         return TakenBack(kept="records are not accounted for, and a rewind would move what shows why; somebody has to look")
@@ -124,7 +124,7 @@ def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run:
     return TakenBack(rewound=done)
 
 
-def _again(connection: Connection, group: str, run: Run) -> list[Again]:
+def _again(connection: Connection, group: str, run: ValidatedRun) -> list[Again]:
     with transaction(connection) as cur:
         cur.execute(SQL["taken_back_before"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
         return [
@@ -133,7 +133,7 @@ def _again(connection: Connection, group: str, run: Run) -> list[Again]:
         ]
 
 
-def _used(connection: Connection, group: str, run: Run) -> list[str]:
+def _used(connection: Connection, group: str, run: ValidatedRun) -> list[str]:
     """Where readers were shown something of the run, or of what lies behind it."""
     with transaction(connection) as cur:
         cur.execute(SQL["used_already"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})

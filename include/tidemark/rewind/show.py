@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, RewindState
 from tidemark.rewind.scenario import said, to_json
 from tidemark.text.moment import iso
 from tidemark.text.wording import about, counted, escaped
@@ -132,8 +132,8 @@ def _difference(example: Example, by: Sequence[str]) -> str:
 
 
 def _heading(plan: Plan) -> list[str]:
-    until = f"; can be applied until {_second(plan.expires_at)}" if plan.state is State.PLANNED else ""
-    decided = f"{'Rejected' if plan.state is State.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
+    until = f"; can be applied until {_second(plan.expires_at)}" if plan.state is RewindState.PLANNED else ""
+    decided = f"{'Rejected' if plan.state is RewindState.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
     loss = ["What Kafka no longer has is given up and stored as lost."] if plan.allow_loss else []
     return [
         f"Rewind {plan.rewind_id} ({plan.state}): {said(plan.scenario)}",
@@ -169,7 +169,7 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
             if left
             else "backfill: nothing is left to be read"
         )
-    if plan.state is State.PLANNED:
+    if plan.state is RewindState.PLANNED:
         if not group.partitions:
             notes.append("no partition moves")
         slow = "how long that takes is not known, the group has not read yet"
@@ -181,7 +181,7 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
 def _closing(plan: Plan) -> list[str]:
     sums = totals(plan)
     growing = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
-    least = ("At least " if plan.undo_of is None else "at least ") if plan.state is State.PLANNED and growing else ""
+    least = ("At least " if plan.undo_of is None else "at least ") if plan.state is RewindState.PLANNED and growing else ""
     what = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"
     read = f"{least}{counted(sums['replay'], 'offset')} read again, {sums['skip']:,} skipped{what}"
     rows, failed = counted(sums["sink_rows"], "row"), counted(sums["failed_records"], "failed record")

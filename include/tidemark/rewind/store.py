@@ -12,7 +12,7 @@ from tidemark.db import rows, statements, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
-from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, State
+from tidemark.rewind.model import GroupPlan, PartitionPlan, Plan, RewindState
 from tidemark.rewind.scenario import from_json
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ class AlreadyDecided(Refused):
 
     @classmethod
     def of(cls, plan: Plan) -> AlreadyDecided:
-        rejected = plan.state is State.REJECTED
+        rejected = plan.state is RewindState.REJECTED
         by, at = (plan.decided_by, plan.decided_at) if rejected else (plan.applied_by, plan.applied_at)
         return cls(rewind_id=plan.rewind_id, state=plan.state.value, by=by, at=at)
 
     def __str__(self) -> str:
-        done = "rejected" if self.state == State.REJECTED else "applied"
-        undone = ", and has been undone since" if self.state == State.UNDONE else ""
+        done = "rejected" if self.state == RewindState.REJECTED else "applied"
+        undone = ", and has been undone since" if self.state == RewindState.UNDONE else ""
         return f"Rewind {self.rewind_id} was {done} by {self.by} at {self.at}{undone}. Nothing was changed; make a new plan."
 
 
@@ -86,7 +86,7 @@ def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:
     with transaction(connection) as cur:
         cur.execute(SQL["reject"], {"rewind_id": rewind_id, "by": by})
         plan = read_plan(cur, rewind_id)
-    if plan.state is not State.REJECTED:
+    if plan.state is not RewindState.REJECTED:
         raise AlreadyDecided.of(plan)
     return plan
 
@@ -122,7 +122,7 @@ def _read(cur: Cursor, rewind_id: int | None, consumer: str | None, limit: int) 
 
 
 def _plan(row: dict[str, Any], groups: Sequence[GroupPlan]) -> Plan:
-    return Plan(**{**row, "state": State(row["state"]), "scenario": from_json(row["scenario"]), "groups": tuple(groups)})
+    return Plan(**{**row, "state": RewindState(row["state"]), "scenario": from_json(row["scenario"]), "groups": tuple(groups)})
 
 
 def _group(row: dict[str, Any], partitions: Sequence[PartitionPlan]) -> GroupPlan:

@@ -10,7 +10,7 @@ from tidemark.db import rows, statements
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import overwritten
 from tidemark.rewind.archive import relation_of
-from tidemark.rewind.model import State
+from tidemark.rewind.model import RewindState
 from tidemark.rewind.store import read_plan
 from tidemark.sink.table import read_columns
 
@@ -54,9 +54,9 @@ def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
 def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]:
     """Why a rewind cannot be undone; empty: it can. ``sinks`` are those of the groups that were asked for, by the group's id."""
     plan = read_plan(cur, rewind_id)
-    if plan.state in (State.PLANNED, State.REJECTED):
+    if plan.state in (RewindState.PLANNED, RewindState.REJECTED):
         return [f"Rewind {rewind_id} is {plan.state}: it was never applied, and there is nothing to undo."]
-    if plan.state is State.UNDONE:
+    if plan.state is RewindState.UNDONE:
         return [f"Rewind {rewind_id} has been undone already. To have it again, undo the undo."]
     found = []
     if {group.group_id for group in plan.groups} != set(sinks):

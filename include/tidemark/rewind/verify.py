@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tidemark.db import rows, statements, transaction
 from tidemark.errors import Refused
 from tidemark.rewind.archive import relation_of
-from tidemark.rewind.model import GroupPlan, State, Undo
+from tidemark.rewind.model import GroupPlan, RewindState, Undo
 from tidemark.rewind.store import read_plan
-from tidemark.sink.kept import kept_columns, literal
+from tidemark.sink.overwritten import kept_columns, literal
 from tidemark.sink.table import LINEAGE, on_table, quoted, read_columns
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Sequence[s
     """
     with transaction(connection) as cur:
         plan = read_plan(cur, rewind_id)
-        if plan.state is not State.APPLIED:
+        if plan.state is not RewindState.APPLIED:
             raise NotVerifiable(rewind_id=rewind_id, why=f"it is {plan.state.lower()}, and not applied.")
         if isinstance(plan.scenario, Undo):
             raise NotVerifiable(rewind_id=rewind_id, why="an undo puts rows back as they were, and nothing is read again.")

@@ -22,7 +22,7 @@ from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait, held_by_writer
 from tidemark.offsets.store import PositionLocked
-from tidemark.records.outcome import Counts, Disposition, Judged
+from tidemark.records.outcome import Disposition, RecordCounts, TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import KeyOrder
 from tidemark.retry.store import read_blocked
@@ -52,7 +52,7 @@ class Receipt:
     """A slice that is committed. ``twin``: another try of the same task did it."""
 
     part: Slice
-    counts: Counts
+    counts: RecordCounts
     twin: bool = False
 
 
@@ -71,7 +71,13 @@ class CommitUnknown(Unavailable):
 
 
 def commit_slice(
-    target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads, *, isolate: bool = False, order: KeyOrder | None = None
+    target: Target,
+    part: Slice,
+    judged: Iterator[TransformOutput],
+    payloads: Payloads,
+    *,
+    isolate: bool = False,
+    order: KeyOrder | None = None,
 ) -> Receipt:
     """Stores a slice in one transaction of its own and returns the receipt.
 
@@ -95,7 +101,7 @@ def commit_slice(
 
 
 def _commit_slice(
-    target: Target, part: Slice, judged: Iterator[Judged], payloads: Payloads, *, isolate: bool, order: KeyOrder | None
+    target: Target, part: Slice, judged: Iterator[TransformOutput], payloads: Payloads, *, isolate: bool, order: KeyOrder | None
 ) -> Receipt:
     def store_slice(cur: Cursor) -> list[Receipt]:
         reached(Step.MOVE_OFFSET, part)
@@ -175,7 +181,7 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
     return receipts
 
 
-def enter(cur: Cursor, target: Target, part: Slice, counts: Counts) -> int:
+def enter(cur: Cursor, target: Target, part: Slice, counts: RecordCounts) -> int:
     """Step ⑤: the ledger row, whose id it returns. What a backfill enters is no lost range any more."""
     if target.side_id is not None:
         store.shorten_skipped(cur, target.group_id, part.topic_id, part.partition, part.start, part.end)
@@ -191,7 +197,7 @@ def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> Non
         reraise=True,
     )
 
-    def ask() -> Counts | None:
+    def ask() -> RecordCounts | None:
         with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
             return store.committed(cur, target.position_of, part, ledger=target.group_id)
 

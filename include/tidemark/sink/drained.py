@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import session, transaction
 from tidemark.offsets import store
-from tidemark.records.outcome import BadOutput, Counts, Disposition, Judged, Reject, without
+from tidemark.records.outcome import BadOutput, Disposition, RecordCounts, Reject, TransformOutput, without
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry import store as retries
 from tidemark.retry.order import TurnOrder
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from tidemark.db import Cursor
 
-Answer = tuple[Slice, Sequence[int], Judged]
+Answer = tuple[Slice, Sequence[int], TransformOutput]
 """An origin (`origins`), the offsets of it that were found in the log and tried, in order, and what the transform said of them."""
 Judge = Callable[[Sequence[Waiting]], Iterator[Answer]]
 """Tries records."""
@@ -154,7 +154,7 @@ class Outcome:
 
 def say_what_became(
     cur: Cursor, target: Target, part: Slice, records: Sequence[Waiting], became: Callable[[Waiting], Outcome | None]
-) -> Counts:
+) -> RecordCounts:
     """Step ④, and the counts for the ledger. A record that was not found in the log goes on waiting, and is published anew."""
     made: dict[int, int | None] = {}
     failures = []
@@ -174,7 +174,7 @@ def say_what_became(
     waiting, failed = retries.fail(cur, part, target.ladder, target.attempt_id, failures)
     retries.hold(cur, part, held)
     skipped = sum(rows is None for rows in made.values())
-    return Counts(
+    return RecordCounts(
         loaded=len(made) - skipped,
         skipped=skipped,
         retried=waiting + len(held),

@@ -16,7 +16,7 @@ import psycopg2.errors
 from tidemark.db import is_outage, statements, unavailable
 from tidemark.errors import Broken, Refused
 from tidemark.records.ranges import Slice
-from tidemark.sink import kept
+from tidemark.sink import overwritten as kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally
@@ -164,7 +164,7 @@ def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, a
     no order; a row whose key came from another one is refused. ``any_partition``: the rows belong to batches, and have the lineage of the
     first of ``parts``; they are in the order of their commits, but for batches that begin in the same partition.
 
-    Rows below the floor of their partition are kept before they are written over (`tidemark.sink.kept`). Raises `SinkRejected`.
+    Rows below the floor of their partition are kept before they are written over (`tidemark.sink.overwritten`). Raises `SinkRejected`.
     """
     part = parts[0]
     names = layout.copy_columns

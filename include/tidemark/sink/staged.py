@@ -21,7 +21,7 @@ from tidemark.db import rows, session, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced
-from tidemark.records.outcome import GIVEN, BadOutput, Counts, Disposition, Reject, reject
+from tidemark.records.outcome import GIVEN, BadOutput, Disposition, RecordCounts, Reject, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
@@ -176,7 +176,7 @@ def promote(
         for part in parts:
             counts = {**nothing, **found.get(part, {})}
             mentioned = counts["loaded"] + counts["skipped"] + counts["retried"] + counts["failed"]
-            receipts.append(Receipt(part, Counts(**counts, unaccounted=part.span - mentioned)))
+            receipts.append(Receipt(part, RecordCounts(**counts, unaccounted=part.span - mentioned)))
         ids = [enter(cur, target, receipt.part, receipt.counts) for receipt in receipts]
         if not by_record:
             store.anchor_batches(cur, ids)
@@ -385,7 +385,7 @@ def _check_breaker(cur: Cursor, breaker: Breaker, part: Slice, table: str, stage
     span = _of_span(part, range(part.start, part.end))
     cur.execute(SQL["in_a_row"].format(table=table, heard=_heard(staged), span=span))
     (in_a_row,) = cur.fetchone() or (0,)
-    breaker.check(part, Counts(**found, unaccounted=0), in_a_row, _rejects(cur, part, table, staged).values())
+    breaker.check(part, RecordCounts(**found, unaccounted=0), in_a_row, _rejects(cur, part, table, staged).values())
 
 
 def _rejects(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[int, Reject]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidemark.records.outcome import GIVEN, OPTIONAL, BadOutput, Counts, Disposition, Judged, Reject, reject, row_offsets
+from tidemark.records.outcome import GIVEN, OPTIONAL, BadOutput, Disposition, RecordCounts, Reject, TransformOutput, reject, row_offsets
 from tidemark.records.ranges import Slice
 from tidemark.sink.table import Layout
 from tidemark.sink.types import fits
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
+def split_output(batch: pa.RecordBatch, part: Slice) -> TransformOutput:
     """Splits a transform's output by its ``disposition`` column; without one everything is loaded."""
     import pyarrow.compute as pc
 
@@ -23,7 +23,7 @@ def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
         raise BadOutput(part=part, problem=f"the output lacks the lineage columns {', '.join(missing)}.")
     rows = batch.drop_columns([name for name in OPTIONAL if name in names])
     if "disposition" not in names:
-        return Judged(rows)
+        return TransformOutput(rows)
     said = dispositions(batch, part)
     skipped = row_offsets(batch.filter(pc.equal(said, "skip")), part).tolist()
     not_loaded = pc.is_in(said, value_set=_strings("retry", "fail"))
@@ -33,7 +33,7 @@ def judge(batch: pa.RecordBatch, part: Slice) -> Judged:
         words, texts = said.filter(not_loaded).to_pylist(), errors(refused, part).to_pylist()
         for offset, word, text in zip(row_offsets(refused, part).tolist(), words, texts, strict=True):
             rejects.append(reject(offset, Disposition[word.upper()], text))
-    return Judged(rows.filter(pc.equal(said, "load")), skipped, rejects)
+    return TransformOutput(rows.filter(pc.equal(said, "load")), skipped, rejects)
 
 
 def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
@@ -100,7 +100,7 @@ class Tally:
         """The offsets that stand there."""
         return index + self._part.start
 
-    def take(self, judged: Judged) -> pa.RecordBatch | None:
+    def take(self, judged: TransformOutput) -> pa.RecordBatch | None:
         """Accounts for a part and returns its rows as the COPY wants them (`Layout.copy_columns`), or `None` if it has none.
 
         Raises `BadOutput` for a row of another partition, an offset outside the slice, or a record with two dispositions.
@@ -131,12 +131,12 @@ class Tally:
         self._rows[index] = 0
         self.rejects[offset] = reject(offset, Disposition.FAIL, error, error_type)
 
-    def counts(self) -> Counts:
+    def counts(self) -> RecordCounts:
         """What became of every offset of the slice so far; offsets nobody mentioned are unaccounted."""
         import numpy as np
 
         by = np.bincount(self._said, minlength=len(Disposition) + 1)
-        return Counts(
+        return RecordCounts(
             loaded=int(by[Disposition.LOAD]),
             skipped=int(by[Disposition.SKIP]),
             retried=int(by[Disposition.RETRY] + by[Disposition.HELD]),

@@ -34,7 +34,7 @@ from tidemark.sink.drained import commit_drained, origins
 from tidemark.sink.load import SinkRejected
 from tidemark.sink.staged import Staged, drop_staging, make_staging, promote, promote_drained, stage
 from tidemark.sink.table import Layout
-from tidemark.sink.tally import judge
+from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
 from tidemark.spark.errors import lost_jvm, translated
@@ -377,7 +377,7 @@ def _direct_task(
     part = parts[json.loads(order)[context.partitionId()]]
 
     def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
-        judged = (judge(_with_known(unmarked(batch, part), part, known), part) for batch in rest)
+        judged = (split_output(_with_known(unmarked(batch, part), part, known), part) for batch in rest)
         return commit_slice(target, part, judged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
 
     return _in_task(batches, commit)

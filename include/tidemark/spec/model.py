@@ -40,7 +40,7 @@ class OffsetReset(StrEnum):
     """Refuse both."""
 
 
-class Run(StrEnum):
+class RunMode(StrEnum):
     BOUNDED = "bounded"
     """Read up to the end offsets seen at the start, then end."""
     CONTINUOUS = "continuous"
@@ -252,7 +252,7 @@ class ConsumerSpec(_Part):
     """Spark applications that share the group."""
     listeners: tuple[Annotated[str, AfterValidator(checks.listener)], ...] = ()
     """``module:Class`` of each `tidemark.group.listener.RebalanceListener` of the user's."""
-    run: Annotated[Run, Field(strict=False)] = Run.BOUNDED
+    run: Annotated[RunMode, Field(strict=False)] = RunMode.BOUNDED
     run_for: SomeTime = timedelta(minutes=15)
     """How long a continuous run lasts, and how often one is started."""
     batch: Batch = Batch()

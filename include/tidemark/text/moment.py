@@ -13,7 +13,7 @@ from tidemark.errors import BadInput
 from tidemark.text.duration import LONGEST, parse_duration
 from tidemark.text.wording import quoted
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """Kafka's timestamps begin here; below it its numbers have other meanings (-1 is latest, -2 earliest)."""
 EXAMPLE = "2026-03-29T14:00:00+02:00"
 NEAR, LIKENESS = 3, 0.75
@@ -56,7 +56,7 @@ def parse_moment(text: str, zone: str | None = None) -> datetime:
         moment = moment.astimezone(UTC)
     except OverflowError:
         raise _bad_moment(text, "is beyond the calendar", f"Write a time like {EXAMPLE}.") from None
-    if moment < EPOCH:
+    if moment < UNIX_EPOCH:
         raise _bad_moment(text, "is before 1970, where Kafka's timestamps begin", "For all that Kafka still has, use to-earliest.")
     return moment
 

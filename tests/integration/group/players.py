@@ -15,7 +15,7 @@ from tests.ledger import eventually
 from tidemark.db import Connection, session
 from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
 from tidemark.group.errors import GroupError, MemberIdRequired, RebalanceInProgress
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 
 AT_ONCE = GroupConfig(initial_rebalance_delay_ms=0)
 """The first member alone makes the first generation."""
@@ -215,7 +215,7 @@ class Scene:
     def finish_join(self, *players: Player) -> None:
         for player in players:
             assert player.joined() is not None, player.name
-        assert self.state == State.COMPLETING_REBALANCE
+        assert self.state == GroupState.COMPLETING_REBALANCE
 
     def finish_sync(self, *players: Player) -> None:
         """The leader assigns, the others get theirs."""
@@ -223,7 +223,7 @@ class Scene:
         leader.assign()
         for player in players:
             assert player.sync() == {"of": player.member_id, "generation": self.generation}
-        assert self.state == State.STABLE
+        assert self.state == GroupState.STABLE
 
     def rebalance(self, *players: Player) -> None:
         """These join again, and go through to Stable; who has not joined before must be the first."""

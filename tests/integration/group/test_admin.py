@@ -14,7 +14,7 @@ from tidemark.errors import DatabaseUnavailable
 from tidemark.group import coordinator as coordinator_module
 from tidemark.group.coordinator import list_groups
 from tidemark.group.errors import GroupIdNotFound, GroupSubscribedToTopic, NonEmptyGroup, OffsetHasResults, UnknownMemberId
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 from tidemark.offsets.store import OffsetFenced
 from tidemark.records.ranges import TopicPartition
 
@@ -43,12 +43,12 @@ def test_groups_are_listed_with_their_state(scene: Scene) -> None:
     a.ask_for_id()
     assert states_of(scene) == [("Empty", 0)]
     a.join()
-    assert states_of(scene, State.COMPLETING_REBALANCE) == [("CompletingRebalance", 1)]
+    assert states_of(scene, GroupState.COMPLETING_REBALANCE) == [("CompletingRebalance", 1)]
     a.assign()
-    assert states_of(scene, State.STABLE, State.EMPTY) == [("Stable", 1)]
-    assert states_of(scene, State.PREPARING_REBALANCE) == []
+    assert states_of(scene, GroupState.STABLE, GroupState.EMPTY) == [("Stable", 1)]
+    assert states_of(scene, GroupState.PREPARING_REBALANCE) == []
     b.join()
-    assert states_of(scene, State.PREPARING_REBALANCE) == [("PreparingRebalance", 2)]
+    assert states_of(scene, GroupState.PREPARING_REBALANCE) == [("PreparingRebalance", 2)]
     assert states_of(scene) == [("PreparingRebalance", 2)]
 
 
@@ -71,7 +71,7 @@ def test_a_stable_group_is_described_with_members_and_assignments(scene: Scene) 
     scene.start(a, b)
     found = scene.coordinator().describe()
     assert found is not None
-    assert (found.group, found.state, found.protocol, found.leader) == (scene.group, State.STABLE, "range", a.member_id)
+    assert (found.group, found.state, found.protocol, found.leader) == (scene.group, GroupState.STABLE, "range", a.member_id)
     assert found.generation == a.generation
     assert [(each.member_id, each.instance_id, each.client_id, each.pending, each.overdue) for each in found.members] == [
         (a.member_id, None, "a", False, False),
@@ -93,7 +93,7 @@ def test_a_rebalancing_group_is_described_without_assignments(scene: Scene) -> N
     c.ask_for_id()
     found = scene.coordinator().describe()
     assert found is not None
-    assert (found.state, found.rebalance_reason) == (State.COMPLETING_REBALANCE, "a member leaves: gone fishing")
+    assert (found.state, found.rebalance_reason) == (GroupState.COMPLETING_REBALANCE, "a member leaves: gone fishing")
     assert [(each.client_id, each.pending, each.assignment) for each in found.members] == [("a", False, None), ("c", True, None)]
 
 
@@ -106,8 +106,8 @@ def test_a_description_shows_who_is_overdue_and_changes_nothing(scene: Scene) ->
         found = scene.coordinator().describe()
         assert found is not None
         assert [each.overdue for each in found.members] == [False, True]
-        assert found.state == State.STABLE
-    assert scene.tick() == State.PREPARING_REBALANCE
+        assert found.state == GroupState.STABLE
+    assert scene.tick() == GroupState.PREPARING_REBALANCE
     assert scene.members() == ["a"]
 
 
@@ -125,14 +125,14 @@ def test_a_group_that_does_not_exist_is_not_deleted(scene: Scene) -> None:
         scene.coordinator().delete_group()
 
 
-@pytest.mark.parametrize("state", [State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, State.STABLE])
-def test_a_group_with_members_is_not_deleted(scene: Scene, state: State) -> None:
+@pytest.mark.parametrize("state", [GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, GroupState.STABLE])
+def test_a_group_with_members_is_not_deleted(scene: Scene, state: GroupState) -> None:
     """Kafka: testDeleteNonEmptyGroup, in each of its states."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
-    if state is not State.STABLE:
+    if state is not GroupState.STABLE:
         a.join()
-    if state is State.COMPLETING_REBALANCE:
+    if state is GroupState.COMPLETING_REBALANCE:
         b.join()
     with pytest.raises(NonEmptyGroup) as refused:
         scene.coordinator().delete_group()
@@ -178,8 +178,10 @@ def test_a_deleted_group_stays_as_history(scene: Scene, ledger: Group) -> None:
     ]
     assert ledger.counted()[3] == 1
     assert [
-        each.state for each in list_groups(scene.connection, [State.DEAD]) if each.group.endswith(f"(deleted, group {ledger.group_id})")
-    ] == [State.DEAD]
+        each.state
+        for each in list_groups(scene.connection, [GroupState.DEAD])
+        if each.group.endswith(f"(deleted, group {ledger.group_id})")
+    ] == [GroupState.DEAD]
 
 
 def test_who_still_holds_a_partition_of_a_deleted_group_is_fenced(scene: Scene, ledger: Group) -> None:
@@ -198,7 +200,7 @@ def test_a_deletion_waits_for_a_commit_in_flight_but_not_for_ever(scene: Scene, 
         with pytest.raises(DatabaseUnavailable):
             scene.coordinator().delete_group()
     writer.close()
-    assert scene.state == State.EMPTY
+    assert scene.state == GroupState.EMPTY
     scene.coordinator().delete_group()
     assert scene.state is None
 

@@ -21,7 +21,7 @@ from tidemark.errors import DatabaseUnavailable
 from tidemark.group import coordinator as coordinator_module
 from tidemark.group.coordinator import Coordinator, GroupConfig, JoinRequest, Leaving
 from tidemark.group.errors import FencedInstanceId, GroupError, GroupMaxSizeReached, MemberIdRequired, RebalanceInProgress, UnknownMemberId
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 
@@ -180,7 +180,7 @@ def test_a_call_that_dies_between_any_two_statements_changes_nothing(scene: Scen
                 player.coordinator = once.coordinator()
             once.expire(*(player for player in players if player not in living))
             settle(living)
-            assert once.state == State.STABLE
+            assert once.state == GroupState.STABLE
 
 
 def test_a_coordinator_that_stands_still_loses_the_lock(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_a_coordinator_that_stands_still_loses_the_lock(scene: Scene, monkeypatc
     cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group})
     with in_thread(a.join) as rejoining:
         rejoining.result(180)
-    assert scene.state == State.PREPARING_REBALANCE
+    assert scene.state == GroupState.PREPARING_REBALANCE
     with pytest.raises(psycopg2.Error):
         cur.execute("SELECT 1")
     frozen.close()

@@ -12,10 +12,10 @@ from tests.integration.group.players import Player, Scene
 from tidemark import project
 from tidemark.group.coordinator import Leaving
 from tidemark.group.errors import GroupError
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 from tidemark.records.ranges import TopicPartition
 
-COLUMNS = ("no group", State.EMPTY, State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, State.STABLE)
+COLUMNS = ("no group", GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 
 def in_state(scene: Scene, state: str) -> tuple[Player, Player]:
@@ -25,13 +25,13 @@ def in_state(scene: Scene, state: str) -> tuple[Player, Player]:
         leader.member_id = follower.member_id = "gone"
         return leader, follower
     scene.start(leader, follower)
-    if state == State.EMPTY:
+    if state == GroupState.EMPTY:
         leader.leave()
         follower.leave()
-    elif state != State.STABLE:
+    elif state != GroupState.STABLE:
         new = scene.player("new")
         new.join()
-        if state == State.COMPLETING_REBALANCE:
+        if state == GroupState.COMPLETING_REBALANCE:
             leader.join()
             follower.join()
             scene.finish_join(new, leader, follower)
@@ -106,7 +106,7 @@ def answered(scene: Scene, request: str, leader: Player, follower: Player) -> st
     except GroupError as error:
         said = str(error.kafka_name)
     after = scene.state
-    gone = f"→ {State.DEAD}" if before is not None else ""
+    gone = f"→ {GroupState.DEAD}" if before is not None else ""
     moved = "" if after == before else gone if after is None else f"→ {after}"
     return " ".join(filter(None, (said, moved)))
 

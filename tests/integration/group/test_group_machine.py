@@ -15,7 +15,7 @@ from tests.integration.group.players import AT_ONCE, Player, Scene, one_step, se
 from tidemark.db import session
 from tidemark.group.coordinator import GroupConfig, Leaving
 from tidemark.group.errors import FencedInstanceId, GroupError, InconsistentGroupProtocol, NonEmptyGroup, UnknownMemberId
-from tidemark.group.states import TRANSITIONS, State, Transition, Why
+from tidemark.group.states import TRANSITIONS, GroupState, Transition, Why
 
 OFFERS = (("range",), ("range", "sticky"), ("sticky", "range"), ("mine", "range"), ("mine", "sticky", "range"))
 """All have one in common, so nobody is refused for good."""
@@ -32,7 +32,7 @@ class Moves(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if str(record.msg).startswith("group moved") and isinstance(record.args, tuple):
-            self.seen.append(Transition(State(str(record.args[1])), State(str(record.args[2])), Why(str(record.args[3]))))
+            self.seen.append(Transition(GroupState(str(record.args[1])), GroupState(str(record.args[2])), Why(str(record.args[3]))))
 
 
 class Protocol(RuleBasedStateMachine):
@@ -51,7 +51,7 @@ class Protocol(RuleBasedStateMachine):
         self.scene = Scene(self.url, self.connection, f"group-{uuid.uuid4().hex[:8]}", config)
         self.living: list[Player] = []
         self.generation = 0
-        self.state = State.EMPTY
+        self.state = GroupState.EMPTY
         self.moves = Moves()
         logger = logging.getLogger("tidemark.group.coordinator")
         logger.setLevel(logging.INFO)
@@ -169,7 +169,7 @@ class Protocol(RuleBasedStateMachine):
         before = self.scene.state
         stranger = self.scene.player("stranger", ("theirs",), instance="i-stranger")
         self.scene.tick()
-        if self.scene.members() and (self.scene.config.max_size is None or self.scene.state == State.STABLE):
+        if self.scene.members() and (self.scene.config.max_size is None or self.scene.state == GroupState.STABLE):
             with contextlib.suppress(GroupError):
                 stranger.join()
                 raise AssertionError(f"joined in {before}")
@@ -207,7 +207,7 @@ class Protocol(RuleBasedStateMachine):
         """A group with members stays; of an empty one the name is free, and the next group of the name has greater generations."""
         if self.scene.tick() is None:
             return
-        empty = self.scene.state == State.EMPTY
+        empty = self.scene.state == GroupState.EMPTY
         try:
             self.scene.coordinator().delete_group()
             assert empty
@@ -221,14 +221,14 @@ class Protocol(RuleBasedStateMachine):
     def the_states_follow_the_table(self) -> None:
         """Each change begins where the last one ended, and is in the table; what is stored is where the last one ended."""
         for move in self.moves.seen:
-            if self.state is State.DEAD:
-                self.state = State.EMPTY  # another group of the same name
+            if self.state is GroupState.DEAD:
+                self.state = GroupState.EMPTY  # another group of the same name
             assert move.source is self.state
             assert move in TRANSITIONS
             self.state = move.target
         self.moves.seen.clear()
         stored = self.scene.state
-        assert stored == self.state or (stored in (None, State.EMPTY) and self.state in (State.EMPTY, State.DEAD))
+        assert stored == self.state or (stored in (None, GroupState.EMPTY) and self.state in (GroupState.EMPTY, GroupState.DEAD))
 
     @invariant()
     def generations_only_grow(self) -> None:
@@ -252,19 +252,19 @@ class Protocol(RuleBasedStateMachine):
         )  # fmt: skip
         ids = [member_id for member_id, *_ in members]
         assert (leader in ids) if members else leader is None
-        assert bool(members) == (state != State.EMPTY)
+        assert bool(members) == (state != GroupState.EMPTY)
         instances = [instance for _, instance, *_ in members if instance]
         assert len(instances) == len(set(instances))
-        if state == State.PREPARING_REBALANCE:
+        if state == GroupState.PREPARING_REBALANCE:
             assert deadline
             assert not any(synced for _, _, _, synced, _, _ in members)
-        if state in (State.COMPLETING_REBALANCE, State.STABLE):
+        if state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             assert not any(joining for _, _, joining, *_ in members)
-            assert deadline == (state == State.COMPLETING_REBALANCE or not all(synced for _, _, _, synced, _, _ in members))
+            assert deadline == (state == GroupState.COMPLETING_REBALANCE or not all(synced for _, _, _, synced, _, _ in members))
             assert all(protocol in dict(protocols) for *_, protocols in members)
-        if state == State.COMPLETING_REBALANCE:
+        if state == GroupState.COMPLETING_REBALANCE:
             assert all(assignment is None for *_, assignment, _ in members)
-        if state == State.STABLE:
+        if state == GroupState.STABLE:
             assert all(assignment is not None and assignment.get("generation", generation) == generation for *_, assignment, _ in members)
             owners = [assignment["of"] for *_, assignment, _ in members if assignment]
             assert len(owners) == len(set(owners))
@@ -317,10 +317,10 @@ class Protocol(RuleBasedStateMachine):
             self.scene.group, [player.member_id for player in living if player.member_id],
         )  # fmt: skip
         if not living:
-            assert self.scene.tick() in (None, State.EMPTY)
+            assert self.scene.tick() in (None, GroupState.EMPTY)
             return
         settle(living, rounds=12)
-        assert self.scene.state == State.STABLE
+        assert self.scene.state == GroupState.STABLE
         assert sorted(self.scene.members()) == sorted(player.name for player in living)
         self.the_states_follow_the_table()
         self.generations_only_grow()

@@ -18,7 +18,7 @@ from tidemark.group.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 
 TWO = GroupConfig(initial_rebalance_delay_ms=0, max_size=2)
 
@@ -33,7 +33,7 @@ def test_a_lone_member_leads_a_group_of_one(scene: Scene) -> None:
     assert (joined.leader, joined.protocol, list(joined.members), joined.skip_assignment) == (a.member_id, "range", [a.member_id], False)
     assert joined.members[a.member_id].metadata == {"topics": ["flights"]}
     assert a.member_id.startswith("a-")
-    assert (scene.state, scene.leader) == (State.COMPLETING_REBALANCE, a.member_id)
+    assert (scene.state, scene.leader) == (GroupState.COMPLETING_REBALANCE, a.member_id)
 
 
 def test_a_dynamic_member_is_given_an_id_before_it_may_join(scene: Scene) -> None:
@@ -45,7 +45,7 @@ def test_a_dynamic_member_is_given_an_id_before_it_may_join(scene: Scene) -> Non
             a.coordinator.join(a.request())
         ids.append(required.value.member_id)
     assert len(set(ids)) == 2
-    assert (scene.state, scene.members()) == (State.EMPTY, [])
+    assert (scene.state, scene.members()) == (GroupState.EMPTY, [])
 
 
 def test_an_id_that_nobody_gave_out_makes_no_group(scene: Scene) -> None:
@@ -100,7 +100,7 @@ def test_a_member_that_shares_no_assignor_with_all_others_is_refused(scene: Scen
     with pytest.raises(InconsistentGroupProtocol) as refused:
         c.join()
     assert (refused.value.offered, refused.value.supported) == ("sticky", "range")
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
 
 
 def test_a_member_that_rejoins_without_a_common_assignor_is_refused(scene: Scene) -> None:
@@ -157,7 +157,7 @@ def test_a_full_group_takes_nobody_else(scene: Scene, static: bool) -> None:
     scene.finish_sync(a, b)
     with pytest.raises(GroupMaxSizeReached):
         c.join()
-    assert (scene.members(), scene.state) == (["a", "b"], State.STABLE)
+    assert (scene.members(), scene.state) == (["a", "b"], GroupState.STABLE)
 
 
 def test_ids_are_given_out_beyond_the_size_but_only_so_many_join(scene: Scene) -> None:
@@ -206,7 +206,7 @@ def test_a_static_members_next_process_gets_its_seat_in_a_full_group(scene: Scen
     scene.start(a, b)
     again = scene.player("again", instance="i-b", config=TWO)
     assert again.join() is not None
-    assert (scene.members(), scene.state) == (["a", "again"], State.STABLE)
+    assert (scene.members(), scene.state) == (["a", "again"], GroupState.STABLE)
 
 
 # ---- the initial rebalance delay
@@ -270,7 +270,7 @@ def test_a_group_that_was_used_before_has_its_initial_delay_again(scene: Scene) 
     a, b = scene.player("a"), scene.player("b", config=GroupConfig())
     scene.start(a)
     a.leave()
-    assert scene.state == State.EMPTY
+    assert scene.state == GroupState.EMPTY
     assert b.join() is None
     assert scene.of_group("initial_until IS NOT NULL")
 
@@ -286,7 +286,7 @@ def test_a_follower_that_has_not_changed_does_not_disturb_the_group(scene: Scene
     joined = b.join()
     assert joined is not None
     assert (joined.generation, joined.leader, dict(joined.members)) == (before, a.member_id, {})
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
 
 
 def test_the_leader_that_joins_again_has_the_group_rebalance(scene: Scene) -> None:
@@ -294,7 +294,7 @@ def test_the_leader_that_joins_again_has_the_group_rebalance(scene: Scene) -> No
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     assert a.join("topics changed") is None
-    assert scene.state == State.PREPARING_REBALANCE
+    assert scene.state == GroupState.PREPARING_REBALANCE
     assert scene.of_group("rebalance_reason") == "the leader rejoins: topics changed"
     with pytest.raises(RebalanceInProgress):
         b.heartbeat()
@@ -323,7 +323,7 @@ def test_a_member_whose_answer_was_lost_gets_it_again(scene: Scene, name: str) -
     player = {"a": a, "b": b}[name]
     before = player.answer
     assert player.join() == before
-    assert scene.state == State.COMPLETING_REBALANCE
+    assert scene.state == GroupState.COMPLETING_REBALANCE
 
 
 def test_a_member_that_has_changed_before_the_sync_has_the_group_rebalance_again(scene: Scene) -> None:
@@ -335,7 +335,7 @@ def test_a_member_that_has_changed_before_the_sync_has_the_group_rebalance_again
     scene.finish_join(a, b)
     b.protocols = (("range", {"topics": []}), ("sticky", {"topics": []}))
     assert b.join() is None
-    assert scene.state == State.PREPARING_REBALANCE
+    assert scene.state == GroupState.PREPARING_REBALANCE
     with pytest.raises(RebalanceInProgress):
         a.assign()
 
@@ -444,7 +444,7 @@ def test_the_rebalance_timeout_is_that_of_the_most_patient_member(scene: Scene) 
     a.join()
     assert 89 < scene.of_group("extract(epoch FROM deadline - clock_timestamp())::float") <= 90
     b.join()
-    assert scene.state == State.COMPLETING_REBALANCE
+    assert scene.state == GroupState.COMPLETING_REBALANCE
     assert 89 < scene.of_group("extract(epoch FROM deadline - clock_timestamp())::float") <= 90
 
 
@@ -519,7 +519,7 @@ def test_a_group_whose_members_all_died_is_empty(scene: Scene) -> None:
     scene.start(a, b)
     before = scene.generation
     scene.expire(a, b)
-    assert scene.tick() == State.EMPTY
+    assert scene.tick() == GroupState.EMPTY
     assert scene.generation > before
     assert (scene.leader, scene.of_group("protocol"), scene.members()) == (None, None, [])
 
@@ -532,7 +532,7 @@ def test_static_members_that_all_stay_away_keep_the_join_phase_open(scene: Scene
     c.leave()
     for _ in range(2):
         scene.pass_deadline()
-        assert scene.tick() == State.PREPARING_REBALANCE
+        assert scene.tick() == GroupState.PREPARING_REBALANCE
         assert scene.of_group("deadline > clock_timestamp() + interval '50 s'")
     assert a.join() is None
     scene.pass_deadline()
@@ -551,7 +551,7 @@ def test_an_id_that_was_given_out_does_not_disturb_a_stable_group(scene: Scene) 
     a.heartbeat()
     scene.expire(b)
     a.heartbeat()
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
     with pytest.raises(UnknownMemberId):
         b.join()
 
@@ -601,7 +601,7 @@ def test_a_group_without_members_is_empty_whatever_ids_were_given_out(scene: Sce
     scene.start(a)
     b.ask_for_id()
     a.leave()
-    assert scene.state == State.EMPTY
+    assert scene.state == GroupState.EMPTY
     assert b.join() is not None
 
 

@@ -18,8 +18,8 @@ from tests.members import CONFIG, QUICK, TOPIC, Group, Told, parts, wait_for
 from tests.points import until
 
 from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscription, find_assignor
-from tidemark.group.member import Member, Seat
-from tidemark.group.states import State
+from tidemark.group.member import Member, MemberSettings
+from tidemark.group.states import GroupState
 
 ALL = parts(0, 1, 2, 3)
 SLACK_S = 6
@@ -63,7 +63,7 @@ class Team(Group):
 
 
 def made(url: str, client: str, assignor: Assignor, told: Told, **seat: Any) -> Member:
-    wanted = Seat(group="g", client_id=client, **{**QUICK, **LONG, **seat})
+    wanted = MemberSettings(group="g", client_id=client, **{**QUICK, **LONG, **seat})
     return Member(url, wanted, [assignor], lambda: (TOPIC,), lambda _: Metadata.of(flights=4), [told], config=CONFIG)
 
 
@@ -105,7 +105,7 @@ def test_followers_get_an_assignment_from_another_leader_within_the_deadline(
     followers = [group.join(**of_followers) for _ in range(2)]
     wait_for(group, stands.inside.is_set)
     began = time.monotonic()
-    assert group.described().state == State.COMPLETING_REBALANCE
+    assert group.described().state == GroupState.COMPLETING_REBALANCE
     wait_for(group, lambda: have_all(group, but=leader))
     assert time.monotonic() - began < deadline_s + SLACK_S
     assert sum(follower.leads for follower in followers) == 1
@@ -164,7 +164,7 @@ def test_leader_whose_process_is_killed_in_its_assignor_is_replaced_when_its_ses
     process = context.Process(target=lead, args=(group.url, inside, never), daemon=True)
     process.start()
     try:
-        until(lambda: (found := group.describe()) is not None and found.state == State.STABLE, "it leads a group of its own")
+        until(lambda: (found := group.describe()) is not None and found.state == GroupState.STABLE, "it leads a group of its own")
         followers = [group.join() for _ in range(2)]
         wait_for(group, inside.is_set)
         process.kill()

@@ -7,7 +7,7 @@ from tests.integration.group.players import Scene
 
 from tidemark.group.coordinator import Leaving
 from tidemark.group.errors import FencedInstanceId, RebalanceInProgress, UnknownMemberId
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 
 
 def kinds(answers: list[object]) -> list[type | None]:
@@ -19,7 +19,7 @@ def test_the_last_member_leaves_an_empty_group(scene: Scene) -> None:
     a = scene.player("a")
     scene.start(a)
     assert a.leave("the run is over") is None
-    assert (scene.state, scene.members()) == (State.EMPTY, [])
+    assert (scene.state, scene.members()) == (GroupState.EMPTY, [])
     assert isinstance(a.leave(), UnknownMemberId)
 
 
@@ -35,22 +35,22 @@ def test_a_stranger_does_not_leave(scene: Scene) -> None:
     a = scene.player("a")
     scene.start(a)
     assert kinds(scene.coordinator().leave([Leaving("made-up")])) == [UnknownMemberId]
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
 
 
-@pytest.mark.parametrize("phase", [State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, State.STABLE])
-def test_the_others_go_on_without_who_leaves(scene: Scene, phase: State) -> None:
+@pytest.mark.parametrize("phase", [GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, GroupState.STABLE])
+def test_the_others_go_on_without_who_leaves(scene: Scene, phase: GroupState) -> None:
     """Kafka: leaving completes the join phase, or begins one."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
-    if phase is not State.STABLE:
+    if phase is not GroupState.STABLE:
         a.join()
-    if phase is State.COMPLETING_REBALANCE:
+    if phase is GroupState.COMPLETING_REBALANCE:
         b.join()
         a.joined()
     assert scene.state == phase
     assert b.leave("redeployed") is None
-    if phase is State.PREPARING_REBALANCE:
+    if phase is GroupState.PREPARING_REBALANCE:
         assert a.joined() is not None
     else:
         with pytest.raises(RebalanceInProgress):
@@ -105,7 +105,7 @@ def test_several_leave_at_once_with_one_rebalance_and_an_answer_each(scene: Scen
     leaving = [Leaving("", "i-a"), Leaving("made-up", "i-b"), Leaving(c.member_id, "i-c"), Leaving("nobody"), Leaving("", "i-a")]
     assert kinds(scene.coordinator().leave(leaving)) == [None, FencedInstanceId, None, UnknownMemberId, UnknownMemberId]
     assert scene.members() == ["b", "d"]
-    assert scene.state == State.PREPARING_REBALANCE
+    assert scene.state == GroupState.PREPARING_REBALANCE
     assert a.member_id != b.member_id
 
 
@@ -127,7 +127,7 @@ def test_an_id_that_was_given_out_leaves_a_stable_group_in_peace(scene: Scene) -
     scene.start(a)
     pending.ask_for_id()
     assert pending.leave() is None
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
 
 
 def test_a_long_reason_is_cut_off(scene: Scene) -> None:

@@ -23,7 +23,7 @@ from tidemark.consume.membership import metadata_of
 from tidemark.group.assignors import Metadata, find_assignor
 from tidemark.group.coordinator import Coordinator, Joined, JoinRequest
 from tidemark.group.errors import FencedInstanceId
-from tidemark.group.member import Member, Seat
+from tidemark.group.member import Member, MemberSettings
 from tidemark.kafka.cluster import Cluster
 
 MAX_AGE_MS = 500
@@ -62,7 +62,7 @@ class Readers(Group):
         told, client = Told(), f"client-{next(self.numbers)}"
         member = Member(
             self.url,
-            Seat(group="g", client_id=client, **{**QUICK, "metadata_max_age_ms": MAX_AGE_MS, **seat}),
+            MemberSettings(group="g", client_id=client, **{**QUICK, "metadata_max_age_ms": MAX_AGE_MS, **seat}),
             [find_assignor(assignor)],
             lambda: self.names or self.cluster.matching(self.pattern),
             lambda topics: self._look(client, topics),
@@ -81,8 +81,8 @@ class Readers(Group):
         )  # fmt: skip
 
     def wait_for_looks(self, member: Member, count: int = LOOKS) -> None:
-        enough = self.looks[member.seat.client_id] + count
-        wait_for(self, lambda: self.looks[member.seat.client_id] >= enough)
+        enough = self.looks[member.settings.client_id] + count
+        wait_for(self, lambda: self.looks[member.settings.client_id] >= enough)
 
     def leader(self) -> Member:
         (found,) = [member for member in self.members if member.leads]
@@ -131,11 +131,11 @@ def rebalances_once(group: Readers, joins: list[Sent], change: Callable[[], obje
     group.settle()
     assert group.described().generation == generation + 1
     assert group.described().rebalance_reason.endswith(CHANGED)
-    followers = [member.seat.client_id for member in group.members if member is not leader]
+    followers = [member.settings.client_id for member in group.members if member is not leader]
     assert sorted((sent.client, sent.reason) for sent in joins) == sorted(
-        [(leader.seat.client_id, CHANGED), *((client, TOLD) for client in followers)]
+        [(leader.settings.client_id, CHANGED), *((client, TOLD) for client in followers)]
     )
-    assert joins[0].client == leader.seat.client_id
+    assert joins[0].client == leader.settings.client_id
     assert joins[0].at - changed < NOTICED_S
 
 
@@ -218,7 +218,7 @@ def test_only_the_leader_watches(group: Readers, joins: list[Sent], topics: Topi
     topics.grow(topic, 6)
     heard = {each.member_id: each.seen_at for each in group.described().members}
     wait_for(group, lambda: all((each.seen_at - heard[each.member_id]).total_seconds() > 1.5 for each in group.described().members))
-    assert group.looks[follower.seat.client_id] == 0
+    assert group.looks[follower.settings.client_id] == 0
     assert (group.described().generation, joins) == (generation, [])
     group.close(leader)
     group.settle()

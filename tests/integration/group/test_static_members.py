@@ -6,7 +6,7 @@ import pytest
 from tests.integration.group.players import Player, Scene
 
 from tidemark.group.errors import FencedInstanceId, IllegalGeneration, RebalanceInProgress, UnknownMemberId
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 
 
 def pair(scene: Scene) -> tuple[Player, Player]:
@@ -74,7 +74,7 @@ def test_an_id_that_is_not_the_instances_is_fenced(scene: Scene) -> None:
         with pytest.raises(FencedInstanceId) as fenced:
             forger.join()
         assert fenced.value.current == leader.member_id
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
 
 
 def test_an_instance_that_is_not_known_does_not_come_with_an_id(scene: Scene) -> None:
@@ -95,7 +95,7 @@ def test_the_next_process_of_a_follower_gets_its_assignment_and_no_rebalance(sce
     assert joined is not None
     assert (joined.generation, joined.leader, dict(joined.members)) == (follower.generation, leader.member_id, {})
     assert new.sync() == assignment
-    assert (scene.state, scene.members()) == (State.STABLE, ["leader", "follower'"])
+    assert (scene.state, scene.members()) == (GroupState.STABLE, ["leader", "follower'"])
     is_fenced(follower)
     new.heartbeat()
     leader.heartbeat()
@@ -110,7 +110,7 @@ def test_the_next_process_of_the_leader_leads_but_does_not_assign(scene: Scene) 
     assert (joined.leader, joined.skip_assignment, list(joined.members)) == (new.member_id, True, [new.member_id, follower.member_id])
     assert scene.leader == new.member_id
     assert new.sync() == {"of": leader.member_id, "generation": leader.generation}
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
     is_fenced(leader)
 
 
@@ -137,7 +137,7 @@ def test_a_restart_with_another_list_but_the_same_vote_disturbs_nobody(scene: Sc
     leader, follower = pair(scene)
     new = next_process(scene, follower, "range", "mine")
     assert new.join() is not None
-    assert (scene.state, scene.generation, scene.leader) == (State.STABLE, follower.generation, leader.member_id)
+    assert (scene.state, scene.generation, scene.leader) == (GroupState.STABLE, follower.generation, leader.member_id)
 
 
 def test_a_restart_with_other_topics_has_the_group_rebalance(scene: Scene) -> None:
@@ -145,7 +145,7 @@ def test_a_restart_with_other_topics_has_the_group_rebalance(scene: Scene) -> No
     leader, follower = pair(scene)
     new = next_process(scene, follower, topics=("flights", "delays"))
     assert new.join() is None
-    assert scene.state == State.PREPARING_REBALANCE
+    assert scene.state == GroupState.PREPARING_REBALANCE
     joined = leader.join()
     assert joined is not None
     assert joined.members[new.joined().member_id].metadata == {"topics": ["flights", "delays"]}  # type: ignore[union-attr]
@@ -169,7 +169,7 @@ def test_a_static_member_that_rejoins_with_its_id_is_treated_as_any_other(scene:
     assert again is not None
     assert again.generation == follower.generation
     assert leader.join() is None
-    assert scene.state == State.PREPARING_REBALANCE
+    assert scene.state == GroupState.PREPARING_REBALANCE
 
 
 def test_a_follower_that_rejoins_with_other_protocols_has_the_group_rebalance(scene: Scene) -> None:
@@ -177,7 +177,7 @@ def test_a_follower_that_rejoins_with_other_protocols_has_the_group_rebalance(sc
     _, follower = pair(scene)
     follower.protocols = (("sticky", {"topics": ["flights"]}), ("range", {"topics": ["flights"]}))
     assert follower.join() is None
-    assert scene.state == State.PREPARING_REBALANCE
+    assert scene.state == GroupState.PREPARING_REBALANCE
 
 
 def test_a_replacement_before_the_sync_has_the_group_rebalance(scene: Scene) -> None:
@@ -244,7 +244,7 @@ def test_a_restarted_process_that_comes_back_after_its_session_is_a_new_member(s
     scene.expire(leader, follower)
     with pytest.raises(UnknownMemberId):
         follower.join()
-    assert scene.state == State.EMPTY
+    assert scene.state == GroupState.EMPTY
     new = next_process(scene, follower)
     assert new.join() is not None
     assert scene.leader == new.member_id

@@ -6,7 +6,7 @@ import pytest
 from tests.integration.group.players import Player, Scene
 
 from tidemark.group.errors import IllegalGeneration, InconsistentGroupProtocol, RebalanceInProgress, UnknownMemberId
-from tidemark.group.states import State
+from tidemark.group.states import GroupState
 
 
 def joined_pair(scene: Scene) -> tuple[Player, Player]:
@@ -35,7 +35,7 @@ def test_a_follower_that_syncs_last_gets_its_assignment_at_once(scene: Scene) ->
     """Kafka: testSyncGroupFollowerAfterLeader."""
     a, b = joined_pair(scene)
     a.assign()
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
     assert b.sync() == {"of": b.member_id, "generation": b.generation}
 
 
@@ -51,7 +51,7 @@ def test_only_the_leader_assigns(scene: Scene) -> None:
     """Kafka: what a follower hands in is ignored."""
     a, b = joined_pair(scene)
     assert b.sync({a.member_id: "mine", b.member_id: "mine"}) is None
-    assert scene.state == State.COMPLETING_REBALANCE
+    assert scene.state == GroupState.COMPLETING_REBALANCE
     a.assign()
     assert b.sync() == {"of": b.member_id, "generation": b.generation}
 
@@ -72,7 +72,7 @@ def test_who_is_left_out_of_the_assignment_gets_an_empty_one(scene: Scene) -> No
     a, b = joined_pair(scene)
     assert a.sync({a.member_id: ["flights/0"], "somebody": ["flights/1"]}) == ["flights/0"]
     assert b.sync() == {}
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
 
 
 def test_an_assignment_comes_back_as_it_was_given(scene: Scene) -> None:
@@ -113,7 +113,7 @@ def test_another_generation_is_refused(scene: Scene, by: int) -> None:
     for ask in (a.sync, a.heartbeat):
         with pytest.raises(IllegalGeneration):
             ask(generation=a.generation + by)
-    assert scene.state == State.COMPLETING_REBALANCE
+    assert scene.state == GroupState.COMPLETING_REBALANCE
 
 
 def test_another_protocol_is_refused(scene: Scene) -> None:
@@ -158,7 +158,7 @@ def test_an_assignment_of_an_older_generation_is_never_stored(scene: Scene) -> N
     b.join()
     with pytest.raises(IllegalGeneration):
         a.sync(leads, generation=old)
-    assert scene.state == State.COMPLETING_REBALANCE
+    assert scene.state == GroupState.COMPLETING_REBALANCE
     assert scene.sql("SELECT DISTINCT assignment FROM tidemark.group_member JOIN tidemark.consumer_group USING (group_id) WHERE name = %s",
                      scene.group) == [(None,)]  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_nobody_that_has_synced_is_removed_at_the_deadline(scene: Scene) -> None
     assert scene.of_group("deadline IS NOT NULL")
     b.sync()
     assert scene.of_group("deadline IS NULL")
-    assert scene.tick() == State.STABLE
+    assert scene.tick() == GroupState.STABLE
 
 
 @pytest.mark.parametrize("who", ["nobody", "leader", "follower"])
@@ -189,7 +189,7 @@ def test_who_has_not_synced_by_the_deadline_is_removed_even_if_it_heartbeats(sce
     scene.pass_deadline()
     state = scene.tick()
     assert scene.members() == {"nobody": [], "leader": ["a"], "follower": ["b"]}[who]
-    assert state == (State.EMPTY if who == "nobody" else State.PREPARING_REBALANCE)
+    assert state == (GroupState.EMPTY if who == "nobody" else GroupState.PREPARING_REBALANCE)
 
 
 def test_a_static_member_that_has_not_synced_is_removed_too(scene: Scene) -> None:
@@ -241,7 +241,7 @@ def test_heartbeats_maintain_the_session(scene: Scene) -> None:
     for _ in range(3):
         scene.age(a, ms=9_000)
         a.heartbeat()
-    assert scene.state == State.STABLE
+    assert scene.state == GroupState.STABLE
 
 
 def test_a_member_that_is_not_heard_of_for_its_session_timeout_is_removed(scene: Scene) -> None:
@@ -251,7 +251,7 @@ def test_a_member_that_is_not_heard_of_for_its_session_timeout_is_removed(scene:
     scene.age(a, ms=10_000)
     with pytest.raises(UnknownMemberId):
         a.heartbeat()
-    assert (scene.state, scene.members()) == (State.EMPTY, [])
+    assert (scene.state, scene.members()) == (GroupState.EMPTY, [])
 
 
 def test_a_session_that_ends_while_others_join_lets_them_go_on(scene: Scene) -> None:
@@ -300,4 +300,4 @@ def test_the_sessions_start_again_when_the_server_was_restarted(scene: Scene) ->
     scene.finish_sync(a, b)
     assert scene.members() == ["a", "b"]
     scene.expire(a, b)  # and only once
-    assert scene.tick() == State.EMPTY
+    assert scene.tick() == GroupState.EMPTY

@@ -11,12 +11,12 @@ from tests.integration.group.players import Player, Scene
 
 from tidemark.group.coordinator import GroupConfig
 from tidemark.group.errors import GroupError
-from tidemark.group.states import TRANSITIONS, State, Transition, Why
+from tidemark.group.states import TRANSITIONS, GroupState, Transition, Why
 
 SCENES: dict[Transition, Callable[[Scene], object]] = {}
 
 
-def reaches(source: State, target: State, why: Why) -> Callable[[Callable[[Scene], object]], Callable[[Scene], object]]:
+def reaches(source: GroupState, target: GroupState, why: Why) -> Callable[[Callable[[Scene], object]], Callable[[Scene], object]]:
     def keep(act: Callable[[Scene], object]) -> Callable[[Scene], object]:
         SCENES[Transition(source, target, why)] = act
         return act
@@ -25,11 +25,11 @@ def reaches(source: State, target: State, why: Why) -> Callable[[Callable[[Scene
 
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
-    State.EMPTY,
-    State.PREPARING_REBALANCE,
-    State.COMPLETING_REBALANCE,
-    State.STABLE,
-    State.DEAD,
+    GroupState.EMPTY,
+    GroupState.PREPARING_REBALANCE,
+    GroupState.COMPLETING_REBALANCE,
+    GroupState.STABLE,
+    GroupState.DEAD,
 )
 
 
@@ -187,7 +187,7 @@ def moves(caplog: pytest.LogCaptureFixture) -> list[Transition]:
     for record in caplog.records:
         if record.msg.startswith("group moved") and isinstance(record.args, tuple):
             _, source, target, why, *_ = record.args
-            found.append(Transition(State(str(source)), State(str(target)), Why(str(why))))
+            found.append(Transition(GroupState(str(source)), GroupState(str(target)), Why(str(why))))
     return found
 
 
@@ -206,5 +206,5 @@ def test_a_row_of_the_table_happens(scene: Scene, row: Transition, caplog: pytes
     assert set(moves(caplog)) <= set(TRANSITIONS)
     (state,) = scene.sql("SELECT state FROM tidemark.consumer_group WHERE name = %s OR name LIKE %s", scene.group, scene.group + " (%")[0]
     assert state == moves(caplog)[-1].target
-    if row.target is State.PREPARING_REBALANCE:
+    if row.target is GroupState.PREPARING_REBALANCE:
         assert scene.of_group("rebalance_reason") == row.why

@@ -22,8 +22,8 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.producer import Publishers
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
-from tidemark.retry.hop import HEADER_BYTES
 from tidemark.retry.ladder import Ladder
+from tidemark.retry.messages import HEADER_BYTES
 from tidemark.retry.relay import Relayed, relay
 from tidemark.retry.topics import now_topic
 from tidemark.spec import ConsumerSpec
@@ -218,7 +218,7 @@ class Outbox:
 
     def check_published(self) -> None:
         """Every record is registered at a message that is its own: key, value and headers byte for byte, and ours behind them."""
-        from tidemark.retry.hop import own_headers
+        from tidemark.retry.messages import own_headers
 
         logs: dict[str, dict[tuple[int, int], Stored]] = {}
         for number, (topic, partition, offset) in self.hops().items():

@@ -16,7 +16,7 @@ from tests.integration.retry.outbox import Outbox
 from tidemark.errors import BadInput
 from tidemark.retry import admin
 from tidemark.retry.admin import NotEditable, Payload
-from tidemark.retry.filter import Filter, State
+from tidemark.retry.filter import Filter, RecordState
 
 WHY = {"reason": "the service is gone for good", "by": "ann@host"}
 REASON = ("--reason", "the service is gone for good")
@@ -51,8 +51,8 @@ def test_a_filter_finds_what_it_says_and_nothing_else(outbox: Outbox) -> None:
     found = {
         "all": numbers(outbox),
         "numbers": numbers(outbox, numbers=(one, three, 999)),
-        "waiting": numbers(outbox, states=(State.WAITING,)),
-        "waiting or failed": numbers(outbox, states=(State.WAITING, State.FAILED)),
+        "waiting": numbers(outbox, states=(RecordState.WAITING,)),
+        "waiting or failed": numbers(outbox, states=(RecordState.WAITING, RecordState.FAILED)),
         "type": numbers(outbox, error_type="KeyError"),
         "text": numbers(outbox, error_text="wrong"),
         "percent": numbers(outbox, error_text="100%"),

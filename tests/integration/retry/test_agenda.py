@@ -8,7 +8,7 @@ import json
 from tests.integration.retry.lab import Lab, minutes
 
 from tidemark.db import session
-from tidemark.retry.agenda import busy, due, relay_at_end, tried
+from tidemark.retry.pending import busy, due, relay_at_end, tried
 from tidemark.retry.topics import ensure_topics
 from tidemark.rewind.model import ToEarliest
 

@@ -9,7 +9,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from tests.integration.retry.lab import Lab, minutes
 
 from tidemark.offsets.store import TaskIdentity
-from tidemark.quality import Outcome, Run, Verdict, validate
+from tidemark.quality import ValidatedRun, ValidationReport, Verdict, validate
 from tidemark.rewind.model import ToEarliest
 
 DAG = "drain_retries"
@@ -28,10 +28,10 @@ def drain(lab: Lab, run: str, **answers: str) -> None:
     lab.drain(task=TaskIdentity(DAG, run, "drain", 0, 1))
 
 
-def judge(lab: Lab, run: Run | str, *expectations: dict[str, Any]) -> Verdict:
+def judge(lab: Lab, run: ValidatedRun | str, *expectations: dict[str, Any]) -> ValidationReport:
     suite = lab.consumer.folder / "suite.json"
     suite.write_text(json.dumps({"name": "suite", "expectations": expectations}))
-    run = Run(DAG, run) if isinstance(run, str) else run
+    run = ValidatedRun(DAG, run) if isinstance(run, str) else run
     return validate(lab.url, run, group=lab.group, table=lab.table, suite=suite, upsert=bool(lab.spec.sink.key))
 
 
@@ -51,13 +51,13 @@ def test_drain_is_judged_by_the_rows_that_it_has_loaded_and_by_no_others(lab: La
     lab.say({"2": "retry", "3": "retry", "7": "retry"})
     lab.produce(*map(str, range(10)))
     lab.run()
-    first = judge(lab, Run(attempt_id=lab.consumer.attempt_id), rows(7))
-    assert (first.verdict, validated(lab)) == (Outcome.PASSED, 10)
+    first = judge(lab, ValidatedRun(attempt_id=lab.consumer.attempt_id), rows(7))
+    assert (first.verdict, validated(lab)) == (Verdict.PASSED, 10)
 
     drain(lab, "one", **{"3": "three", "7": "retry"})
     spoil(lab, 4, 6)
     verdict = judge(lab, "one", PAYLOAD, rows(4))
-    assert verdict.verdict is Outcome.PASSED
+    assert verdict.verdict is Verdict.PASSED
     assert verdict.ranges == {f"{lab.topic}/0": [[2, 4]]}
     assert (verdict.counts.loaded, verdict.counts.retried, verdict.counts.sink_rows) == (2, 1, 4)
     assert lab.sql("SELECT validation_id FROM tidemark.batch WHERE drained") == [(verdict.validation_id,)]
@@ -65,10 +65,10 @@ def test_drain_is_judged_by_the_rows_that_it_has_loaded_and_by_no_others(lab: La
     drain(lab, "two")
     spoil(lab, 7)
     verdict = judge(lab, "two", PAYLOAD, rows(1))
-    assert (verdict.verdict, verdict.ranges) == (Outcome.CRITICAL, {f"{lab.topic}/0": [[7, 8]]})
+    assert (verdict.verdict, verdict.ranges) == (Verdict.CRITICAL, {f"{lab.topic}/0": [[7, 8]]})
     assert lab.sql("SELECT kafka_offset FROM tidemark.validation_row") == [(7,)]
     assert validated(lab) == 10
-    assert judge(lab, "one", PAYLOAD, rows(4)).verdict is Outcome.PASSED, "validated again, it is the same rows"
+    assert judge(lab, "one", PAYLOAD, rows(4)).verdict is Verdict.PASSED, "validated again, it is the same rows"
     lab.check()
 
 
@@ -79,7 +79,7 @@ def test_drain_that_loaded_nothing_has_a_verdict_on_nothing(lab: Lab) -> None:
     lab.run()
     drain(lab, "again", a="retry")
     verdict = judge(lab, "again", rows(1))
-    assert (verdict.verdict, verdict.ranges, verdict.counts.retried) == (Outcome.PASSED, {}, 1)
+    assert (verdict.verdict, verdict.ranges, verdict.counts.retried) == (Verdict.PASSED, {}, 1)
     assert verdict.validation_id is not None
     drain(lab, "loaded")
     assert judge(lab, "loaded", rows(1)).ranges == {f"{lab.topic}/0": [[0, 1]]}
@@ -94,8 +94,8 @@ def test_row_that_a_drain_has_loaded_and_that_is_not_there_is_critical(lab: Lab)
     lab.run()
     drain(lab, "loaded", a="three")
     lab.sql(f"DELETE FROM {lab.table} WHERE kafka_offset = 1 AND kafka_seq = 2")
-    verdict = validate(lab.url, Run(DAG, "loaded"), group=lab.group, table=lab.table, suite=None)
-    assert verdict.verdict is Outcome.CRITICAL
+    verdict = validate(lab.url, ValidatedRun(DAG, "loaded"), group=lab.group, table=lab.table, suite=None)
+    assert verdict.verdict is Verdict.CRITICAL
     assert verdict.results[0].text == f"conservation: {lab.topic}/0 [1, 2): the ledger says 3 rows were written, the sink holds 2"
 
 
@@ -112,7 +112,7 @@ def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab)
     lab.sql(f"VACUUM ANALYZE {lab.table}")
     before = scans(lab)
     verdict = judge(lab, "many", PAYLOAD, rows(150))
-    assert verdict.verdict is Outcome.PASSED
+    assert verdict.verdict is Verdict.PASSED
     assert verdict.ranges == {f"{lab.topic}/0": [[0, 299]]}
     told = Retrying(stop=stop_after_delay(20), wait=wait_fixed(0.05), retry=retry_if_result(lambda seen: seen[1] == before[1]))
     assert told(scans, lab)[0] == before[0]

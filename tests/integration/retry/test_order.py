@@ -27,9 +27,9 @@ from tidemark.errors import BadInput
 from tidemark.records.ranges import Slice
 from tidemark.retry import redrive, store
 from tidemark.retry.admin import NotEditable, Payload, discard, edit, list_records
-from tidemark.retry.agenda import busy
-from tidemark.retry.filter import Filter, State
+from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.order import HeldTooMany
+from tidemark.retry.pending import busy
 from tidemark.retry.topics import now_topic
 from tidemark.rewind.model import ToOffset
 from tidemark.rewind.plan import PlanRefused
@@ -236,7 +236,7 @@ def test_key_of_which_records_wait_in_two_tiers_is_tried_in_order(ordered: Lab) 
     assert (ordered.loaded(), states(ordered)) == (["a2"], {"a1": "FAILED", "a3": "WAITING"})
     ordered.consumer.set(retry={"delays": ["30m"], "order": "key"})
     with session(ordered.url) as connection:
-        made = redrive.plan(connection, ordered.spec, Filter(states=(State.FAILED,)), reason="it is up again", by="ann")
+        made = redrive.plan(connection, ordered.spec, Filter(states=(RecordState.FAILED,)), reason="it is up again", by="ann")
         redrive.apply(connection, ordered.cluster, lambda _: ordered.spec, made.redrive.redrive_id, by="ann")
     send(ordered, "a4")
     ordered.run()
@@ -261,7 +261,7 @@ def test_record_that_is_sent_round_again_waits_for_those_before_it_that_are_held
         made = redrive.plan(
             connection,
             ordered.spec,
-            Filter(states=(State.DISCARDED,)),
+            Filter(states=(RecordState.DISCARDED,)),
             reason="wanted all the same",
             by="ann",
             destination=redrive.Destination.NOW,
@@ -337,12 +337,12 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
     send(ordered, "a1 a2 a3 a4")
     ordered.run()
     with session(ordered.url) as connection:
-        held = list_records(connection, ordered.group, Filter(states=(State.HELD,)), limit=10)
+        held = list_records(connection, ordered.group, Filter(states=(RecordState.HELD,)), limit=10)
         assert [record.offset for record in held] == [1, 2, 3]
         with pytest.raises(NotEditable, match="it is held until a record of its key is settled"):
             edit(connection, ordered.group, held[0].number, lambda was: Payload(was.key, b"x", ()), reason="the value was wrong", by="ann")
         with pytest.raises(BadInput, match="there is nothing to send round: states HELD; 3 wait for a retry already"):
-            redrive.plan(connection, ordered.spec, Filter(states=(State.HELD,)), reason="they are held", by="ann")
+            redrive.plan(connection, ordered.spec, Filter(states=(RecordState.HELD,)), reason="they are held", by="ann")
         assert discard(connection, ordered.group, Filter(numbers=(held[1].number,)), reason="not wanted any more", by="ann") == 1
         assert discard(connection, ordered.group, Filter(from_offset=0, to_offset=1), reason="not wanted any more", by="ann") == 1
     ordered.check()
@@ -614,7 +614,7 @@ class Ordered(RuleBasedStateMachine):
     @rule(data=st.data(), to=st.sampled_from(redrive.Destination))
     def operator_redrives(self, data: Any, to: redrive.Destination) -> None:
         (number,) = data.draw(st.sampled_from(self._given_up()))
-        wanted = Filter(numbers=(number,), states=(State.FAILED, State.DISCARDED))
+        wanted = Filter(numbers=(number,), states=(RecordState.FAILED, RecordState.DISCARDED))
         for topic in (now_topic(self.lab.group), *filter(None, self.lab.ladder.topics)):
             self.lab.make_topic(topic)
         with session(self.lab.url) as connection:

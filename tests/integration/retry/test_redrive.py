@@ -25,7 +25,7 @@ from tidemark.db import REWIND_LOCK, Connection, connect, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.retry import admin, redrive
 from tidemark.retry.admin import Payload
-from tidemark.retry.filter import Filter, State
+from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.redrive import Destination, NoLadder, Phase, Preview, RedriveInProgress
 from tidemark.retry.topics import TopicsUnfit
 
@@ -233,8 +233,8 @@ def test_discarded_records_are_redriven_only_if_that_is_said(outbox: Outbox) -> 
     with pytest.raises(BadInput, match="nothing to send round"):
         plan(outbox)
     with pytest.raises(BadInput, match="LOADED cannot be redriven"):
-        plan(outbox, Filter(states=(State.LOADED,)))
-    apply(outbox, plan(outbox, Filter(states=(State.DISCARDED,))).redrive.redrive_id)
+        plan(outbox, Filter(states=(RecordState.LOADED,)))
+    apply(outbox, plan(outbox, Filter(states=(RecordState.DISCARDED,))).redrive.redrive_id)
     assert states(outbox) == ["WAITING"]
 
 

@@ -26,7 +26,7 @@ from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka.producer import ANSWER_S
 from tidemark.local import LocalStack
 from tidemark.retry import relay as relay_module
-from tidemark.retry.hop import COUNT, NAMES
+from tidemark.retry.messages import COUNT, NAMES
 from tidemark.retry.relay import Relayed
 from tidemark.rewind.apply import GRACE_MS
 

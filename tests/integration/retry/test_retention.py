@@ -10,7 +10,7 @@ from tests.integration.retry.lab import Lab, minutes
 from tidemark.db import session, transaction
 from tidemark.retry import admin, redrive
 from tidemark.retry.admin import Payload
-from tidemark.retry.filter import Filter, State
+from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.retention import empty_settled
 
 WHY = {"reason": "the city does not exist", "by": "ann@host"}
@@ -46,7 +46,7 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
             ("WAITING", kept[0], b"f", kept[1], False),
         ]
         assert lab.sql("SELECT key, value, headers FROM tidemark.failed_record_edit") == [(None, None, [])]
-        planned = redrive.plan(connection, lab.spec, Filter(states=(State.DISCARDED, State.FAILED)), **WHY)
+        planned = redrive.plan(connection, lab.spec, Filter(states=(RecordState.DISCARDED, RecordState.FAILED)), **WHY)
         done = redrive.apply(connection, lab.cluster, lambda _: lab.spec, planned.redrive.redrive_id, by="bob")
     assert (done.redrive.redriven, done.passed_over) == (1, {"its payload was emptied": 2})
     shown = lab.consumer.command("retries", "show", lab.spec.name, str(numbers["d"])).stdout

@@ -14,8 +14,8 @@ from tests.raw_records import RawRecord, produce_raw
 from tests.scenario import Scenario
 
 from tidemark.db import session
-from tidemark.retry import agenda
-from tidemark.retry.agenda import relay_at_end
+from tidemark.retry import pending as agenda
+from tidemark.retry.pending import relay_at_end
 
 ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
 """Lets a topic take timestamps that lie more than an hour ahead."""

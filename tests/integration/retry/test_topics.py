@@ -12,7 +12,7 @@ from tests.integration.retry.outbox import Outbox
 
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster, TopicsMissing
-from tidemark.retry.hop import HEADER_BYTES
+from tidemark.retry.messages import HEADER_BYTES
 from tidemark.retry.relay import Relayed
 from tidemark.retry.topics import TopicsUnfit, ensure_topics
 

@@ -18,7 +18,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
-from tidemark.records.outcome import Disposition, Judged, reject
+from tidemark.records.outcome import Disposition, TransformOutput, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
@@ -42,7 +42,7 @@ def one_city(offset: int) -> list[str]:
     return [f"city {offset}"]
 
 
-def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[Judged]:
+def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[TransformOutput]:
     """By the offset's last digit: 0 skipped, 1 to retry, 2 failed, 4 three rows, the others as the transform says."""
     for start in range(part.start, part.end, 50):
         span = range(start, min(start + 50, part.end))
@@ -55,7 +55,7 @@ def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[Judge
             if offset % 10 in (1, 2)
         ]
         skipped = [offset for offset in span if offset % 10 == 0 or (offset in loaded and not loaded[offset])]
-        yield Judged(rows(part, offsets, lambda _, names=names: next(names)) if offsets else None, skipped, rejects)
+        yield TransformOutput(rows(part, offsets, lambda _, names=names: next(names)) if offsets else None, skipped, rejects)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.integration.rewind.lab import Lab, one_city
 
-from tidemark.rewind.model import ShiftBy, State, ToCurrent, ToEarliest, ToLatest, ToOffset
+from tidemark.rewind.model import RewindState, ShiftBy, ToCurrent, ToEarliest, ToLatest, ToOffset
 
 
 def test_rewind_into_a_batch_keeps_its_head_and_replays_to_the_same(lab: Lab) -> None:
@@ -13,7 +13,7 @@ def test_rewind_into_a_batch_keeps_its_head_and_replays_to_the_same(lab: Lab) ->
     lab.read(60, 1)
     before = lab.rows()
     done = lab.rewind(ToOffset(25), f"{lab.topic}:0,1")
-    assert done.state is State.APPLIED
+    assert done.state is RewindState.APPLIED
     assert lab.positions() == [25, 25, 0]
     assert lab.offsets() == [offset for offset in range(25) if offset % 10 > 2]
     assert lab.ledger() == [(0, 0, 25), (1, 0, 25)]

@@ -21,11 +21,11 @@ from tidemark.kafka.cluster import Topic
 from tidemark.offsets import store
 from tidemark.offsets.reset import Log
 from tidemark.offsets.store import OffsetFenced
-from tidemark.records.outcome import Judged
+from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.model import ShiftBy, State, ToCurrent, ToOffset
+from tidemark.rewind.model import RewindState, ShiftBy, ToCurrent, ToOffset
 from tidemark.sink.commit import commit_slice
 
 
@@ -41,7 +41,7 @@ class Slow:
     def __init__(self, part: Slice) -> None:
         self.part, self.stands, self.go = part, threading.Event(), threading.Event()
 
-    def judged(self) -> Iterator[Judged]:
+    def judged(self) -> Iterator[TransformOutput]:
         yield from of_all_kinds(self.part)
         self.stands.set()
         assert self.go.wait(60)
@@ -91,7 +91,7 @@ def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(
             said(caplog, f"rewinds of group {lab.spec.group}", "tidemark/1/77", f"pid {other.info.backend_pid}")
             assert not applied.done()
             other.commit()
-            assert applied.result(180).plan.state is State.APPLIED
+            assert applied.result(180).plan.state is RewindState.APPLIED
 
 
 def test_a_rewind_goes_through_while_the_group_rebalances(lab: Lab) -> None:
@@ -100,7 +100,7 @@ def test_a_rewind_goes_through_while_the_group_rebalances(lab: Lab) -> None:
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     with session(lab.url) as other, transaction(other) as cur:
         cur.execute("SELECT FROM tidemark.consumer_group WHERE group_id = %s FOR NO KEY UPDATE", (lab.group_id,))
-        assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+        assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
 
 
 def test_a_commit_under_way_is_waited_for_and_superseded(lab: Lab) -> None:
@@ -128,7 +128,7 @@ def test_a_commit_that_does_not_end_in_time_is_ended(lab: Lab, monkeypatch: pyte
     slow = Slow(lab.slice(80, 1))
     with in_thread(lambda: commit_slice(lab.target(), slow.part, slow.judged(), payloads)) as commit:
         assert slow.stands.wait(30)
-        assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+        assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
         slow.go.set()
         with pytest.raises(DatabaseUnavailable):
             commit.result(180)
@@ -149,7 +149,7 @@ def test_a_position_held_by_somebody_else_is_waited_for_and_not_taken_by_force(
             said(caplog, f"position of {lab.topic}/0", "psql", f"pid {other.info.backend_pid}")
             assert not applied.done()
             other.commit()
-            assert applied.result(180).plan.state is State.APPLIED
+            assert applied.result(180).plan.state is RewindState.APPLIED
     lab.check()
 
 
@@ -162,7 +162,7 @@ def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
     ((uuid,),) = lab.sql("SELECT kafka_uuid FROM tidemark.topic WHERE topic_id = %s", lab.topic_id)
     partition = TopicPartition(lab.topic, 0)
     log = Log(partition, 0, 100)
-    found = claims.Found([Topic(lab.topic, uuid, 3)], {partition: log}, {partition: 100})
+    found = claims.LookUp([Topic(lab.topic, uuid, 3)], {partition: log}, {partition: 100})
     with session(lab.url, application="tidemark rewind") as other, transaction(other) as cur, session(lab.url) as mine:
         cur.execute(applying.SQL["lock_group"], {"class": REWIND_LOCK, "group_id": lab.group_id})
         cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s FOR NO KEY UPDATE", (lab.group_id,))
@@ -200,7 +200,7 @@ def test_other_partitions_go_on_while_a_rewind_is_applied(lab: Lab) -> None:
             waiting(lab)
             lab.read(100, 1)
             cur.connection.commit()
-            assert applied.result(180).plan.state is State.APPLIED
+            assert applied.result(180).plan.state is RewindState.APPLIED
     assert lab.positions() == [20, 100, 0]
     lab.check()
 

@@ -34,7 +34,7 @@ from tidemark.local import LocalStack
 from tidemark.offsets import store
 from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
-from tidemark.records.outcome import Judged
+from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import backfill
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
@@ -364,7 +364,7 @@ class Held:
     def __init__(self, part: Slice) -> None:
         self.part, self.stands, self.go = part, threading.Event(), threading.Event()
 
-    def judged(self) -> Iterator[Judged]:
+    def judged(self) -> Iterator[TransformOutput]:
         yield from of_all_kinds(self.part)
         self.stands.set()
         assert self.go.wait(60)

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.rewind.lab import Lab
 
 from tidemark.rewind.archive import ArchiveForged
-from tidemark.rewind.model import State, ToOffset, Undo
+from tidemark.rewind.model import RewindState, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.retention import remove_archives
 from tidemark.rewind.store import history
@@ -33,8 +33,8 @@ def test_removes_archives_whose_time_is_over_and_no_others(lab: Lab) -> None:
         assert (removed.rewind_id, removed.rows) == (old.rewind_id, sum(part.sink_rows for _, part in old))
         assert remove_archives(connection, DAY) == []
         assert [(one.rewind_id, one.state) for one in history(connection)] == [
-            (new.rewind_id, State.APPLIED),
-            (old.rewind_id, State.APPLIED),
+            (new.rewind_id, RewindState.APPLIED),
+            (old.rewind_id, RewindState.APPLIED),
         ]
     lab.undo(new.rewind_id)
     with pytest.raises(PlanRefused, match="are not kept any more"):

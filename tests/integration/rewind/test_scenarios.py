@@ -31,9 +31,9 @@ from tidemark.rewind.model import (
     FromFile,
     FromGroup,
     Plan,
+    RewindState,
     Scenario,
     ShiftBy,
-    State,
     ToBatch,
     ToCurrent,
     ToDatetime,
@@ -59,7 +59,7 @@ def offsets(planned: Plan) -> dict[int, tuple[int, int]]:
 def all_applied(lab: Lab, scenario: Scenario, *scope: str) -> list[int]:
     """Positions after it; the plan had said the same, and the ledger is sound."""
     planned = lab.plan(scenario, *scope)
-    assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+    assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
     for partition, (_, new) in offsets(planned).items():
         assert lab.position(partition) == new
     lab.check()
@@ -298,7 +298,7 @@ def test_a_plan_changes_nothing_but_its_own_rows(read: Lab) -> None:
     ]
     assert (group.lag, group.group_state, group.in_flight, group.told) == (75 + 75 + 35, "Empty", 0, ())
     assert group.records_per_s is not None
-    assert planned.state is State.PLANNED
+    assert planned.state is RewindState.PLANNED
     assert planned.expires_at > planned.planned_at
 
 

@@ -9,7 +9,7 @@ from tests.ledger import eventually, in_thread
 
 from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.guards import RowsStay
-from tidemark.rewind.model import Plan, State, ToOffset, Undo
+from tidemark.rewind.model import Plan, RewindState, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 
 
@@ -59,7 +59,7 @@ def test_rows_that_a_trigger_keeps_refuse_the_rewind(lab: Lab, body: str) -> Non
     trigger(lab, "keeps_some", "BEFORE DELETE", body.format(table=lab.table))
     refused_at_apply(lab, rewind_id, RowsStay, "keeps_some")
     lab.sql(f"DROP TRIGGER keeps_some ON {lab.table}")
-    assert lab.apply(rewind_id).plan.state is State.APPLIED
+    assert lab.apply(rewind_id).plan.state is RewindState.APPLIED
     lab.check()
 
 

@@ -11,7 +11,7 @@ from tidemark.errors import BadInput
 from tidemark.offsets.store import TaskIdentity
 from tidemark.rewind import store
 from tidemark.rewind.apply import StalePlan
-from tidemark.rewind.model import ShiftBy, State, ToEarliest, ToLatest, ToOffset, Undo
+from tidemark.rewind.model import RewindState, ShiftBy, ToEarliest, ToLatest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.store import AlreadyDecided
 
@@ -62,7 +62,7 @@ def test_retention_that_passes_a_target_makes_a_plan_stale(lab: Lab) -> None:
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     lab.consumer.topics.trim(lab.topic, {0: 20, 1: 90})
     other = lab.plan(ToOffset(30), f"{lab.topic}:0")
-    assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+    assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
     lab.read(50)
     third = lab.plan(ToOffset(30), f"{lab.topic}:0")
     lab.consumer.topics.trim(lab.topic, {0: 31})
@@ -153,7 +153,7 @@ def test_a_changed_transform_is_what_rewinds_are_for(lab: Lab) -> None:
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     lab.consumer.set(transform=f"{lab.consumer.name}:mended", schedule="@daily")
-    assert lab.apply(planned.rewind_id).plan.state is State.APPLIED
+    assert lab.apply(planned.rewind_id).plan.state is RewindState.APPLIED
 
 
 def test_a_rejected_plan_is_never_applied(lab: Lab) -> None:
@@ -163,7 +163,7 @@ def test_a_rejected_plan_is_never_applied(lab: Lab) -> None:
     before = lab.image()
     with lab.session() as connection:
         said = store.reject(connection, planned.rewind_id, by="carl")
-        assert (said.state, said.decided_by) == (State.REJECTED, "carl")
+        assert (said.state, said.decided_by) == (RewindState.REJECTED, "carl")
         assert store.reject(connection, planned.rewind_id, by="dora").decided_by == "carl"
     with pytest.raises(AlreadyDecided, match="was rejected by carl"):
         lab.apply(planned.rewind_id)

@@ -11,9 +11,9 @@ import pytest
 from tests.integration.rewind.lab import Lab, one_city
 
 from tidemark.offsets.store import TaskIdentity
-from tidemark.quality import Outcome, Run, Verdict, validate
+from tidemark.quality import ValidatedRun, ValidationReport, Verdict, validate
 from tidemark.rewind.apply import RewindNotAllowed
-from tidemark.rewind.model import Plan, State, ToBatch
+from tidemark.rewind.model import Plan, RewindState, ToBatch
 from tidemark.rewind.reaction import TakenBack, take_back, taken_back
 from tidemark.rewind.store import history
 from tidemark.rewind.targets import TargetsOutOfRange
@@ -37,23 +37,23 @@ class Judge:
         self.suite.write_text(json.dumps({"name": "cities", "expectations": [expectation]}))
         self.runs = 0
 
-    def run(self, end: int, *partitions: int, good: bool = False) -> Run:
+    def run(self, end: int, *partitions: int, good: bool = False) -> ValidatedRun:
         """Reads up to ``end``; what it writes is wrong unless it is said to be good."""
         self.runs += 1
         for partition in partitions or (0,):
             self.lab.read(end, partition, one_city if good else wrong, step=10, task=TaskIdentity(DAG, f"run {self.runs}"))
-        return Run(DAG, f"run {self.runs}")
+        return ValidatedRun(DAG, f"run {self.runs}")
 
-    def verdict(self, run: Run) -> Verdict:
+    def verdict(self, run: ValidatedRun) -> ValidationReport:
         return validate(self.lab.url, run, group=self.lab.spec.group, table=self.lab.table, suite=self.suite)
 
-    def react(self, run: Run) -> TakenBack:
+    def react(self, run: ValidatedRun) -> TakenBack:
         verdict = self.verdict(run)
-        assert verdict.verdict is Outcome.CRITICAL
+        assert verdict.verdict is Verdict.CRITICAL
         with self.lab.session() as connection:
             return take_back(connection, self.lab.cluster, self.lab.spec, run, verdict)
 
-    def taken_back(self, run: Run) -> int | None:
+    def taken_back(self, run: ValidatedRun) -> int | None:
         with self.lab.session() as connection:
             return taken_back(connection, self.lab.spec.group, run)
 
@@ -72,7 +72,7 @@ def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_aga
     of those that people plan. It can be undone like any other."""
     assert lab.spec.rewind.approval is Approval.REQUIRED
     first = judge.run(20, 0, 1, good=True)
-    assert judge.verdict(first).verdict is Outcome.PASSED
+    assert judge.verdict(first).verdict is Verdict.PASSED
     before = lab.image()
     second = judge.run(50, 0, 1)
     lab.read(30, 2)  # by hand, for another reason
@@ -84,7 +84,7 @@ def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_aga
     assert [row for row in lab.ledger() if row[0] < 2] == [(part, start, start + 10) for part in (0, 1) for start in (0, 10)]
     plan = done.rewound
     by = f"validation {judge.lab.sql('SELECT max(validation_id) FROM tidemark.validation')[0][0]}"
-    assert (plan.state, plan.planned_by, plan.applied_by, plan.decided_by) == (State.APPLIED, by, by, None)
+    assert (plan.state, plan.planned_by, plan.applied_by, plan.decided_by) == (RewindState.APPLIED, by, by, None)
     assert (plan.scenario, plan.dag_id, plan.run_id) == (ToBatch(dag_id=DAG, run_id="run 2"), DAG, "run 2")
     assert plan.reason.startswith(f"{by} of {lab.spec.name} was critical: expect_column_values_to_not_be_in_set(column='city'")
     assert [(part.old, part.new) for _, part in plan] == [(50, 20), (50, 20)]
@@ -92,9 +92,9 @@ def test_run_that_fails_is_taken_back_to_before_it_and_the_next_one_reads_it_aga
     lab.check()
 
     third = judge.run(50, 0, 1, good=True)
-    assert judge.verdict(third).verdict is Outcome.PASSED
+    assert judge.verdict(third).verdict is Verdict.PASSED
     assert lab.sql("SELECT validated_offset FROM tidemark.partition_offset ORDER BY partition") == [(50,), (50,), (0,)]
-    assert lab.undo(plan.rewind_id).state is State.APPLIED
+    assert lab.undo(plan.rewind_id).state is RewindState.APPLIED
     assert lab.image().sink == written.sink
     lab.check()
 
@@ -143,7 +143,7 @@ def test_try_after_the_one_that_took_the_run_back_learns_of_it(lab: Lab, judge: 
     assert done.rewound is not None
     assert judge.verdict(run).validation_id is None
     assert judge.taken_back(run) == done.rewound.rewind_id
-    assert judge.taken_back(Run(DAG, "another run")) is None
+    assert judge.taken_back(ValidatedRun(DAG, "another run")) is None
     lab.undo(done.rewound.rewind_id)
     assert judge.taken_back(run) is None
 
@@ -153,7 +153,7 @@ def test_what_the_next_run_has_read_meanwhile_is_taken_back_too_unless_it_was_ju
     were told of since."""
     old = judge.run(20)
     judge.verdict(old)
-    assert judge.verdict(judge.run(40, good=True)).verdict is Outcome.PASSED
+    assert judge.verdict(judge.run(40, good=True)).verdict is Verdict.PASSED
     kept = judge.react(old)
     assert kept.rewound is None
     assert f"readers were shown what was read from {lab.topic}/0 0 on" in str(kept)
@@ -168,7 +168,7 @@ def test_what_the_next_run_has_read_meanwhile_is_taken_back_too_unless_it_was_ju
 
 def test_run_that_had_passed_and_fails_a_new_suite_stays(lab: Lab, judge: Judge) -> None:
     run = judge.run(20, good=True)
-    assert judge.verdict(run).verdict is Outcome.PASSED
+    assert judge.verdict(run).verdict is Verdict.PASSED
     judge.suite.write_text(judge.suite.read_text().replace('"wrong"', '"city 4"'))
     assert judge.react(run).rewound is None
     assert lab.position() == 20
@@ -212,7 +212,7 @@ def test_plan_that_could_not_be_applied_waits_for_nobody(lab: Lab, judge: Judge)
                 cur.execute(f"SET ROLE {role}")
             with pytest.raises(RewindNotAllowed):
                 take_back(connection, lab.cluster, lab.spec, run, verdict)
-        assert [plan.state for plan in judge.rewinds()] == [State.REJECTED]
+        assert [plan.state for plan in judge.rewinds()] == [RewindState.REJECTED]
         assert lab.position() == 20
         assert judge.react(run).rewound is not None
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidemark.group.assignors.board import Board
+from tidemark.group.assignors.numbered import NumberedGroup
 
 NOBODY = -1
 
@@ -21,16 +21,16 @@ class Claims:
     previous: dict[int, int]
 
 
-def settle(board: Board) -> Claims:
+def settle(group: NumberedGroup) -> Claims:
     """Decides every claim: the only claimant is believed, of several the one of the highest generation, of equals nobody."""
-    owner = [NOBODY] * board.total
-    believed = [NOBODY] * board.total  # the generation of the owner
+    owner = [NOBODY] * group.total
+    believed = [NOBODY] * group.total  # the generation of the owner
     contested: set[int] = set()
     previous: dict[int, int] = {}
-    generations = [subscription.generation for subscription in board.subscriptions]
+    generations = [subscription.generation for subscription in group.subscriptions]
     newest = max(generations, default=NOBODY)
-    starts = {topic: (board.starts[number], board.counts[number]) for topic, number in board.number_of.items()}
-    for member, subscription in enumerate(board.subscriptions):
+    starts = {topic: (group.starts[number], group.counts[number]) for topic, number in group.number_of.items()}
+    for member, subscription in enumerate(group.subscriptions):
         generation = subscription.generation
         stale = generation < newest
         for claim in subscription.owned:
@@ -51,16 +51,16 @@ def settle(board: Board) -> Claims:
     return Claims(owner, frozenset(contested), previous)
 
 
-def moving(board: Board, after: list[int]) -> dict[int, int]:
+def moving(group: NumberedGroup, after: list[int]) -> dict[int, int]:
     """Partitions that a member would get although another, as far as that one knows, still holds them: partition -> who would get it.
 
     Under a cooperative protocol these stay with nobody for a round, until their holders have let go.
     """
     let_go: set[int] = set()
     kept: set[int] = set()
-    for member, subscription in enumerate(board.subscriptions):
+    for member, subscription in enumerate(group.subscriptions):
         for claim in subscription.owned:
-            part = board.number(claim)
+            part = group.number(claim)
             if part is not None:
                 (kept if after[part] == member else let_go).add(part)
     return {part: after[part] for part in sorted(let_go - kept) if after[part] != NOBODY}

@@ -7,50 +7,50 @@ from itertools import accumulate
 
 import numpy as np
 
-from tidemark.group.assignors.board import Board
 from tidemark.group.assignors.claims import NOBODY, Claims
+from tidemark.group.assignors.numbered import NumberedGroup
 from tidemark.group.assignors.racks import Racks, split
 
 _FREE_PASSES = 100
 """After so many passes only moves that even out are made: the swaps that keep moves one-way could otherwise go round for ever."""
 
 
-def divide(board: Board, claims: Claims, racks: Racks) -> list[list[int]]:
+def divide(group: NumberedGroup, claims: Claims, racks: Racks) -> list[list[int]]:
     """The partitions of each member.
 
     ① members keep what they hold and still subscribe to; ② what is free goes to the subscriber that has least, topics with few
     subscribers first, and all that can go to a near subscriber before the rest; ③ partitions move from members that have two or more
     above another subscriber, first of what was free, then of everything, until none can; ④ if that did not make it more even, it is undone.
     """
-    if not board.members:
+    if not group.members:
         return []
-    return _Balance(board, claims, racks).run()
+    return _Balance(group, claims, racks).run()
 
 
 class _Balance:
-    def __init__(self, board: Board, claims: Claims, racks: Racks) -> None:
-        self._board = board
+    def __init__(self, group: NumberedGroup, claims: Claims, racks: Racks) -> None:
+        self._group = group
         self._racks = racks
         self._previous = claims.previous
-        self._topic_of: list[int] = board.topic_of.tolist()
+        self._topic_of: list[int] = group.topic_of.tolist()
         self._owner = list(claims.owner)
         self._lost_one = self._let_go()
-        self._sizes = [0] * len(board.members)
+        self._sizes = [0] * len(group.members)
         for member in self._owner:
             if member != NOBODY:
                 self._sizes[member] += 1
-        self._pools = _Pools(board, racks, self._sizes)
+        self._pools = _Pools(group, racks, self._sizes)
         self._moves = _Moves()
 
     def run(self) -> list[list[int]]:
-        board = self._board
+        group = self._group
         fresh = not any(self._sizes)
-        order = sorted(range(len(board.topics)), key=lambda topic: (len(board.audiences[board.audience_of[topic]]), topic))
-        every = [part for topic in order for part in range(board.starts[topic], board.starts[topic + 1])]
+        order = sorted(range(len(group.topics)), key=lambda topic: (len(group.audiences[group.audience_of[topic]]), topic))
+        every = [part for topic in order for part in range(group.starts[topic], group.starts[topic + 1])]
         free = [part for part in every if self._owner[part] == NOBODY]
         self._give_free(free)
 
-        shared = [len(board.audiences[audience]) > 1 for audience in board.audience_of]
+        shared = [len(group.audiences[audience]) > 1 for audience in group.audience_of]
         free = [part for part in free if shared[self._topic_of[part]]]
         every = [part for part in every if shared[self._topic_of[part]]]
         before, sizes = list(self._owner), list(self._sizes)
@@ -61,7 +61,7 @@ class _Balance:
             taking_part = self._taking_part(shared, sizes, before)
             if _unevenness([self._sizes[m] for m in taking_part]) >= _unevenness([sizes[m] for m in taking_part]):
                 self._owner = before
-        parts: list[list[int]] = [[] for _ in board.members]
+        parts: list[list[int]] = [[] for _ in group.members]
         for part, member in enumerate(self._owner):
             parts[member].append(part)
         return parts
@@ -71,7 +71,7 @@ class _Balance:
         lost = False
         for part, member in enumerate(self._owner):
             if member != NOBODY and (
-                not self._board.subscribes(member, self._topic_of[part]) or (self._racks.matter and self._racks.far(member, part))
+                not self._group.subscribes(member, self._topic_of[part]) or (self._racks.matter and self._racks.far(member, part))
             ):
                 self._owner[part] = NOBODY
                 lost = True
@@ -115,17 +115,17 @@ class _Balance:
         """Can any partition move at all? A quick look before a pass over all of them."""
         if not parts:
             return False
-        least = [self._sizes[self._pools.least_of(audience)] for audience in range(len(self._board.audiences))]
-        by_topic = np.array([least[audience] for audience in self._board.audience_of])
+        least = [self._sizes[self._pools.least_of(audience)] for audience in range(len(self._group.audiences))]
+        by_topic = np.array([least[audience] for audience in self._group.audience_of])
         sizes = np.array(self._sizes)[np.array(self._owner)[parts]]
-        return bool(np.any(sizes > by_topic[self._board.topic_of[parts]] + 1))
+        return bool(np.any(sizes > by_topic[self._group.topic_of[parts]] + 1))
 
     def _better(self, part: int) -> int | None:
         """A subscriber that should rather have the partition: its owner before, or the one that has least, wherever that is."""
         owner, topic = self._owner[part], self._topic_of[part]
         most = self._sizes[owner] - 1
         before = self._previous.get(part)
-        if before is not None and self._sizes[before] < most and self._board.subscribes(before, topic):
+        if before is not None and self._sizes[before] < most and self._group.subscribes(before, topic):
             return before
         least = self._pools.least(topic)
         return least if self._sizes[least] < most else None
@@ -146,10 +146,10 @@ class _Balance:
 
     def _taking_part(self, shared: list[bool], sizes: list[int], owner: list[int]) -> list[int]:
         """Members that could have gained or lost something: those that have not all they subscribe to, or have some that others want."""
-        board = self._board
-        most = [sum(board.counts[topic] for topic in topics) for topics in board.kind_topics]
+        group = self._group
+        most = [sum(group.counts[topic] for topic in topics) for topics in group.kind_topics]
         wanted = {member for part, member in enumerate(owner) if shared[self._topic_of[part]]}
-        return [m for m in range(len(board.members)) if sizes[m] < most[board.kind_of[m]] or m in wanted]
+        return [m for m in range(len(group.members)) if sizes[m] < most[group.kind_of[m]] or m in wanted]
 
 
 def _unevenness(sizes: list[int]) -> int:
@@ -164,14 +164,14 @@ class _Pools:
     Heaps of ``size * width + member``; an entry whose size is no longer the member's is thrown away when it comes to the top.
     """
 
-    def __init__(self, board: Board, racks: Racks, sizes: list[int]) -> None:
-        self._board = board
+    def __init__(self, group: NumberedGroup, racks: Racks, sizes: list[int]) -> None:
+        self._group = group
         self._racks = racks
         self._sizes = sizes
         self._width = max(1, len(sizes))
         self._heaps: dict[tuple[int, int | None], list[int]] = {}  # size * width + member, by audience and rack (None: all racks)
         self._of_member: list[list[list[int]]] = [[] for _ in sizes]
-        for audience, members in enumerate(board.audiences):
+        for audience, members in enumerate(group.audiences):
             for member in members:
                 for rack in (None, racks.member[member]) if racks.matter else (None,):
                     heap = self._heaps.setdefault((audience, rack), [])
@@ -187,7 +187,7 @@ class _Pools:
             heappush(heap, key)
 
     def least(self, topic: int) -> int:
-        return self.least_of(self._board.audience_of[topic])
+        return self.least_of(self._group.audience_of[topic])
 
     def least_of(self, audience: int) -> int:
         key = self._top(self._heaps[audience, None])
@@ -195,7 +195,7 @@ class _Pools:
 
     def least_near(self, topic: int, part: int) -> int | None:
         """The smallest subscriber that is not known to be far from the partition."""
-        audience = self._board.audience_of[topic]
+        audience = self._group.audience_of[topic]
         heaps = [self._heaps.get((audience, rack)) for rack in (0, *split(self._racks.partition[part]))]
         keys = [self._top(heap) for heap in heaps if heap]
         return min(keys) % self._width if keys else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tidemark.group.assignors.base import Metadata
-from tidemark.group.assignors.board import Board
+from tidemark.group.assignors.numbered import NumberedGroup
 
 
 class Racks:
@@ -15,13 +15,13 @@ class Racks:
     partition is on every rack. ``force`` looks at them even then, for tests: the answer must be the same.
     """
 
-    def __init__(self, board: Board, metadata: Metadata, *, force: bool = False) -> None:
+    def __init__(self, group: NumberedGroup, metadata: Metadata, *, force: bool = False) -> None:
         self._bits: dict[str, int] = {}
-        self.member = [self._bit(subscription.rack) for subscription in board.subscriptions]
-        self.partition: list[int] = [0] * board.total
+        self.member = [self._bit(subscription.rack) for subscription in group.subscriptions]
+        self.partition: list[int] = [0] * group.total
         self.matter = False
         if any(self.member):
-            for topic, start, count in zip(board.topics, board.starts, board.counts, strict=False):
+            for topic, start, count in zip(group.topics, group.starts, group.counts, strict=False):
                 racks = metadata.topics[topic].racks
                 for part, replicas in zip(range(start, start + count), racks or (), strict=False):
                     for replica in replicas:
@@ -33,16 +33,16 @@ class Racks:
         """Has the member a rack on which no replica is?"""
         return self.member[member] != 0 and not self.member[member] & self.partition[part]
 
-    def fewest_near_first(self, board: Board, parts: list[int]) -> list[int]:
+    def fewest_near_first(self, group: NumberedGroup, parts: list[int]) -> list[int]:
         """The partitions with the fewest subscribers on their racks first: those have the least choice. Otherwise the order stays."""
-        topics = board.topic_of[parts].tolist() if parts else []
-        keys = [self._count_near(board, board.audience_of[topic], self.partition[part]) for topic, part in zip(topics, parts, strict=True)]
+        topics = group.topic_of[parts].tolist() if parts else []
+        keys = [self._count_near(group, group.audience_of[topic], self.partition[part]) for topic, part in zip(topics, parts, strict=True)]
         return [parts[at] for at in np.argsort(np.array(keys, dtype=np.int64), kind="stable").tolist()]
 
-    def _count_near(self, board: Board, audience: int, bits: int) -> int:
+    def _count_near(self, group: NumberedGroup, audience: int, bits: int) -> int:
         near = self._near.get((audience, bits))
         if near is None:
-            near = self._near[audience, bits] = sum(bool(self.member[member] & bits) for member in board.audiences[audience])
+            near = self._near[audience, bits] = sum(bool(self.member[member] & bits) for member in group.audiences[audience])
         return near
 
     def _bit(self, rack: str | None) -> int:

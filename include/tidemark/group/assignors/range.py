@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription, member_order
-from tidemark.group.assignors.board import Board
+from tidemark.group.assignors.numbered import NumberedGroup
 from tidemark.group.assignors.racks import Racks, matter
 
 
@@ -22,25 +22,25 @@ class RangeAssignor(Assignor):
         self._force = force_racks
 
     def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
-        board = Board(metadata, subscriptions, member_order(subscriptions))
-        racks = Racks(board, metadata)
-        mine: list[list[int]] = [[] for _ in board.members]
-        topics = [_Topic(board, racks, number, mine, force=self._force) for number in range(len(board.topics)) if board.counts[number]]
+        group = NumberedGroup(metadata, subscriptions, member_order(subscriptions))
+        racks = Racks(group, metadata)
+        mine: list[list[int]] = [[] for _ in group.members]
+        topics = [_Topic(group, racks, number, mine, force=self._force) for number in range(len(group.topics)) if group.counts[number]]
         if any(topic.racks_matter for topic in topics):
             _near_ones(topics, racks)
         for topic in topics:
             topic.fill(lambda member, part: True)
-        return board.assignment(sorted(parts) for parts in mine)
+        return group.assignment(sorted(parts) for parts in mine)
 
 
 class _Topic:
     """What is left of a topic while it is divided: partitions that nobody has yet, and how many each subscriber may still take."""
 
-    def __init__(self, board: Board, racks: Racks, number: int, mine: list[list[int]], *, force: bool) -> None:
-        self.audience = board.audience_of[number]
-        self.count = board.counts[number]
-        self.start = board.starts[number]
-        self.subscribers = board.audiences[self.audience]
+    def __init__(self, group: NumberedGroup, racks: Racks, number: int, mine: list[list[int]], *, force: bool) -> None:
+        self.audience = group.audience_of[number]
+        self.count = group.counts[number]
+        self.start = group.starts[number]
+        self.subscribers = group.audiences[self.audience]
         self.free = list(range(self.start, self.start + self.count))
         self._mine = mine
         self._share, self._larger = divmod(self.count, len(self.subscribers))

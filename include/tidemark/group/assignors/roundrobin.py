@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription, member_order
-from tidemark.group.assignors.board import Board
+from tidemark.group.assignors.numbered import NumberedGroup
 
 
 class RoundRobinAssignor(Assignor):
@@ -15,16 +15,16 @@ class RoundRobinAssignor(Assignor):
     name = "roundrobin"
 
     def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
-        board = Board(metadata, subscriptions, member_order(subscriptions))
-        mine: list[list[int]] = [[] for _ in board.members]
+        group = NumberedGroup(metadata, subscriptions, member_order(subscriptions))
+        mine: list[list[int]] = [[] for _ in group.members]
         turn = 0  # the member whose turn it is
-        for topic, (start, count) in enumerate(zip(board.starts, board.counts, strict=False)):
+        for topic, (start, count) in enumerate(zip(group.starts, group.counts, strict=False)):
             if not count:
                 continue
-            subscribers = board.audiences[board.audience_of[topic]]
+            subscribers = group.audiences[group.audience_of[topic]]
             width = len(subscribers)
             first = bisect_left(subscribers, turn) % width
             for at in range(min(width, count)):
                 mine[subscribers[(first + at) % width]].extend(range(start + at, start + count, width))
             turn = subscribers[(first + count - 1) % width] + 1
-        return board.assignment(mine)
+        return group.assignment(mine)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tidemark.group.assignors import general, uniform
 from tidemark.group.assignors.base import Assignment, Assignor, Metadata, Subscription
-from tidemark.group.assignors.board import Board
 from tidemark.group.assignors.claims import moving, settle
+from tidemark.group.assignors.numbered import NumberedGroup
 from tidemark.group.assignors.racks import Racks
 from tidemark.records.ranges import TopicPartition
 
@@ -25,28 +25,30 @@ class StickyAssignor(Assignor):
         self._force = force_racks
 
     def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
-        board, parts, _ = self._divide(metadata, subscriptions)
-        return board.assignment(parts)
+        group, parts, _ = self._divide(metadata, subscriptions)
+        return group.assignment(parts)
 
     def transferring(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> dict[TopicPartition, str]:
         """The partitions that go from a member that reports them to another one, and to whom."""
-        board, _, moves = self._divide(metadata, subscriptions)
-        names = [TopicPartition(topic, number) for topic, count in zip(board.topics, board.counts, strict=True) for number in range(count)]
-        return {names[part]: board.members[member] for part, member in moves.items()}
+        group, _, moves = self._divide(metadata, subscriptions)
+        names = [TopicPartition(topic, number) for topic, count in zip(group.topics, group.counts, strict=True) for number in range(count)]
+        return {names[part]: group.members[member] for part, member in moves.items()}
 
-    def _divide(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> tuple[Board, list[list[int]], dict[int, int]]:
-        board = Board(metadata, subscriptions, sorted(subscriptions))
-        racks = Racks(board, metadata, force=self._force)
-        claims = settle(board)
-        if board.equal:
-            division = uniform.divide(board, claims, racks)
-            return board, division.parts, division.moving
-        parts = general.divide(board, claims, racks)
-        owner = [0] * board.total
+    def _divide(
+        self, metadata: Metadata, subscriptions: Mapping[str, Subscription]
+    ) -> tuple[NumberedGroup, list[list[int]], dict[int, int]]:
+        group = NumberedGroup(metadata, subscriptions, sorted(subscriptions))
+        racks = Racks(group, metadata, force=self._force)
+        claims = settle(group)
+        if group.equal:
+            division = uniform.divide(group, claims, racks)
+            return group, division.parts, division.moving
+        parts = general.divide(group, claims, racks)
+        owner = [0] * group.total
         for member, mine in enumerate(parts):
             for part in mine:
                 owner[part] = member
-        return board, parts, moving(board, owner)
+        return group, parts, moving(group, owner)
 
 
 class CooperativeStickyAssignor(StickyAssignor):
@@ -60,5 +62,5 @@ class CooperativeStickyAssignor(StickyAssignor):
     protocol = "cooperative"
 
     def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
-        board, parts, moves = self._divide(metadata, subscriptions)
-        return board.assignment([part for part in mine if part not in moves] if moves else mine for mine in parts)
+        group, parts, moves = self._divide(metadata, subscriptions)
+        return group.assignment([part for part in mine if part not in moves] if moves else mine for mine in parts)

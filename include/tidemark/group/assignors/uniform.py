@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tidemark.group.assignors.board import Board
 from tidemark.group.assignors.claims import Claims
+from tidemark.group.assignors.numbered import NumberedGroup
 from tidemark.group.assignors.racks import Racks, split
 
 
@@ -22,50 +22,50 @@ class Division:
     moving: dict[int, int]
 
 
-def divide(board: Board, claims: Claims, racks: Racks) -> Division:
+def divide(group: NumberedGroup, claims: Claims, racks: Racks) -> Division:
     """Members keep what they have up to the share that is theirs; what is left is dealt out round robin, near racks first.
 
     ① each member keeps its partitions up to its share, lowest partition numbers first, so that shares stay even topic by topic;
     ② what has a replica on the rack of a member with room goes there; ③ the rest goes round among the members below the even share,
     then one each to those that may have one more.
     """
-    if not board.members:
+    if not group.members:
         return Division([], {})
-    shares = _Shares(board, claims)
+    shares = _Shares(group, claims)
     shares.keep(racks)
     rest = np.flatnonzero(~shares.given).tolist()
     if racks.matter:
-        rest = shares.deal_near(racks.fewest_near_first(board, rest), racks)
+        rest = shares.deal_near(racks.fewest_near_first(group, rest), racks)
     shares.deal(rest)
     return Division(shares.parts, shares.moving)
 
 
 class _Shares:
-    def __init__(self, board: Board, claims: Claims) -> None:
-        self._board = board
+    def __init__(self, group: NumberedGroup, claims: Claims) -> None:
+        self._group = group
         self._claims = claims
-        self.parts: list[list[int]] = [[] for _ in board.members]
-        self.given = np.zeros(board.total, dtype=bool)
+        self.parts: list[list[int]] = [[] for _ in group.members]
+        self.given = np.zeros(group.total, dtype=bool)
         self.moving: dict[int, int] = {}
         self._taken_away = set(claims.contested)
-        self._share, self._larger = divmod(board.total, len(board.members))
+        self._share, self._larger = divmod(group.total, len(group.members))
         """The even share, and how many members may still have one more."""
         self._most = self._share + (self._larger > 0)
         self._below: list[int] = []  # members below the even share
         self._even: deque[int] = deque()  # members that have it and may have one more
 
     def keep(self, racks: Racks) -> None:
-        board = self._board
+        group = self._group
         owner = np.array(self._claims.owner, dtype=np.int64)
         held = np.flatnonzero(owner >= 0)
         if racks.matter:
             near = np.array([not racks.far(self._claims.owner[part], part) for part in held.tolist()], dtype=bool)
             self._taken_away.update(held[~near].tolist())
             held = held[near]
-        topic = board.topic_of[held]
-        number = held - np.array(board.starts)[topic]
+        topic = group.topic_of[held]
+        number = held - np.array(group.starts)[topic]
         held = held[np.lexsort((topic, number, owner[held]))]
-        ends = np.searchsorted(owner[held], np.arange(len(board.members) + 1)).tolist()
+        ends = np.searchsorted(owner[held], np.arange(len(group.members) + 1)).tolist()
         in_order = held.tolist()
         for member, (start, end) in enumerate(pairwise(ends)):
             self._keep_one(member, in_order[start:end])

@@ -34,7 +34,7 @@ TYPE_BYTES, TEXT_BYTES = 250, 2_000
 """What a header says of an error at most; Postgres has all of it."""
 HEADER_BYTES = 4_096
 """Our headers take no more: by so much a retry topic's max.message.bytes must exceed the source's."""
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 YEARS_A_CYCLE, CYCLE_MS = 400, 146_097 * 86_400_000
 """The Gregorian calendar repeats after so long."""
 
@@ -87,7 +87,7 @@ def _bytes(value: memoryview | bytes | None) -> bytes | None:
 
 
 def _millis(moment: datetime | None) -> int | None:
-    return None if moment is None else (moment - EPOCH) // timedelta(milliseconds=1)
+    return None if moment is None else (moment - UNIX_EPOCH) // timedelta(milliseconds=1)
 
 
 def _iso(millis: int | None) -> str | None:
@@ -95,7 +95,7 @@ def _iso(millis: int | None) -> str | None:
     if millis is None:
         return None
     cycles, rest = divmod(millis, CYCLE_MS)  # the calendar repeats: Python need not know the year
-    moment = EPOCH + timedelta(milliseconds=rest)
+    moment = UNIX_EPOCH + timedelta(milliseconds=rest)
     year = moment.year + YEARS_A_CYCLE * cycles
     sign = "+" if year > 9999 else "-" if year < 0 else ""
     return f"{sign}{abs(year):04}-{moment:%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z"

@@ -18,7 +18,7 @@ from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
 if TYPE_CHECKING:
     from tidemark.db import Cursor
 
-SQL = statements("tidemark.sink", "kept.sql")
+SQL = statements("tidemark.sink", "overwritten.sql")
 
 
 def has_floor(cur: Cursor, table: str, parts: Sequence[Slice]) -> bool:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SQL = statements("tidemark.retry", "agenda.sql")
+SQL = statements("tidemark.retry", "pending.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueRecords:
     """The records of a group that are due, and their lateness: for how long they have been."""
 
     records: int
@@ -51,7 +51,7 @@ def busy(connection: Connection) -> list[str]:
         return [name for (name,) in cur.fetchall()]
 
 
-def due(connection: Connection, group: str) -> Due | None:
+def due(connection: Connection, group: str) -> DueRecords | None:
     """What a drain of the group would find to try now; `None`: nothing. By the database's clock (I6)."""
     with transaction(connection) as cur:
         cur.execute(SQL["group_id"], {"group": group})
@@ -60,7 +60,7 @@ def due(connection: Connection, group: str) -> Due | None:
             return None
         cur.execute(SQL["lateness"], {"group_id": found[0]})
         (late,) = rows(cur)
-        return Due(**late) if late["records"] else None
+        return DueRecords(**late) if late["records"] else None
 
 
 def tried(connection: Connection, group: str) -> Tried | None:

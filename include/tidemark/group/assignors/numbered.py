@@ -14,7 +14,7 @@ from tidemark.group.assignors.base import Metadata, Subscription
 from tidemark.records.ranges import TopicPartition
 
 
-class Board:
+class NumberedGroup:
     """An integer view of one assignment's input; only topics that exist and that somebody subscribes to are on it."""
 
     def __init__(self, metadata: Metadata, subscriptions: Mapping[str, Subscription], members: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ class Board:
         return topic in self.kind_topics[self.kind_of[member]]
 
     def number(self, part: TopicPartition) -> int | None:
-        """The partition's number; None for one that is not on the board (deleted, or nobody's)."""
+        """The partition's number; None for one that is not on the group (deleted, or nobody's)."""
         topic = self.number_of.get(part.topic)
         if topic is None or not 0 <= part.partition < self.counts[topic]:
             return None

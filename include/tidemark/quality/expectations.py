@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.errors import Refused
 from tidemark.quality.ranges import Partition, Range, covers, predicate
 from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
-from tidemark.quality.verdict import Result
+from tidemark.quality.verdict import ExpectationResult
 from tidemark.sink.table import LINEAGE, quoted, quoted_table
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class ExpectationError(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Evaluated:
     """An expectation's result, and the rows it objected to (at most `MAX_ROWS`)."""
 
-    result: Result
+    result: ExpectationResult
     rows: list[Row]
 
 
@@ -99,7 +99,7 @@ def _only_read(cursor: Cursor) -> None:
     cursor.execute("SET TRANSACTION READ ONLY")
 
 
-def judge(connection: Connection, suite: Suite, ranges: Mapping[Partition, list[Range]]) -> list[Judged]:
+def evaluate(connection: Connection, suite: Suite, ranges: Mapping[Partition, list[Range]]) -> list[Evaluated]:
     """The results of a suite over `RUN_ROWS`, in the order of the suite.
 
     The session must be in autocommit mode with a transaction begun by a statement: so neither SQLAlchemy's commits nor its rollbacks
@@ -122,7 +122,7 @@ def judge(connection: Connection, suite: Suite, ranges: Mapping[Partition, list[
             found, examples, note = _failing(batch, suite, expectation, ranges)
             if examples:
                 observed["examples"] = examples
-        judged.append(Judged(_result(expectation, bool(answer.success), observed, len(found), note), found))
+        judged.append(Evaluated(_result(expectation, bool(answer.success), observed, len(found), note), found))
     return judged
 
 
@@ -256,7 +256,7 @@ def _query_for_rows(expectation: Expectation) -> str | None:
     return f"SELECT {keys} FROM (\n{rows}\n) AS unexpected WHERE {present} LIMIT {MAX_ROWS}"  # noqa: S608 - the suite's own SQL, in a read-only transaction
 
 
-def _result(expectation: Expectation, success: bool, observed: dict[str, Any], stored: int, note: str | None) -> Result:
+def _result(expectation: Expectation, success: bool, observed: dict[str, Any], stored: int, note: str | None) -> ExpectationResult:
     observed.pop("partial_unexpected_list", None)
     is_query = expectation.type == UNEXPECTED_ROWS
     failing = observed.get("observed_value") if is_query else observed.get("unexpected_count")
@@ -275,7 +275,7 @@ def _result(expectation: Expectation, success: bool, observed: dict[str, Any], s
         found = "holds" if success else "does not hold"
     arguments = ", ".join(f"{name}={value!r}" for name, value in expectation.kwargs.items() if value is not None)
     text = " ".join(f"{expectation.type}({arguments}): {found}".split())
-    return Result(expectation.number, expectation.type, expectation.severity, success, text, failing, _plain(detail))
+    return ExpectationResult(expectation.number, expectation.type, expectation.severity, success, text, failing, _plain(detail))
 
 
 def _exception(info: Mapping[str, Any] | None) -> str | None:
