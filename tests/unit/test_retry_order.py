@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.offsets import Epoch, Slice, TopicPartition
 from tidemark.retry.order import HeldTooMany, KeyOrder, Order, TurnOrder, held
@@ -18,7 +19,7 @@ from tidemark.sink.tally import Disposition, Judged, judge
 
 START, SPAN = 100, 30
 PART = Slice(TopicPartition("flights", 3), 1, START, START + SPAN, Epoch(1))
-quick = settings(max_examples=300, deadline=None)
+quick = settings(max_examples=examples(300))
 
 ANSWERS = st.sampled_from(("load", "skip", "retry", "fail"))
 RECORDS = st.lists(st.tuples(st.sampled_from((b"a", b"b", b"", None)), ANSWERS), max_size=SPAN)
