@@ -121,7 +121,7 @@ def eventually(ask: Callable[[], T], *, within_s: float = 180, what: str = "") -
     deadline = time.monotonic() + within_s
     while not (answer := ask()):
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.2)  # most conditions ask Airflow or look at all processes
     return answer
 
 

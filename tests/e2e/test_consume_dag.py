@@ -11,8 +11,8 @@ import pytest
 from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run, eventually
 
 RECORDS = 1000
-GONE_WITHIN_S = 2
-"""From the death of whoever guards a driver to the driver's own."""
+GONE_WITHIN_S = 8
+"""From the death of whoever guards a driver to the driver's own, also on a busy machine. Airflow notices a death after 10 s."""
 
 
 @dataclass
@@ -170,7 +170,7 @@ def test_task_marked_failed_leaves_no_driver(lab, half_read):
     """Somebody marks the running task as failed: the driver is gone with the next heartbeat, and its attempt is over."""
     consumer, run, driver = half_read
     run.mark_failed()
-    eventually(lambda: gone(driver), within_s=8, what="the driver gone")
+    eventually(lambda: gone(driver), what="the driver gone")
     assert run.wait() == "failed"
     assert run.tasks()["validate"] == "upstream_failed"
     lab.check_nothing_runs()  # whoever is released before that may still commit: a Python worker outlives its driver by moments
