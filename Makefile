@@ -8,15 +8,17 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 PYTEST_ARGS ?=
+HAPPY_PATH := tests/e2e/test_consume_dag.py::test_run_loads_every_record_once_and_ends_well
 MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 
-.PHONY: help demo bench soak test unit lint format up down lock clean
+.PHONY: help demo bench soak check test test-all unit lint format up down lock clean
 
 help: ## show this
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(READY) ## load a year of flights through Airflow, kill the driver on the way, reconcile
 	$(BIN)/python -m demo
@@ -27,19 +29,25 @@ soak: $(READY) ## random faults for MINUTES=30, and a checker that judges what i
 bench: $(READY) ## throughput and ratios against what one would take instead; build/bench.json
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-test: $(READY) ## all tests, on real servers
+check: lint ## the inner loop: lint, unit tests, one run through Airflow
+	$(PYTEST) tests/unit $(HAPPY_PATH) $(PYTEST_ARGS)
+
+test: $(READY) ## test every claim on real servers, with a sample of the large matrices
 	$(BIN)/python -m tidemark.spark.build_archive
-	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
-unit: $(READY) ## the tests that need no server
-	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+test-all: export TIDEMARK_TEST_ALL = 1
+test-all: test ## like test, with the whole matrices and all examples (nightly)
 
-lint: $(READY) ## ruff, mypy, import direction
+unit: $(READY) ## run the tests that need no server
+	$(PYTEST) tests/unit $(PYTEST_ARGS)
+
+lint: $(READY) ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY) ## what ruff can mend
+format: $(READY) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -12,39 +13,62 @@ from typing import Any
 
 import psycopg2
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.kafka_topics import Topics
+from tests.sampling import ALL, examples, left_out
 from tests.scenario import Scenario, tidy_imports
+from tests.shared import TESTS, stop_unless_needed_by
 from tidemark import schema
 from tidemark.local import LocalStack
 
 if not hasattr(sys.modules["__main__"], "__file__"):  # a worker of xdist; pyspark would take it for its own doctests, and exit
     sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
 
-settings.register_profile("busy machine", deadline=None)  # how long an example takes says nothing where others compute, too
-settings.load_profile("busy machine")
+settings.register_profile(
+    "tidemark",
+    deadline=None,  # how long an example takes says nothing while others compute, too
+    max_examples=examples(100),
+    print_blob=True,
+    derandomize=False,  # by default Hypothesis tries the same examples in every run of a CI
+)
+settings.register_profile("first-failure", settings.get_profile("tidemark"), phases=(Phase.explicit, Phase.generate))  # does not shrink it
+settings.load_profile("tidemark")
 
 LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")
+OWN_AIRFLOW = "tests/e2e/test_local_airflow.py"
+
+
+def pytest_report_header() -> str:
+    return "matrices: whole" if ALL else "matrices: sampled by the seed above (TIDEMARK_TEST_ALL=1 runs them whole)"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """What takes longest comes first, so that two workers (``-n 2``) end together."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Samples the matrices. What takes longest comes first, so that two workers (``-n 2``) end together."""
     yield
-    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+    if not ALL and (unneeded := left_out(items, config.getoption("randomly_seed", 0))):
+        items[:] = [item for item in items if item not in unneeded]
+        config.hook.pytest_deselected(items=list(unneeded))
+    items.sort(key=lambda item: (LONGEST_FIRST.index(item.path.relative_to(TESTS).parts[0]), item.path == TESTS.parent / OWN_AIRFLOW))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker gets whole files, because their tests share what is slow to start, and one worker all that share the one Airflow."""
+    """A worker gets whole files, because their tests share what is slow to start. One worker gets all files that share the one Airflow."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/e2e" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            return "tests/e2e" if file.startswith("tests/e2e/") and file != OWN_AIRFLOW else file
 
     return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    stop_unless_needed_by(nextitem)
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +83,18 @@ def stack() -> Iterator[LocalStack]:
     with tempfile.TemporaryDirectory(prefix="tidemark-tests-") as folder:
         Path(folder).chmod(0o755)  # where root runs the tests, Postgres is another user, whom pytest's own folders do not let pass
         with LocalStack(Path(folder)).running() as stack:
+            without_fsync(stack)
             yield stack
+
+
+def without_fsync(stack: LocalStack) -> None:
+    """What these tests kill is processes, not the machine: the kernel keeps what Postgres has written. That makes a commit ten times as
+    fast. The servers of the chaos tests stay as they are for a user."""
+    with contextlib.closing(psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cur:
+            cur.execute("ALTER SYSTEM SET fsync = off")
+            cur.execute("SELECT pg_reload_conf()")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from tests.chaos.postgres_server import PostgresServer
 from tests.chaos.trial import Trial
 from tests.points import Points
 from tests.scenario import Scenario
+from tests.shared import SHARED
 
 from tidemark import schema
 from tidemark.local import LocalStack
@@ -20,11 +21,11 @@ from tidemark.local import LocalStack
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
-    """Postgres and Kafka of the chaos tests. A test that strikes at one of them leaves it running."""
-    with tempfile.TemporaryDirectory(prefix="tidemark-chaos-") as folder:
-        Path(folder).chmod(0o755)  # where root runs the tests, Postgres is another user
-        with LocalStack(Path(folder)).running() as stack:
-            yield stack
+    """Postgres and Kafka of the chaos tests. A test that strikes at one of them leaves it running. They stop after the last test."""
+    with SHARED[Path(__file__).parent] as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-chaos-")))
+        folder.chmod(0o755)  # where root runs the tests, Postgres is another user
+        yield ends.enter_context(LocalStack(folder).running())
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ STRIKES = [
     pytest.param(PostgresServer.stop, id="server-stopped-immediately"),
 ]
 Strike = Callable[[PostgresServer, int], None]
+at_each_step = pytest.mark.parametrize("step", Step, ids=lambda step: step.name.lower())
 
 SHUFFLED = SPARK_TRANSFORM.rstrip() + ".repartition(2)\n"
 
@@ -31,35 +32,38 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def strike_each_step(chaos: Trial, server: PostgresServer, strike: Strike) -> None:
+def strike_at(step: Step, chaos: Trial, server: PostgresServer, strike: Strike) -> None:
     """The run fails as unavailable; its next try loads the rest, or finds that there is nothing left to load."""
-    for step in Step:
-        with chaos.held_here(step) as held:
-            # before ⑦ the commit's own session is closed already, and there is only the driver's
-            strike(server, server.backend(DRIVER_SESSIONS if step is Step.RECEIPT else COMMIT_SESSIONS))
-            held.point.release()
-            server.up()
-            assert isinstance(held.run.exception(60), Unavailable), step
-        chaos.check_stored(held.mark, committed=committed_before(step))
-        left = chaos.left()
-        assert (left == 0) is committed_before(step)
-        assert chaos.run_here().records == left
+    with chaos.held_here(step) as held:
+        # before ⑦ the commit's own session is closed already, and there is only the driver's
+        strike(server, server.backend(DRIVER_SESSIONS if step is Step.RECEIPT else COMMIT_SESSIONS))
+        held.point.release()
+        server.up()
+        assert isinstance(held.run.exception(60), Unavailable)
+    chaos.check_stored(held.mark, committed=committed_before(step))
+    left = chaos.left()
+    assert (left == 0) is committed_before(step)
+    assert chaos.run_here().records == left
 
 
+@pytest.mark.sampled("strike", "step")
+@at_each_step
 @pytest.mark.parametrize("strike", STRIKES)
-def test_postgres_struck_at_each_step_leaves_all_of_a_slice_or_nothing(trial, server: PostgresServer, strike: Strike):
+def test_postgres_struck_at_a_step_leaves_all_of_a_slice_or_nothing(trial, server: PostgresServer, strike: Strike, step: Step):
     """Each slice has a transaction of its own, which is there or not."""
-    strike_each_step(trial(2), server, strike)
+    strike_at(step, trial(2), server, strike)
 
 
+@pytest.mark.sampled("strike", "step")
 @pytest.mark.usefixtures("spark")
+@at_each_step
 @pytest.mark.parametrize("strike", [STRIKES[0], STRIKES[2]])
-def test_postgres_struck_at_each_step_leaves_all_of_a_staged_batch_or_nothing(trial, server: PostgresServer, strike: Strike):
+def test_postgres_struck_at_a_step_leaves_all_of_a_staged_batch_or_nothing(trial, server: PostgresServer, strike: Strike, step: Step):
     """All slices of a batch, whose rows a shuffle has mixed, have one transaction. What was staged is gone with a server that crashed."""
     chaos = trial(2, SHUFFLED)
     chaos.together = True
     chaos.run = lambda task: run_here(chaos.scenario, task=task)
-    strike_each_step(chaos, server, strike)
+    strike_at(step, chaos, server, strike)
 
 
 @pytest.mark.parametrize("strike", STRIKES)

@@ -1,4 +1,4 @@
-"""One real Airflow for all end-to-end tests of a session, over the project's own DAGs and consumers of the tests' own."""
+"""One real Airflow for all end-to-end tests, with the project's own DAGs and consumers that belong to the tests."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.lab import Lab
+from tests.shared import SHARED
 
 from tidemark.local import LocalStack
 
 
 @pytest.fixture(scope="session")
 def lab_session(stack: LocalStack) -> Iterator[Lab]:
-    """Four processes that read ``dags/`` of the project, with every consumer of `tests.e2e.lab` declared."""
-    with tempfile.TemporaryDirectory(prefix="tidemark-e2e-") as folder:
-        lab = Lab(Path(folder), stack)
-        try:
-            lab.up()
-            yield lab
-        finally:
-            lab.down()
+    """Four processes that read ``dags/`` of the project, with every consumer of `tests.e2e.lab` declared. They stop after the last
+    end-to-end test."""
+    with SHARED[Path(__file__).parent] as ends:
+        lab = Lab(Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-e2e-"))), stack)
+        ends.callback(lab.down)
+        lab.up()
+        yield lab
 
 
 @pytest.fixture
 def lab(lab_session: Lab) -> Iterator[Lab]:
-    """The session's Airflow, whole. Afterwards no driver and no JVM is left, and every topic that was touched is in its sink once."""
+    """The one Airflow, with all four processes running. Afterwards no driver and no JVM is left, and each topic is in its sink once."""
     lab_session.repair()
     yield lab_session
     lab_session.release_all()

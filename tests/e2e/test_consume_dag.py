@@ -11,8 +11,8 @@ import pytest
 from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run, eventually
 
 RECORDS = 1000
-GONE_WITHIN_S = 2
-"""From the death of whoever guards a driver to the driver's own."""
+GONE_WITHIN_S = 8
+"""From the death of whoever guards a driver to the driver's own, also on a busy machine. Airflow notices a death after 10 s."""
 
 
 @dataclass
@@ -148,7 +148,7 @@ def test_run_with_nothing_to_read_ends_without_a_jvm_and_tells_nobody(lab):
     assert lab.client.asset_events(consumer.table) == []
 
 
-# What dies in the middle
+# What dies in the middle; the task and its supervisor in `tests.e2e.test_consume_steps`
 
 
 @stopped("driver-killed")
@@ -165,40 +165,12 @@ def test_killed_driver_is_retried_and_every_record_comes_once(lab, half_read):
     assert consumer.attempts() == [("FAILED", 1, "DriverDied"), ("COMMITTED", 2, None)]
 
 
-@stopped("task-killed")
-def test_driver_dies_with_its_task_and_the_retry_loads_the_rest_once(lab, half_read):
-    """The kernel ends the driver when the task process is gone."""
-    consumer, run, driver = half_read
-    task, since = driver.parent(), time.monotonic()
-    task.kill()
-    assert_gone_at_once(driver, since)
-    consumer.release()
-    assert run.wait() == "success"
-    assert run.tries() == ["failed", "success"]
-    assert consumer.rows() == list(range(RECORDS))
-
-
-@stopped("supervisor-killed")
-def test_driver_dies_with_its_supervisor_and_the_retry_loads_the_rest_once(lab, half_read):
-    """The kernel ends the task with its supervisor, and the driver with the task; Airflow notices by the missing heartbeat."""
-    consumer, run, driver = half_read
-    task = driver.parent()
-    supervisor, since = task.parent(), time.monotonic()
-    supervisor.kill()
-    assert_gone_at_once(driver, since)
-    assert gone(task)
-    consumer.release()
-    assert run.wait() == "success"
-    assert run.tries() == ["failed", "success"]
-    assert consumer.rows() == list(range(RECORDS))
-
-
 @stopped("marked-failed")
 def test_task_marked_failed_leaves_no_driver(lab, half_read):
     """Somebody marks the running task as failed: the driver is gone with the next heartbeat, and its attempt is over."""
     consumer, run, driver = half_read
     run.mark_failed()
-    eventually(lambda: gone(driver), within_s=8, what="the driver gone")
+    eventually(lambda: gone(driver), what="the driver gone")
     assert run.wait() == "failed"
     assert run.tasks()["validate"] == "upstream_failed"
     lab.check_nothing_runs()  # whoever is released before that may still commit: a Python worker outlives its driver by moments

@@ -81,7 +81,7 @@ def client(airflow: LocalAirflow) -> Iterator[AirflowClient]:
     airflow.up()
     with airflow.client() as client:
         for dag_id in ("sums", "sleeper"):
-            client.wait_for_dag(dag_id)
+            client.wait_for_dag(dag_id, timeout_s=180)
             client.unpause(dag_id)
         yield client
 
@@ -251,8 +251,9 @@ def test_up_repairs_what_a_killed_run_has_left(airflow, client):
     client.mark_failed("sleeper", run_id, "sleeps")
 
 
-def test_changed_settings_restart_all_four(airflow):
-    """``up`` ends in an Airflow as it was asked for, here with another variable for the tasks."""
+def test_changed_settings_restart_all_four_and_down_leaves_nothing_not_even_a_driver(airflow):
+    """``up`` ends in an Airflow as it was asked for, here with another variable for the tasks. After ``down`` also what a task has
+    started in a session of its own is gone, and the API no longer answers."""
     airflow.up()
     before = pids(airflow)
     other = LocalAirflow(
@@ -262,15 +263,13 @@ def test_changed_settings_restart_all_four(airflow):
     after = pids(other)
     assert set(after.values()).isdisjoint(before.values())
     assert {psutil.Process(pid).environ()["GREETING"] for pid in after.values()} == {"good bye"}
+    with other.client() as client:
+        client.wait_for_dag("sleeper", timeout_s=180)
+        client.unpause("sleeper")
+        _, driver = sleeping_run(client)
+        other.down()
+        assert of_this_airflow(other) == []
+        eventually(lambda: not psutil.pid_exists(driver))
+        with pytest.raises(AirflowUnavailable):
+            client.health()
     other.down()
-
-
-def test_down_leaves_nothing_not_even_a_driver(airflow, client):
-    """Also what a task has started in a session of its own is gone, and the API no longer answers."""
-    _, driver = sleeping_run(client)
-    airflow.down()
-    assert of_this_airflow(airflow) == []
-    eventually(lambda: not psutil.pid_exists(driver))
-    with pytest.raises(AirflowUnavailable):
-        client.health()
-    airflow.down()

@@ -137,7 +137,7 @@ def ladders(lab_session: Lab) -> dict[str, Ladder]:
     lab_session.repair()
     made = {name: Ladder(lab_session, name) for name in ("ladder", "sound", "rotten")}
     for dag in (DRAINS, REDRIVE, *(each.consumer.dag for each in made.values())):
-        lab_session.client.wait_for_dag(dag)
+        lab_session.client.wait_for_dag(dag, timeout_s=180)
     return made
 
 

@@ -179,7 +179,7 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
     is read again comes out with the right factor, and `verify` counts what has changed. The undo puts back every row as it was, and each
     record that came meanwhile is in the sink once."""
     live = Live(lab)
-    lab.client.wait_for_dag(DAG)
+    lab.client.wait_for_dag(DAG, timeout_s=180)
     with live.reading():
         with live.arriving():
             live.reached(dict.fromkeys(live.PARTITIONS, TARGET + 1))

@@ -21,7 +21,7 @@ APPROVALS = ("asked", "unasked", "strict")
 def consumers(lab_session: Lab) -> dict[str, Consumer]:
     """Each has read all of its topic."""
     lab_session.repair()
-    lab_session.client.wait_for_dag(DAG)
+    lab_session.client.wait_for_dag(DAG, timeout_s=180)
     found = {}
     for name in APPROVALS:
         found[name] = lab_session.consumer(name)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.ledger import never
+from tests.sampling import examples
 
 from tidemark.sink.encode import ROWS_A_CHUNK, CopyStream
 from tidemark.sink.table import LINEAGE, SinkMismatch, create_ddl, has_unique_index, match, quoted, read_columns
@@ -359,7 +360,7 @@ def arrow_array(kind: str, values: list[Any]) -> pa.Array:
     return pa.array(values, arrow_type(kind))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(contents(), st.integers(0, 12))
 def test_any_rows_of_any_columns_come_out_as_they_went_in(table: Table, content: tuple[list[str], list[tuple[Any, ...]]], cut: int) -> None:
     """Random schemas and random values, in two batches."""

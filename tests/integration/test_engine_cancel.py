@@ -23,8 +23,8 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.spark.errors import SparkFailed
 from tidemark.spec.transform import load_permanent, load_transform
 
-EARLY_S = 15
-"""A cancelled batch ends at once; its Python workers are killed some 4 s later. The rest is for a slow machine."""
+EARLY_S = 60
+"""For a busy machine. A cancelled batch ends at once, and its Python workers are killed some 4 s later; by itself it would never end."""
 POLL_MS = 6000
 """``max.poll.interval.ms``, of which a part is left to a batch that keeps others waiting."""
 

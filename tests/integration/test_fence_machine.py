@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.ledger import DDL, TABLE, Group, eventually, never, of_all_kinds, payloads, rows
+from tests.sampling import examples
 
 from tidemark.offsets import store
 from tidemark.offsets.store import ClaimRefused, OffsetFenced
@@ -275,5 +276,5 @@ def test_the_fence_holds_whatever_owners_do_in_whatever_order(database_url: str)
         machine = type("Machine", (Fence,), {"url": database_url, "watch": watch})
         run_state_machine_as_test(
             machine,
-            settings=settings(max_examples=30, stateful_step_count=35, deadline=None, suppress_health_check=list(HealthCheck)),
+            settings=settings(max_examples=examples(30), stateful_step_count=35, suppress_health_check=list(HealthCheck)),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -22,7 +24,8 @@ from tidemark.local import LocalStack, ServerState
 from tidemark.local.errors import FolderBusy, NotUp, PortInUse, RunningOnAnotherPort, ServerFailed
 from tidemark.local.folder import held
 
-TOPIC = "numbers"
+NUMBERS = "numbers"
+"""The table and the topic of a test."""
 COMMAND = (sys.executable, "-c", "from tidemark.cli.main import main; main()", "local")
 
 
@@ -47,8 +50,8 @@ def processes_of(folder):
     return found
 
 
-@pytest.fixture
-def folder():
+@contextlib.contextmanager
+def own_folder():
     """A folder for a stack's state which Postgres' own user can reach also where the tests run as root."""
     path = Path(tempfile.mkdtemp(prefix="tidemark-")).resolve()
     path.chmod(0o711)
@@ -59,11 +62,33 @@ def folder():
 
 
 @pytest.fixture
-def stack(folder):
-    """A stack that is up."""
-    stack = LocalStack(folder)
+def folder():
+    with own_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def lasting_folder():
+    with own_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def stack(lasting_folder, monkeypatch):
+    """A stack that is up. It has served other tests, so each has a table and a topic of its own."""
+    monkeypatch.setattr(sys.modules[__name__], "NUMBERS", f"numbers_{uuid.uuid4().hex}")
+    stack = LocalStack(lasting_folder)
     stack.up()
     return stack
+
+
+@contextlib.contextmanager
+def put_back(file):
+    """Within the block the file may be changed or deleted."""
+    content, mode = file.read_bytes(), file.stat().st_mode
+    yield file
+    file.write_bytes(content)
+    file.chmod(mode)
 
 
 def execute(url, statement):
@@ -83,17 +108,17 @@ def store(stack, *numbers):
     from confluent_kafka.admin import AdminClient, NewTopic
 
     env = stack.env()
-    execute(env["TIDEMARK_DATABASE_URL"], "CREATE TABLE IF NOT EXISTS numbers (number int)")
+    execute(env["TIDEMARK_DATABASE_URL"], f"CREATE TABLE IF NOT EXISTS {NUMBERS} (number int)")
     servers = {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}
     admin = AdminClient(servers)
-    if TOPIC not in admin.list_topics(timeout=10).topics:
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(180)
+    if NUMBERS not in admin.list_topics(timeout=10).topics:
+        admin.create_topics([NewTopic(NUMBERS, 1, 1)])[NUMBERS].result(180)
     producer = Producer(servers | {"transactional.id": "test"})
     producer.init_transactions(20)
     producer.begin_transaction()
     for number in numbers:
-        execute(env["TIDEMARK_DATABASE_URL"], f"INSERT INTO numbers VALUES ({number})")
-        producer.produce(TOPIC, str(number))
+        execute(env["TIDEMARK_DATABASE_URL"], f"INSERT INTO {NUMBERS} VALUES ({number})")
+        producer.produce(NUMBERS, str(number))
     producer.commit_transaction(20)
 
 
@@ -102,10 +127,10 @@ def stored(stack):
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
     env = stack.env()
-    rows = [number for (number,) in execute(env["TIDEMARK_DATABASE_URL"], "SELECT number FROM numbers ORDER BY number")]
+    rows = [number for (number,) in execute(env["TIDEMARK_DATABASE_URL"], f"SELECT number FROM {NUMBERS} ORDER BY number")]
     settings = {"group.id": "test", "enable.partition.eof": True, "isolation.level": "read_committed"}
     consumer = Consumer(settings | {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]})
-    consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
+    consumer.assign([TopicPartition(NUMBERS, 0, OFFSET_BEGINNING)])
     records = []
     try:
         while True:
@@ -252,6 +277,7 @@ def test_a_pid_file_that_names_another_program_does_not_stop_the_start(stack):
     assert states(stack) == [ServerState.RUNNING] * 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("delay_s", [0.3, 0.6, 0.9, 1.2, 1.6])
 def test_an_up_that_was_killed_at_any_moment_is_completed_by_the_next(folder, delay_s):
     """SIGKILL while folders, first data or servers are being made: up then works, with one server of each."""
@@ -344,16 +370,20 @@ def test_ports_that_somebody_else_took_meanwhile_are_replaced(stack):
 def test_a_server_that_does_not_come_up_tells_the_lines_of_its_log_that_matter(stack):
     """And the other server, which the same call had started, is stopped again."""
     stack.down()
-    (stack.folder / "postgres" / "data" / "postgresql.conf").write_text("no_such_setting = 1\n")
-    with pytest.raises(
-        ServerFailed, match=r'Postgres ended while it started\. Its log is .*(?s:.*)unrecognized configuration parameter "no_such'
-    ):
-        stack.up()
-    assert processes_of(stack.folder) == []
+    with put_back(stack.folder / "postgres" / "data" / "postgresql.conf") as file:
+        file.write_text("no_such_setting = 1\n")
+        with pytest.raises(
+            ServerFailed, match=r'Postgres ended while it started\. Its log is .*(?s:.*)unrecognized configuration parameter "no_such'
+        ):
+            stack.up()
+        assert processes_of(stack.folder) == []
 
 
-def test_reset_stops_and_deletes_only_the_stacks_own_files(stack):
+def test_reset_stops_and_deletes_only_the_stacks_own_files(folder):
     """What others keep in the folder stays."""
+    stack = LocalStack(folder)
+    stack.up()
+    store(stack, 1)
     (stack.folder / "theirs").touch()
     stack.reset()
     assert [path.name for path in stack.folder.iterdir()] == ["theirs"]
@@ -380,10 +410,11 @@ def test_a_folder_with_an_awkward_and_long_path_works(folder):
 def test_a_stack_without_its_password_says_so(stack):
     """The password stands in one file; without it nobody gets in, and making a new one needs a reset."""
     stack.down()
-    (stack.folder / "postgres" / "password").unlink()
-    with pytest.raises(FolderUnusable, match=r"tidemark local reset"):
-        stack.up()
-    assert processes_of(stack.folder) == []
+    with put_back(stack.folder / "postgres" / "password") as file:
+        file.unlink()
+        with pytest.raises(FolderUnusable, match=r"tidemark local reset"):
+            stack.up()
+        assert processes_of(stack.folder) == []
 
 
 def test_the_commands_start_show_point_and_stop(folder):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 from tests.scenario import Scenario
 
 from tidemark.records.outcome import Disposition, TransformOutput
@@ -243,7 +244,7 @@ def poison(stack: Any) -> Iterator[Any]:
     connection.close()
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     records=st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=60),
     cuts=st.lists(st.integers(0, 240), max_size=6),

@@ -115,8 +115,15 @@ def test_a_missing_protection_is_noticed(stack: LocalStack, tmp_path: Path, with
 
     where, _, options = without.noticed_by.partition(" ")
     own = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tmp'}"]  # else it closes the folder of all to the other users
-    command = [sys.executable, "-m", "pytest", "-qx", *own, f"tests/integration/{where}", *options.split()]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "include"), "TIDEMARK_HOME": str(tmp_path), "TIDEMARK_TEST_STACK": str(stack.folder)}
+    quick = "--hypothesis-profile=first-failure"
+    command = [sys.executable, "-m", "pytest", "-qx", *own, quick, f"tests/integration/{where}", *options.split()]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "include"),
+        "TIDEMARK_HOME": str(tmp_path),
+        "TIDEMARK_TEST_STACK": str(stack.folder),
+        "TIDEMARK_TEST_ALL": "1",  # a sample of the examples may miss it
+    }
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, f"nothing noticed: {done.stdout[-3000:]}{done.stderr[-1000:]}"
     assert "1 failed" in done.stdout, done.stdout[-3000:]

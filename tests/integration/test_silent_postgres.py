@@ -148,7 +148,7 @@ def test_follower_says_since_when_it_has_heard_nothing(hole: BlackHole, group: G
         eventually(lambda: follow.show(heard.append, said.append) or said)
         begun = time.monotonic()
         follow.show(heard.append, said.append)
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 10  # it does not wait for the answer, which never comes
         assert len(said) == 1
         assert re.match(r"no answer from Postgres since \d\d:\d\d:\d\d UTC", said[0])
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 from tests.scenario import Scenario
 
 from tidemark.db import session, transaction
@@ -171,7 +172,7 @@ def test_columns_that_the_transform_does_not_return_keep_their_values(cities: Sc
     assert cities.sql(f"SELECT city, people, note FROM {cities.table} ORDER BY 1") == [("bonn", 3, "new"), ("ulm", 2, "mine")]
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 99)), min_size=1, max_size=30), min_size=1, max_size=3))
 def test_sink_is_what_a_dict_would_be(cities: Scenario, runs: list[list[tuple[str, int]]]) -> None:
     """Any order of keys, any cut into runs and batches."""

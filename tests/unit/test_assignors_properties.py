@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conformance import judge
 from tests.conformance.cases import Parts, as_parts
+from tests.sampling import examples
 
 from tidemark.group.assignors import Metadata, Subscription, TopicInfo, check_assignment, find_assignor
 from tidemark.records.ranges import TopicPartition
@@ -17,7 +18,7 @@ TOPICS = ("t0", "t1", "t2", "t3", "t4")
 RACKS = ("a", "b", "c")
 EVERY = ("range", "roundrobin", "sticky", "cooperative-sticky", "random")
 STICKY = ("sticky", "cooperative-sticky")
-some = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+some = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 
 Group = tuple[Metadata, dict[str, Subscription]]
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.sink.encode import EMPTY, ROWS_A_CHUNK, CopyStream, NotEncodable, TypesChanged
 
@@ -53,7 +54,7 @@ def decoded(data: bytes) -> list[tuple[int | None, str | None]]:
 ROWS = st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none() | st.text(max_size=5)), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(ROWS, max_size=4))
 def test_any_batches_make_one_stream_with_every_row_in_order(batches: list[list[tuple[int | None, str | None]]]) -> None:
     """One header, one trailer, empty batches among them or none at all; ``rows`` counts what was encoded."""

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.records.ranges import RECORDS_A_TASK, Claim, Epoch, Slice, TopicPartition, plan_batch
 
 LAGS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 1_000_000), st.just(RECORDS_A_TASK)), max_size=12)
 BUDGETS = st.one_of(st.integers(1, 50), st.integers(1, 2_000_000), st.just(RECORDS_A_TASK))
-quick = settings(max_examples=300, deadline=None)
+quick = settings(max_examples=examples(300))
 
 
 def claims_of(lags: list[int]) -> tuple[list[Claim], dict[TopicPartition, int]]:
@@ -82,7 +83,7 @@ def test_those_with_most_to_read_come_first(lags: list[int], budget: int) -> Non
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 300_000), max_size=6), st.integers(20_000, 400_000))
 def test_batch_after_batch_reaches_every_end_and_then_there_is_none(lags: list[int], budget: int) -> None:
     """Every batch moves something, so a run ends."""

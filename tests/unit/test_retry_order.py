@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.records.outcome import Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
@@ -19,7 +20,7 @@ from tidemark.sink.tally import split_output
 
 START, SPAN = 100, 30
 PART = Slice(TopicPartition("flights", 3), 1, START, START + SPAN, Epoch(1))
-quick = settings(max_examples=300, deadline=None)
+quick = settings(max_examples=examples(300))
 
 ANSWERS = st.sampled_from(("load", "skip", "retry", "fail"))
 RECORDS = st.lists(st.tuples(st.sampled_from((b"a", b"b", b"", None)), ANSWERS), max_size=SPAN)

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.spec import ConsumerSpec, SpecInvalid, explain, load_consumer
 from tidemark.spec.source import _BREAK
@@ -25,7 +26,7 @@ VALUES = st.recursive(
 )
 MAPPINGS = st.dictionaries(st.one_of(st.sampled_from(KEYS), SCALARS), VALUES, max_size=8)
 CRON = st.text(alphabet="0123456789*/,-LRHh#?() wW", max_size=6)
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
 
 def answer(content: bytes) -> None:

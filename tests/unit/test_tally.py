@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.records.outcome import ERROR_TEXT_LIMIT, BadOutput, Disposition, RecordCounts, TransformOutput, reject
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
@@ -19,7 +20,7 @@ START, SPAN = 1_000, 12
 PART = Slice(TopicPartition("flights", 3), 7, START, START + SPAN, Epoch(1))
 LAYOUT = Layout("analytics.departures", (Column("city", "text"), Column("population", "bigint")))
 WORDS = {"load": Disposition.LOAD, "skip": Disposition.SKIP, "retry": Disposition.RETRY, "fail": Disposition.FAIL}
-quick = settings(max_examples=300, deadline=None)
+quick = settings(max_examples=examples(300))
 
 
 def rows(*offsets: int | None, **columns: Any) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.sink.types import arrow_type, conform, fits, postgres_type
 
@@ -178,7 +179,7 @@ def test_a_value_that_would_have_to_be_rounded_or_cut_is_refused(column: pa.Arra
         conform(column, postgres)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.integers(1, 38), st.integers(0, 38), st.integers(1, 38), st.integers(-5, 38))
 def test_a_decimal_fits_a_numeric_that_holds_all_its_digits(precision: int, scale: int, wide: int, fraction: int) -> None:
     """As many places before the point and after it."""

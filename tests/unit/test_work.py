@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import examples
 
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work
@@ -172,7 +173,7 @@ def test_a_column_that_is_left_out_is_null() -> None:
     assert answer.rows.column("population").to_pylist() == [None]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(st.sampled_from(["row", "rows", "none", "skip", "fail", "retry", "misfit"]), min_size=1, max_size=30))
 def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: list[str]) -> None:
     """Compared with a count by hand."""
@@ -292,7 +293,7 @@ def test_a_python_value_that_would_be_changed_on_the_way_fails_its_record(postgr
     assert why in reason
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.floats())
 def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
     """A ``real`` has fewer digits, as everywhere in Postgres, but what is finite stays finite."""

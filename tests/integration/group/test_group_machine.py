@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.group.players import AT_ONCE, Player, Scene, one_step, settle
+from tests.sampling import examples
 
 from tidemark.db import session
 from tidemark.group.coordinator import GroupConfig, Leaving
@@ -333,5 +334,5 @@ def test_a_group_keeps_its_rules_whatever_members_do_in_whatever_order(groups_ur
         machine = type("Machine", (Protocol,), {"url": groups_url, "connection": connection})
         run_state_machine_as_test(
             machine,
-            settings=settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)),
+            settings=settings(max_examples=examples(100), stateful_step_count=30, suppress_health_check=list(HealthCheck)),
         )

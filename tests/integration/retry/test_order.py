@@ -20,6 +20,7 @@ from tests.integration.retry.lab import DELAYS, SERVICE, Lab, dying_at, lab_on, 
 from tests.integration.retry.test_retry_machine import LADDERS
 from tests.kafka_topics import Topics
 from tests.ledger import in_thread
+from tests.sampling import examples
 from tests.scenario import Scenario, eventually
 
 from tidemark.db import session, transaction
@@ -706,5 +707,5 @@ def test_no_record_overtakes_one_of_its_key_in_any_order_of_failures_drains_deat
 
     machine = type("Machine", (Ordered,), {"make": staticmethod(make)})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=8, stateful_step_count=7, deadline=None, suppress_health_check=list(HealthCheck))
+        machine, settings=settings(max_examples=examples(8), stateful_step_count=7, suppress_health_check=list(HealthCheck))
     )

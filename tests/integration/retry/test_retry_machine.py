@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.retry.lab import Lab, dying_at, minutes
 from tests.kafka_topics import Topics
+from tests.sampling import examples
 from tests.scenario import Scenario
 
 from tidemark.rewind.model import ToOffset
@@ -214,5 +215,5 @@ def test_records_in_any_order_of_failures_drains_deaths_and_rewinds_stay_account
 
     machine = type("Machine", (Retries,), {"make": staticmethod(make)})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+        machine, settings=settings(max_examples=examples(8), stateful_step_count=20, suppress_health_check=list(HealthCheck))
     )

@@ -23,6 +23,7 @@ from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
 from tests.integration.rewind.test_deaths import Watched, struck
 from tests.kafka_topics import Topics
 from tests.ledger import eventually, in_thread, payloads
+from tests.sampling import examples
 from tests.scenario import Scenario as Consumer
 
 from tidemark import schema
@@ -255,6 +256,7 @@ def test_an_older_record_never_replaces_a_newer_row(scenario: Consumer, topics: 
 # ---- the group is rewound meanwhile
 
 
+@pytest.mark.sampled("lab", "target", "done")
 @pytest.mark.parametrize("done", [0, 20], ids=["not begun", "half done"])
 @pytest.mark.parametrize("target", [10, OLD, 40, 60, 80])
 def test_a_rewind_of_the_group_leaves_each_record_to_one_of_both(lab: FillLab, target: int, done: int) -> None:
@@ -738,7 +740,7 @@ def test_rewinds_undos_and_backfills_in_any_order_read_each_record_once(database
     Consumer(project_dir, database_url, topics).sql(f"ALTER DATABASE {database_url.rpartition('/')[2]} SET synchronous_commit = off")
     machine = type("Machine", (Backfills,), {"make": staticmethod(lambda: FillLab(Consumer(project_dir, database_url, topics), topic))})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=8, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck))
+        machine, settings=settings(max_examples=examples(8), stateful_step_count=12, suppress_health_check=list(HealthCheck))
     )
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.rewind.lab import Lab
 from tests.kafka_topics import Topics
+from tests.sampling import examples
 from tests.scenario import Scenario as Consumer
 
 from tidemark.records.ranges import TopicPartition
@@ -282,5 +283,5 @@ def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
 
     machine = type("Machine", (Rewinds,), {"make": staticmethod(make), "upsert": upsert})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=10, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck))
+        machine, settings=settings(max_examples=examples(10), stateful_step_count=14, suppress_health_check=list(HealthCheck))
     )

@@ -1,0 +1,44 @@
+"""A sample of a matrix has every value of the parameters it is made for, is small, and follows from the seed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import sampling
+from tests.sampling import covering
+
+SIZES = st.tuples(st.integers(1, 7), st.integers(1, 5))
+
+
+def matrix(sizes: tuple[int, ...]) -> dict[tuple[int, ...], set[tuple[str, int]]]:
+    return {cell: set(zip("abc", cell, strict=False)) for cell in itertools.product(*map(range, sizes))}
+
+
+@given(SIZES, st.integers())
+def test_sample_has_every_value_in_as_few_sets_as_possible(sizes: tuple[int, int], seed: int) -> None:
+    """As in a Latin square, seven steps and three faults need seven sets."""
+    values = matrix(sizes)
+    kept = covering(values, random.Random(seed))
+    assert set().union(*(values[cell] for cell in kept)) == set().union(*values.values())
+    assert len(kept) == len(set(kept)) == max(sizes)
+
+
+def test_sample_of_a_matrix_without_parameters_is_one_set() -> None:
+    assert len(covering(dict.fromkeys("abc", frozenset()), random.Random(1))) == 1
+
+
+def test_seed_repeats_the_sample_and_another_takes_other_sets() -> None:
+    """So a run can be repeated, and many runs together try everything."""
+    values = matrix((7, 3))
+    assert covering(values, random.Random(5)) == covering(values, random.Random(5))
+    assert {cell for seed in range(50) for cell in covering(values, random.Random(seed))} == set(values)
+
+
+def test_few_examples_are_not_divided_away(monkeypatch) -> None:
+    monkeypatch.setattr(sampling, "ALL", False)
+    assert [sampling.examples(number) for number in (1, 3, 8, 100)] == [1, 3, 3, 25]
+    monkeypatch.setattr(sampling, "ALL", True)
+    assert sampling.examples(100) == 100
