@@ -22,6 +22,7 @@ import yaml
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from tests.kafka_topics import Topics
+from tidemark import project
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, SPARK_MASTER, Connections
 from tidemark.consume import launch, run
 from tidemark.consume.check import sink_ddl
@@ -225,6 +226,7 @@ class Scenario:
             DATABASE_URL: self.database_url,
             BOOTSTRAP_SERVERS: self.topics.servers,
             SPARK_MASTER: "local[2]",
+            "TIDEMARK_HOME": str(project.root()),  # files are shown with their whole path
             "TIDEMARK_CONSUMERS": str(self.folder / "consumers"),
             "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
             "NO_COLOR": "1",

@@ -1,7 +1,10 @@
-"""Where a Tidemark project keeps its files: migrations, entry points, specs, transforms, expectations, local state.
+"""Where files are: a user's project, and what Tidemark brings along itself.
 
-Everything lies in the project folder unless a variable says otherwise: ``TIDEMARK_CONSUMERS``, ``TIDEMARK_TRANSFORMS``,
-``TIDEMARK_EXPECTATIONS`` and ``TIDEMARK_STATE`` name a folder each.
+The project is one folder with the user's consumers, transforms and expectations, found by `root`. ``TIDEMARK_CONSUMERS``,
+``TIDEMARK_TRANSFORMS``, ``TIDEMARK_EXPECTATIONS`` and ``TIDEMARK_STATE`` each name another folder for one of its parts.
+
+Tidemark's own files (migrations, the driver's entry point, the files of `tidemark init`) always come with the library, never from the
+project, which may have a folder ``sql`` of its own.
 """
 
 from __future__ import annotations
@@ -9,32 +12,37 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
 _SHIPPED = Path(__file__).resolve().parent / "_project"
-"""Migrations and entry point as a wheel has them; a checkout has its own."""
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+CONSUMERS = "include/consumers"
+"""By this folder a project is recognised."""
 
 
 def root() -> Path:
-    """The project folder: ``TIDEMARK_HOME``; else the checkout of an editable install, or the current folder of a wheel's."""
+    """The project folder: ``TIDEMARK_HOME``; else the current folder or ``AIRFLOW_HOME``, whichever has ``include/consumers``; else the
+    current folder."""
     home = os.environ.get("TIDEMARK_HOME")
     if home:
         return Path(home).resolve()
-    return Path.cwd() if _SHIPPED.is_dir() else _CHECKOUT
+    here, airflow = Path.cwd(), os.environ.get("AIRFLOW_HOME")
+    if airflow and not (here / CONSUMERS).is_dir() and (Path(airflow) / CONSUMERS).is_dir():
+        return Path(airflow).resolve()
+    return here
+
+
+def shipped(name: str) -> Path:
+    """A file or folder that Tidemark brings along: a wheel has them beside the library, an editable install in its checkout."""
+    return (_SHIPPED if _SHIPPED.is_dir() else _CHECKOUT) / name
 
 
 def migrations() -> Path:
-    return _own("sql")
+    return shipped("sql")
 
 
 def consume_job() -> Path:
     """The one entry point that the command line, Airflow and spark-submit start."""
-    return _own("spark_jobs/consume.py")
-
-
-def _own(name: str) -> Path:
-    """A part of Tidemark itself: the project's, where it has one, or the wheel's."""
-    project, shipped = root() / name, _SHIPPED / name
-    return shipped if shipped.exists() and not project.exists() else project
+    return shipped("spark_jobs/consume.py")
 
 
 def transforms() -> Path:
@@ -42,7 +50,7 @@ def transforms() -> Path:
 
 
 def consumers() -> Path:
-    return _folder("TIDEMARK_CONSUMERS", "include/consumers")
+    return _folder("TIDEMARK_CONSUMERS", CONSUMERS)
 
 
 def expectations() -> Path:

@@ -59,7 +59,7 @@ def known() -> list[str]:
     """The migrations of this code, in order. Raises `BadInput` if there are none."""
     names = sorted(path.stem for path in project.migrations().glob("[0-9]*.sql"))
     if not names:
-        raise BadInput(what="migrations", found=f"{project.migrations()} has none", fix="Unset TIDEMARK_HOME, or set it to the checkout.")
+        raise BadInput(what="migrations", found=f"{project.migrations()} has none", fix="Install Tidemark again.")
     return names
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.scenario import ARROW, SPARK, Scenario, eventually
 
 from tidemark import project, schema
+from tidemark.errors import BadInput
 from tidemark.local import LocalStack
 
 CITIES = """
@@ -104,21 +105,27 @@ def test_migration_that_was_killed_half_way_is_gone_on_with(blank: Scenario, lef
     assert migrations(blank) == schema.known()
 
 
-def test_migration_that_fails_leaves_nothing_of_itself_and_says_why(blank: Scenario, tmp_path: Path) -> None:
+def test_migration_that_fails_leaves_nothing_of_itself_and_says_why(
+    blank: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The migrations before it stay. The reason is Postgres' own; a traceback is no answer."""
-    home = tmp_path / "home"
-    (home / "sql").mkdir(parents=True)
     for file in project.migrations().glob("*.sql"):
-        (home / "sql" / file.name).write_text(file.read_text())
-    (home / "sql" / "9000_bad.sql").write_text("CREATE TABLE tidemark.half (id int); SELECT no_such_function();")
-    done = blank.command("migrate", env={"TIDEMARK_HOME": str(home)})
-    assert done.returncode == 1
-    assert "no_such_function" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "9000_bad" in done.stderr
+        (tmp_path / file.name).write_text(file.read_text())
+    (tmp_path / "9000_bad.sql").write_text("CREATE TABLE tidemark.half (id int); SELECT no_such_function();")
+    with monkeypatch.context() as patch:
+        patch.setattr(project, "migrations", lambda: tmp_path)
+        with pytest.raises(schema.MigrationFailed, match=r"Migration 9000_bad failed: .*no_such_function"):
+            schema.migrate(blank.database_url)
     assert migrations(blank) == schema.known()
     assert blank.sql("SELECT to_regclass('tidemark.half')") == [(None,)]
     assert blank.command("migrate").returncode == 0
+
+
+def test_migrate_without_migrations_is_refused(blank: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not report that the database is current."""
+    monkeypatch.setattr(project, "migrations", lambda: tmp_path)
+    with pytest.raises(BadInput, match=f"{tmp_path} has none"):
+        schema.migrate(blank.database_url)
 
 
 def test_migration_is_stored_with_its_bookkeeping_or_not_at_all(blank: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,15 @@ def test_versions_are_those_of_the_lock() -> None:
     assert (wheel / "pginstall18").is_dir()
 
 
+def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkout() -> None:
+    """What `tidemark init` writes runs under the same compose file: the same base, user, folders and variables, the version of this one."""
+    theirs = (ROOT / "template" / "Dockerfile").read_text()
+    same = DOCKERFILE[DOCKERFILE.index("FROM") : DOCKERFILE.index("\n\n# As the Makefile does it")]
+    assert same in theirs
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (ROOT / "template" / "requirements.txt").read_text() == f"tidemark[airflow,local]=={metadata['version']}\n"
+
+
 def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -> None:
     """The context leaves out all that is not named, so what is copied must be named."""
     ignore = (ROOT / ".dockerignore").read_text().splitlines()

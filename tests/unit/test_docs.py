@@ -17,6 +17,7 @@ from tidemark.spec.model import FILLED_IN
 from tidemark.transform import Fail, Record
 
 README = (project.root() / "README.md").read_text(encoding="utf-8")
+TEMPLATE = project.root() / "template"
 CONSUMERS = (project.root() / "docs" / "consumers.md").read_text(encoding="utf-8")
 
 
@@ -28,17 +29,28 @@ def record(value: object) -> Record:
     return Record("cities", 0, 7, datetime(2026, 1, 1, tzinfo=UTC), None, None if value is None else json.dumps(value).encode())
 
 
-def test_readme_consumer_is_a_good_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("language", "file"),
+    [
+        ("yaml", "include/consumers/cities.yaml"),
+        ("python", "spark_jobs/transforms/cities.py"),
+        ("json", "include/expectations/cities.json"),
+    ],
+)
+def test_readme_shows_the_consumer_that_init_writes(language: str, file: str) -> None:
+    assert (TEMPLATE / file).read_text(encoding="utf-8") in snippets(README, language)
+
+
+def test_readme_consumer_is_a_good_file() -> None:
     """The first file that a user copies must pass the check."""
-    (tmp_path / "cities.yaml").write_text(snippets(README, "yaml")[0])
-    spec = load_consumer(tmp_path / "cities.yaml")
+    spec = load_consumer(TEMPLATE / "include/consumers/cities.yaml")
     assert (spec.group, spec.sink.table, spec.schedule) == ("cities", "public.cities", "*/5 * * * *")
 
 
 def test_readme_transform_answers_as_its_comments_say() -> None:
     """A tombstone is skipped, a record without a name fails, any other is a row."""
     names: dict[str, object] = {}
-    exec(snippets(README, "python")[0], names)
+    exec((TEMPLATE / "spark_jobs/transforms/cities.py").read_text(encoding="utf-8"), names)
     transform = names["transform"]
     assert callable(transform)
     assert transform(record({"name": "Ulm", "population": 128_928, "river": "Danube"})) == {"name": "Ulm", "population": 128_928}
@@ -47,10 +59,9 @@ def test_readme_transform_answers_as_its_comments_say() -> None:
         transform(record({"population": 1}))
 
 
-def test_readme_suite_can_be_loaded(tmp_path: Path) -> None:
+def test_readme_suite_can_be_loaded() -> None:
     """Great Expectations knows every expectation of the first suite that a user copies."""
-    (tmp_path / "cities.json").write_text(snippets(README, "json")[0])
-    assert len(load_suite(tmp_path / "cities.json").expectations) == 1
+    assert len(load_suite(TEMPLATE / "include/expectations/cities.json").expectations) == 1
 
 
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def maintain_dag() -> DAG:
+    """The DAG ``maintain``: once a day, removes what is kept for a time only, as `tidemark maintain` does."""
     with DAG(
         dag_id="maintain",
         description="Removes what rewinds took out, and payloads of settled records, after their time; ends attempts without a driver.",

@@ -44,6 +44,7 @@ _TEXT, _NUMBER = ["null", "string"], ["null", "integer"]
 
 
 def redrive_dag() -> DAG:
+    """The DAG ``redrive``: a form, a plan, an approval, and failed records that are requeued."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
     said = "Send failed records round again: chosen by a form, planned, applied."
     with DAG(schedule=None, **by_hand("redrive", _form(), "retries", description=said, doc_md=_DOC)) as dag:

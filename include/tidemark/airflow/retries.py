@@ -49,6 +49,7 @@ DRAIN_LIMIT = timedelta(hours=1)
 
 
 def drain_dag() -> DAG:
+    """The DAG ``drain_retries``: every few minutes, publishes what has failed and tries again what is due."""
     common: dict[str, Any] = {"owner": "tidemark"}
     with DAG(
         dag_id=DRAIN_DAG,

@@ -45,6 +45,7 @@ WIDTH = 120
 
 
 def rewind_dag() -> DAG:
+    """The DAG ``rewind``: a form, a plan, an approval, and the move of a running group."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
     said = "Move a running consumer group to any point, with its results: reviewed, and undoable."
     with DAG(schedule=None, **by_hand("rewind", form(), "rewind", description=said, doc_md=_DOC)) as dag:

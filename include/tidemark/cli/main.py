@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +50,17 @@ def _version(asked: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)] = False,
 ) -> None: ...
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write a new project: a consumer with its transform and suite, the DAG files, a compose file."""
+    from tidemark.cli.init import init as write_project
+
+    write_project(folder, output)
 
 
 @app.command()

@@ -148,7 +148,8 @@ class LocalAirflow:
             metadata_url=stack.create_database("airflow"),
             env=settings.connections_env(
                 env["TIDEMARK_DATABASE_URL"], {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}, spark_master
-            ),
+            )
+            | {"TIDEMARK_HOME": str(project.root())},
             dags=project.root() / "dags",
             plugins=plugins if plugins.is_dir() else None,
             port=port,

@@ -89,7 +89,9 @@ def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:
 
 def _paths(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise BadInput(what="there is no folder of consumers", found=shown(folder), fix="Create it, or name the right one.")
+        raise BadInput(
+            what="there is no folder of consumers", found=shown(folder), fix="Run this in the project's folder, or set TIDEMARK_HOME to it."
+        )
     return sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS and path.is_file() and not path.name.startswith("."))
 
 

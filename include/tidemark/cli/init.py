@@ -1,0 +1,42 @@
+"""A new project, from the files that Tidemark brings along."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidemark import project
+from tidemark.cli.options import OutputFormat, print_json, stderr
+from tidemark.errors import Refused
+
+PARTS = {"template": ".", "dags": "dags", "docker": "docker", "docker-compose.yaml": "docker-compose.yaml", ".env.example": ".env.example"}
+"""What is copied, and where to in the project. All but ``template`` are the files of Tidemark's own repository."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FolderNotEmpty(Refused):
+    """A project is written into a new or an empty folder only."""
+
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.folder} is not an empty folder. Nothing was written; name a new or an empty one."
+
+
+def init(folder: Path, output: OutputFormat) -> None:
+    """Writes the project and lists its files. Raises `FolderNotEmpty`."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FolderNotEmpty(folder=folder)
+    for part, place in PARTS.items():
+        source, target = project.shipped(part), folder / place
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    stderr.print("\n".join(f"wrote {folder / file}" for file in files), highlight=False, markup=False, soft_wrap=True)
+    if output is OutputFormat.JSON:
+        print_json({"folder": str(folder.resolve()), "files": files})
+    else:
+        stderr.print(f"Next: the commands in {folder / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
