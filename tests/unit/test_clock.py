@@ -1,0 +1,134 @@
+"""I6: the database's clock decides what is due or expired. Python's wall clock is shown to people and reaches no statement."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidemark import project
+
+ROOT = project.root()
+LIBRARY = ROOT / "include" / "tidemark"
+SOURCES = sorted(path for folder in (LIBRARY, ROOT / "dags", ROOT / "spark_jobs") for path in folder.rglob("*.py"))
+WALL_CLOCK = {"now", "utcnow", "today", "time", "time_ns", "localtime", "gmtime"}
+OWNERS = {"datetime", "date", "time"}
+MAY_READ = {
+    "_Follow.__init__": "since when Postgres has not answered, in a log line",
+    "_Follow._watch": "since when Postgres has not answered, in a log line",
+    "ApplyRewindOperator.execute": "how long Airflow shows the question; an apply is refused by the database's clock",
+    "show_group": "for how long a member was not seen, in a table",
+    "_age_s": "the age of a file in the cache",
+    "_exercise": "a record of the class-data archive, which is thrown away",
+}
+"""Functions that may read the wall clock, and for what. None of them hands it to a statement."""
+SESSIONS = {"cur", "cursor", "connection"}
+"""Who is given one of these may run a statement."""
+
+
+def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{owner}{node.name}", node
+
+
+def called(tree: ast.AST) -> Iterator[tuple[str | None, str]]:
+    """``datetime.now(UTC)`` is ``("datetime", "now")``; also where the function is only named, as in ``default_factory=time.time``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            value = node.value
+            yield value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else None, node.attr
+
+
+def reads_wall_clock(tree: ast.AST) -> bool:
+    return any(owner in OWNERS and name in WALL_CLOCK for owner, name in called(tree))
+
+
+def test_wall_clock_is_read_only_where_a_person_sees_it() -> None:
+    """A new reader of Python's clock has to say here what for. Lengths of time are measured by `time.monotonic`, which is no clock."""
+    found = set()
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        inside = [(name, node) for name, node in functions(tree) if reads_wall_clock(node)]
+        found |= {name for name, _ in inside}
+        outside = sum(
+            reads_wall_clock(node) for node in tree.body if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        )
+        assert not outside, f"{path} reads the clock when it is imported"
+    assert found == set(MAY_READ)
+
+
+def kept(tree: ast.AST) -> set[str]:
+    """What a module keeps a reading of the wall clock in: names of variables and attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and reads_wall_clock(node.value):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    found |= {
+                        ast.unparse(name) for name, value in zip(target.elts, node.value.elts, strict=True) if reads_wall_clock(value)
+                    }
+                else:
+                    found.add(ast.unparse(target))
+    return found
+
+
+def statements_with_a_time(tree: ast.AST) -> list[str]:
+    """Calls that run SQL, or may, and whose arguments have a reading of the wall clock."""
+    times = kept(tree)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            runs = isinstance(node.func, ast.Attribute) and node.func.attr in {"execute", "executemany"}
+            runs = runs or any(isinstance(one, ast.Name) and one.id in SESSIONS for one in arguments)
+            inside = {ast.unparse(part) for one in arguments for part in ast.walk(one) if isinstance(part, ast.Name | ast.Attribute)}
+            if runs and (inside & times or any(reads_wall_clock(one) for one in arguments)):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_no_statement_is_given_a_time_of_python() -> None:
+    """Neither a reading itself nor a variable that keeps one is an argument of a call that runs SQL."""
+    assert [one for path in SOURCES for one in statements_with_a_time(ast.parse(path.read_text(encoding="utf-8")))] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "cur.execute(SQL, {'now': datetime.now(UTC)})",
+        "now = time.time()\nmove(cur, now)",
+        "self.at, n = datetime.now(UTC), 1\ncur.execute(SQL, (self.at,))",
+    ],
+)
+def test_a_time_in_a_statement_would_be_found(code: str) -> None:
+    """A guard of the test above."""
+    assert len(statements_with_a_time(ast.parse(code))) == 1
+
+
+STATEMENTS = sorted([*LIBRARY.rglob("*.sql"), *(ROOT / "sql").glob("*.sql")])
+
+
+@pytest.mark.parametrize("path", STATEMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_statements_read_one_clock(path: Path) -> None:
+    """``now()`` and its kin stand still inside a transaction, which may have waited for a lock: only ``clock_timestamp()`` is compared."""
+    text = re.sub(r"--.*|'[^']*'", "", path.read_text(encoding="utf-8"))
+    assert (
+        re.findall(
+            r"\bnow\s*\(|\b(?:current|local)_?timestamp\b|\b(?:statement|transaction)_timestamp\b|\btimeofday\b", text, re.IGNORECASE
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("path", STATEMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_deadline_is_compared_with_a_parameter(path: Path) -> None:
+    """A parameter is a time that some other clock has read."""
+    text = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
+    moment, parameter, compared = r"[\w.]*(?:due_at|deadline|expires_at|seen_at|session_ends|ends_at)\b", r"%\(\w+\)s", r"\s*(?:<=?|>=?)\s*"
+    assert re.findall(f"{moment}{compared}{parameter}|{parameter}(?:::\\w+)?{compared}{moment}", text) == []
