@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark import project
-from tidemark.cli.options import OutputFormat, print_json, stderr
+from tidemark.cli.common import OutputFormat, print_json, stderr
 from tidemark.errors import Refused
 
 PARTS = {"template": ".", "dags": "dags", "docker": "docker", "docker-compose.yaml": "docker-compose.yaml", ".env.example": ".env.example"}
