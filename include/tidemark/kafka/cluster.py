@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -204,16 +205,21 @@ class Cluster:
         return found
 
     def group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """What a consumer group has committed to Kafka of these partitions; left out where it has not."""
-        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        """The offsets that a consumer group has committed to Kafka, without partitions that it has none of.
+
+        A consumer asks, because ``AdminClient.list_consumer_group_offsets`` (confluent-kafka 2.16) may crash the process for a group that
+        does not exist. It never joins the group and commits nothing.
+        """
+        from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as Wire
 
-        request = [ConsumerGroupTopicPartitions(group, [Wire(part.topic, part.partition) for part in partitions])]
-        (future,) = self._admin().list_consumer_group_offsets(request, request_timeout=REQUEST_TIMEOUT_S).values()
-        try:
-            answers = future.result().topic_partitions
-        except KafkaException as error:
-            raise self._unavailable(error) from error
+        wanted = [Wire(part.topic, part.partition) for part in partitions]
+        settings = {**self._config, "group.id": group, "enable.auto.commit": "false", "log_level": "0"}
+        with contextlib.closing(connected(Consumer, settings)) as consumer:
+            try:
+                answers = consumer.committed(wanted, timeout=REQUEST_TIMEOUT_S) if wanted else []
+            except KafkaException as error:
+                raise self._unavailable(error) from error
         return {TopicPartition(part.topic, part.partition): part.offset for part in answers if part.error is None and part.offset >= 0}
 
     def retention(self, topics: Iterable[str]) -> dict[str, timedelta | None]:

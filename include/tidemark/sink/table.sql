@@ -30,6 +30,3 @@ SELECT EXISTS (
 -- What a relation is that is neither a table nor a partitioned table; null for those two.
 SELECT CASE relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END
   FROM pg_class WHERE oid = to_regclass(%(table)s);
-
--- name: may_insert
-SELECT has_table_privilege(to_regclass(%(table)s), 'INSERT');
