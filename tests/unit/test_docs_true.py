@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -15,12 +16,13 @@ import pytest
 import typer
 import yaml
 from pydantic import BaseModel
-from tests.unit.test_docs import PAGES, ROOT, snippets
+from tests.unit.test_docs import PAGES, ROOT, record, snippets
 
 from tidemark.cli.main import app
 from tidemark.retry.hop import NAMES as HEADERS
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import FILLED_IN
+from tidemark.transform import Retry
 
 LIBRARY = ROOT / "include" / "tidemark"
 CLI = typer.main.get_command(app)
@@ -231,6 +233,37 @@ def test_snippets_are_what_they_say(page: str) -> None:
     for code in snippets(text, "sh"):
         done = subprocess.run(["bash", "-n"], input=code, text=True, capture_output=True, check=False)
         assert done.returncode == 0, f"{page}: {done.stderr}{code}"
+
+
+def test_tutorial_hands_a_record_without_a_name_to_retry() -> None:
+    names: dict[str, Any] = {}
+    exec(snippets(text_of("docs/tutorials/retries.md"), "python")[0], names)
+    with pytest.raises(Retry, match="no name yet"):
+        names["transform"](record({"population": 1}))
+    assert names["transform"](record({"name": "Ulm", "population": 128_928})) == {"name": "Ulm", "population": 128_928}
+
+
+# The site
+
+
+def files(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    for below in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from files(below)
+
+
+def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> None:
+    """The navigation names exactly the pages that ``docs/site.py`` writes; each reference page has what the code has."""
+    subprocess.run([sys.executable, ROOT / "docs" / "site.py", tmp_path], check=True)
+    written = {str(path.relative_to(tmp_path / "docs")) for path in (tmp_path / "docs").rglob("*.md")}
+    assert set(files(yaml.safe_load((tmp_path / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])) == written
+    reference = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "docs" / "reference").glob("*.md")}
+    assert "| `retry.max_held` | integer | `10000` |" in reference["keys"]
+    assert "## tidemark rewind plan" in reference["commands"]
+    assert "`OffsetFenced`" in reference["errors"]
+    assert "## partition_offset" in reference["schema"]
+    assert "ADD COLUMN leader_epoch" in reference["schema"]
 
 
 # The invariants, and the front pages
