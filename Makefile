@@ -15,7 +15,7 @@ MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 
-.PHONY: help demo bench soak check test test-all unit lint format up down lock clean
+.PHONY: help demo bench soak check test test-all unit lint format up down docs docs-lock lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -59,6 +59,18 @@ up: $(READY) ## Postgres, Kafka and Airflow, kept running; prints URL and login
 down: $(READY) ## stop what `make up` started; data are kept
 	$(BIN)/tidemark local airflow down
 	$(BIN)/tidemark local down
+
+docs: $(READY) build/docs-env/.ready ## the documentation site, strictly; build/site
+	$(BIN)/python docs/site.py
+	NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --quiet --strict --config-file build/mkdocs.yml
+
+build/docs-env/.ready: docs/requirements.txt | $(READY)
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/docs-env
+	VIRTUAL_ENV=build/docs-env $(BIN)/uv pip sync --quiet --require-hashes docs/requirements.txt
+	@touch $@
+
+docs-lock: $(READY) ## compile docs/requirements.txt from the group `docs` of pyproject.toml
+	$(BIN)/uv pip compile --group docs --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file docs/requirements.txt
 
 lock: $(READY) ## compile requirements.txt from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --python-version 3.11 --no-header --quiet --output-file requirements.txt

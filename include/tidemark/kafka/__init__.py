@@ -2,4 +2,13 @@
 
 Nothing here joins a Kafka consumer group or commits to Kafka (I7). Ends are last stable offsets: beyond them a read_committed
 reader would wait for somebody's open transaction.
+
+Modules::
+
+    cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
+    config      one set of client settings for librdkafka and the JVM's client
+    history     detects a truncated log by its leader epochs (KIP-320)
+    producer    publishes messages, with an answer for each one
+    reader      reads `[start, end)` of one partition
+    security    TLS and SASL settings in the names of both clients
 """

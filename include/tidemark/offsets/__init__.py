@@ -10,4 +10,13 @@ Owns the tables ``topic``, ``consumer_group``, ``partition_offset``, ``attempt``
 
 `ranges` decides what to read (values in, values out), `store` runs the statements of ``store.sql`` beside it and never commits.
 Locks are taken in the order group, members, partitions by (topic, partition).
+
+Modules::
+
+    flow      pauses, priorities and `--max-ahead`
+    lag       positions compared with the ends of the topics
+    locks     waits for a lock, and reports its holder
+    ranges    what a batch reads, decided from numbers alone
+    reset     where a partition starts, and what is lost (I5)
+    store     the statements on positions, attempts and the ledger
 """

@@ -12,10 +12,18 @@ What fails: an unusable suite file (`BadSuite`) or an expectation that could not
 no verdict. A crash between reading and storing stores nothing either; validate again. Readers choose: the sink shows everything that was
 committed, its view (`validated_view_ddl`) only what lies below the validated offset.
 
-`ranges` merges what a run wrote (values in, values out), `conservation` compares the tables, `suite` reads suite files, `judge` holds
-Great Expectations, imported when it is first needed, `validation` puts them together and stores, `view` writes the view's DDL. `reaction`
-takes a run back whose verdict is critical, where its consumer's file wants that; it is imported by whoever calls it, because rewinds
-are made of this package.
+Great Expectations is imported when `judge` first needs it. `reaction` is imported by its callers only, because rewinds use this package.
+
+Modules::
+
+    conservation    the ledger compared with sink, failed records and positions (I3)
+    judge           runs Great Expectations over the rows of a run
+    ranges          the offset ranges that a run wrote
+    reaction        the rewind after a critical verdict (`on_failure: rewind`)
+    suite           reads suite files
+    validation      validates a run and stores the verdict
+    verdict         a validation's input and result
+    view            the DDL of the view of validated rows
 """
 
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation

@@ -2,6 +2,20 @@
 
 `range`, `roundrobin` and `sticky` are eager, `cooperative-sticky` is cooperative (KIP-429); they answer as Kafka's do, racks included
 (KIP-881). `random` is the example of one's own: any class that implements `Assignor` is found as ``module:Class``.
+
+Modules::
+
+    base          what an assignor gets and returns
+    board         members, topics and partitions as numbers
+    check         the check of an assignment
+    claims        previous owners, and contradictory claims (KIP-792)
+    general       sticky assignment with unequal subscriptions
+    racks         which members are near which replicas (KIP-881)
+    random        `random`, the example of a custom assignor
+    range         `range`
+    roundrobin    `roundrobin`
+    sticky        `sticky` and `cooperative-sticky`
+    uniform       sticky assignment with equal subscriptions
 """
 
 from __future__ import annotations

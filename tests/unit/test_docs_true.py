@@ -1,0 +1,294 @@
+"""What the documentation names exists: files, tests, modules, commands with their options, keys, environment variables, anchors."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+from tests.unit.test_docs import PAGES, ROOT, record, snippets
+
+from tidemark.cli.main import app
+from tidemark.retry.hop import NAMES as HEADERS
+from tidemark.spec import ConsumerSpec
+from tidemark.spec.model import FILLED_IN
+from tidemark.transform import Retry
+
+LIBRARY = ROOT / "include" / "tidemark"
+CLI = typer.main.get_command(app)
+MADE_BY_THE_READER = {"cities"}
+"""Consumers that a page has the reader write."""
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def inline(page: str) -> list[str]:
+    """What a page puts between backticks, outside its blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL))
+
+
+# Commands
+
+
+def lines(page: str) -> Iterator[list[str]]:
+    """The words of each call of ``tidemark`` in a page's shell blocks."""
+    for block in snippets(text_of(page), "sh") + snippets(text_of(page), ""):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.search(r"(?:^|&& |\$\(|; )tidemark ", line):
+                words = shlex.shlex(line.replace('"$(', "( ").replace(')"', " )"), posix=True, punctuation_chars=";&|<>()")
+                words.whitespace_split = True
+                call: list[str] = []
+                for word in [*words, ";"]:
+                    if set(word) <= set(";&|<>()"):
+                        if call[:1] == ["tidemark"]:
+                            yield call
+                        call = []
+                    else:
+                        call.append(word)
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words name, and the words that it is given."""
+    command: Any = CLI
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_command_lines_can_be_typed(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer reads each command line of a block as it is: the command, its options, and all that it requires."""
+    monkeypatch.chdir(tmp_path)
+    for line in lines(page):
+        command, words = find_command(line[1:])
+        assert not hasattr(command, "commands"), f"{page}: no such command: {line}"
+        for word in words:
+            if re.fullmatch(r"[\w-]+\.(?:json|jsonl|csv)", word):
+                Path(word).touch()
+        command.make_context(" ".join(line), words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_a_sentence_names_exist(page: str) -> None:
+    for code in inline(page):
+        if not code.startswith("tidemark "):
+            continue
+        words = re.sub(r"\[[^\]]*\]|\.\.\.|…", "", code).split()[1:]
+        command, rest = find_command(words)
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert command is not CLI or not rest or rest[0].startswith("-"), f"{page}: {code}"
+        assert not (hasattr(command, "commands") and rest and rest[0].islower()), f"{page}: {code}"
+        assert {word for word in rest if word.startswith("--")} <= options, f"{page}: {code}"
+
+
+# Keys of a consumer's file
+
+
+def models(annotation: Any) -> list[type[BaseModel]]:
+    """The models in a type: ``Breaker | None``, ``tuple[...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [one for part in get_args(annotation) for one in models(part)]
+
+
+def unknown(keys: list[str], model: type[BaseModel]) -> str | None:
+    """The first of the keys, from the outermost on, that the model does not have."""
+    if not keys or "root" in model.model_fields:
+        return None
+    if keys[0] not in model.model_fields or keys[0] in FILLED_IN:
+        return keys[0]
+    inner = models(model.model_fields[keys[0]].annotation)
+    return unknown(keys[1:], inner[0]) if inner else None
+
+
+def paths(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield above
+    for key, below in value.items() if isinstance(value, dict) else ():
+        yield from paths(below, (*above, str(key)))
+
+
+NESTED = {name for name, field in ConsumerSpec.model_fields.items() if models(field.annotation)} - set(FILLED_IN)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_of_a_consumers_file_exist(page: str) -> None:
+    """``retry.max_held``, and mappings: ``retry: {topics: {create: false}}``."""
+    named = [tuple(code.split(".")) for code in inline(page) if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", code) and code.split(".")[0] in NESTED]
+    written = [code for code in inline(page) if code.split(":")[0] in ConsumerSpec.model_fields and re.match(r"[a-z_]+: ", code)]
+    written += snippets(text_of(page), "yaml")
+    for code in written:
+        try:
+            named += paths(yaml.safe_load(code.replace("{...}", "{}").replace("...", "x").replace("N}", "1}")))
+        except yaml.YAMLError:
+            pytest.fail(f"{page}: no YAML: {code}")
+    named = [one for one in named if one[:1] not in (("spark",), ("partitions",), ("services",)) and one[:1] != ("on",)]
+    missing = {".".join(one) for one in named if one and (one[0] in ConsumerSpec.model_fields) and unknown(list(one), ConsumerSpec)}
+    assert not missing, page
+
+
+# Files, modules, tests, variables
+
+
+SOURCES = [
+    path
+    for folder in ("include", "dags", "docker", "spark_jobs", "benchmarks", "tests")
+    for path in (ROOT / folder).rglob("*")
+    if path.is_file()
+]
+NAMES = {path.name for path in SOURCES} | {path.name for path in ROOT.iterdir()} | {path.name for path in (ROOT / "docs").rglob("*.md")}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_short_names_of_files_exist(page: str) -> None:
+    """``sink/commit.py`` below the library, ``test_deaths.py`` anywhere."""
+    for code in inline(page):
+        if re.fullmatch(r"[\w/]+\.(?:py|sql)", code) and Path(code).stem not in MADE_BY_THE_READER and "NNNN" not in code:
+            short = code.removeprefix("tidemark/")
+            found = (ROOT / code).exists() or (LIBRARY / short).exists() or ("/" not in code and code in NAMES)
+            assert found, f"{page}: {code}"
+
+
+def exists(name: str) -> bool:
+    """A module, or a name that its source defines; a table of the schema, or one of its columns; a header of a retry message."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        below = LIBRARY.joinpath(*parts[1:length])
+        source = below.with_suffix(".py") if below.with_suffix(".py").is_file() else below / "__init__.py"
+        if source.is_file():
+            rest = parts[length:]
+            return (
+                not rest or (length > 1 and re.search(rf"\b{rest[0]}\b", source.read_text(encoding="utf-8")) is not None) or table(parts[1])
+            )
+    return False
+
+
+def table(name: str) -> bool:
+    return any(
+        re.search(rf"TABLE (?:IF NOT EXISTS )?tidemark\.{name}\b", path.read_text(encoding="utf-8"))
+        for path in (ROOT / "sql").glob("*.sql")
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_and_tables_exist(page: str) -> None:
+    for code in inline(page):
+        if re.fullmatch(r"tidemark(?:\.\w+)+", code) and code not in HEADERS:
+            assert exists(code), f"{page}: {code}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_environment_variables_exist(page: str) -> None:
+    """Each is read somewhere."""
+    readers = "".join(path.read_text(encoding="utf-8") for path in SOURCES if path.suffix in (".py", ".sh", ".yaml"))
+    readers += text_of("docker-compose.yaml") + text_of("Dockerfile") + text_of("Makefile")
+    named = set(re.findall(r"(?<![A-Z_])TIDEMARK_[A-Z_]*[A-Z]", text_of(page)))
+    assert {name for name in named if name not in readers} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_of_make_exist(page: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    named = {code.split()[1] for code in inline(page) if re.match(r"make [a-z]", code)}
+    named |= {target for block in snippets(text_of(page), "sh") for target in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)}
+    assert named <= targets
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_anchors_exist(page: str) -> None:
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text_of(page)):
+        other = (ROOT / page).parent / link if link else ROOT / page
+        headings = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in {slug(heading) for heading in headings}, f"{page}: {link}#{anchor}"
+
+
+# Snippets
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_snippets_are_what_they_say(page: str) -> None:
+    """Python compiles, JSON and YAML parse, bash reads the shell blocks. (SQL runs in `test_grants.py` and `test_rights.py`.)"""
+    text = text_of(page)
+    for code in snippets(text, "python"):
+        ast.parse(code)
+    for code in snippets(text, "json"):
+        json.loads(code)
+    for code in snippets(text, "yaml"):
+        yaml.safe_load(code)
+    for code in snippets(text, "sh"):
+        done = subprocess.run(["bash", "-n"], input=code, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, f"{page}: {done.stderr}{code}"
+
+
+def test_tutorial_hands_a_record_without_a_name_to_retry() -> None:
+    names: dict[str, Any] = {}
+    exec(snippets(text_of("docs/tutorials/retries.md"), "python")[0], names)
+    with pytest.raises(Retry, match="no name yet"):
+        names["transform"](record({"population": 1}))
+    assert names["transform"](record({"name": "Ulm", "population": 128_928})) == {"name": "Ulm", "population": 128_928}
+
+
+# The site
+
+
+def files(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    for below in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from files(below)
+
+
+def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> None:
+    """The navigation names exactly the pages that ``docs/site.py`` writes; each reference page has what the code has."""
+    subprocess.run([sys.executable, ROOT / "docs" / "site.py", tmp_path], check=True)
+    written = {str(path.relative_to(tmp_path / "docs")) for path in (tmp_path / "docs").rglob("*.md")}
+    assert set(files(yaml.safe_load((tmp_path / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])) == written
+    reference = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "docs" / "reference").glob("*.md")}
+    assert "| `retry.max_held` | integer | `10000` |" in reference["keys"]
+    assert "## tidemark rewind plan" in reference["commands"]
+    assert "`OffsetFenced`" in reference["errors"]
+    assert "## partition_offset" in reference["schema"]
+    assert "ADD COLUMN leader_epoch" in reference["schema"]
+
+
+# The invariants, and the front pages
+
+
+def test_invariants_name_their_code_and_their_tests() -> None:
+    page = text_of("docs/architecture.md")
+    rows = {match[1]: match[2] for match in re.finditer(r"^\| (I\d) \| (.*) \|$", page, re.MULTILINE)}
+    assert list(rows) == [f"I{number}" for number in range(1, 8)]
+    for name, row in rows.items():
+        _, code, test = row.split(" | ")
+        files = [code_file for code_file in re.findall(r"`([\w/]+\.(?:py|sql))`", code) if (LIBRARY / code_file).is_file()]
+        tests = [one for one in re.findall(r"`(tests/[\w/]+\.py)`", test) if (ROOT / one).is_file()]
+        assert files, f"{name} names no code"
+        assert tests, f"{name} names no test"
+
+
+@pytest.mark.parametrize(
+    "package", sorted(path.parent for path in LIBRARY.glob("**/__init__.py") if path.parent != LIBRARY), ids=lambda path: path.name
+)
+def test_front_page_lists_the_packages_modules(package: Path) -> None:
+    """After the line ``Modules::``, a line for each module and package beside it, and no others. A new module adds its line there."""
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    _, found, block = docstring.partition("Modules::\n\n")
+    assert found, f"{package.name}/__init__.py has no list of its modules"
+    listed = [line.split()[0] for line in block.split("\n\n")[0].splitlines()]
+    modules = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
+    assert sorted(listed) == sorted(modules - {"__init__"})
