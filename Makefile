@@ -12,8 +12,9 @@ PYTEST_ARGS ?=
 MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
+FURTHER_PYTHONS ?= 3.12 3.13
 
-.PHONY: help demo bench soak test unit lint format up down lock clean
+.PHONY: help demo bench soak test unit versions lint format up down lock clean
 
 help: ## show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -34,6 +35,17 @@ test: $(READY) ## all tests, on real servers
 unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
+versions: $(READY) ## the unit tests under each further Python; one that is missing is skipped
+	@for version in $(FURTHER_PYTHONS); do \
+	  python="$$($(BIN)/uv python find --no-python-downloads "$$version" 2>/dev/null)" || { echo "skipped: Python $$version is missing"; continue; }; \
+	  echo "Python $$version: $$python"; \
+	  venv="build/python$$version"; \
+	  [ -x "$$venv/bin/python" ] || $(BIN)/uv venv --quiet --python "$$python" "$$venv"; \
+	  $(BIN)/uv pip sync --quiet --python "$$venv/bin/python" --require-hashes requirements.txt; \
+	  $(BIN)/uv pip install --quiet --python "$$venv/bin/python" --no-deps --no-build-isolation --editable .; \
+	  "$$venv/bin/python" -m pytest tests/unit $(PYTEST_ARGS); \
+	done
+
 lint: $(READY) ## ruff, mypy, import direction
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,8 +64,8 @@ down: $(READY) ## stop what `make up` started; data are kept
 	$(BIN)/tidemark local airflow down
 	$(BIN)/tidemark local down
 
-lock: $(READY) ## compile requirements.txt from pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --python-version 3.11 --no-header --quiet --output-file requirements.txt
+lock: $(READY) ## compile requirements.txt from pyproject.toml, one lock for every Python
+	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --generate-hashes --python-version 3.11 --no-header --quiet --output-file requirements.txt
 
 clean: ## remove the environment, caches and the embedded servers' data
 	@if [ -x $(BIN)/tidemark ]; then $(MAKE) --no-print-directory down; fi
