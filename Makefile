@@ -14,8 +14,9 @@ HAPPY_PATH := tests/e2e/test_consume_dag.py::test_run_loads_every_record_once_an
 MINUTES ?= 30
 SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
+FURTHER_PYTHONS ?= 3.12 3.13
 
-.PHONY: help demo bench soak check test test-all unit lint format up down docs docs-lock lock clean
+.PHONY: help demo bench soak check test test-all unit versions lint format up down docs docs-lock lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -41,6 +42,17 @@ test-all: test ## like test, with the whole matrices and all examples (nightly)
 
 unit: $(READY) ## run the tests that need no server
 	$(PYTEST) tests/unit $(PYTEST_ARGS)
+
+versions: $(READY) ## run the unit tests under each further Python; skip one that is missing
+	@for version in $(FURTHER_PYTHONS); do \
+	  python="$$($(BIN)/uv python find --no-python-downloads "$$version" 2>/dev/null)" || { echo "skipped: Python $$version is missing"; continue; }; \
+	  echo "Python $$version: $$python"; \
+	  venv="build/python$$version"; \
+	  [ -x "$$venv/bin/python" ] || $(BIN)/uv venv --quiet --python "$$python" "$$venv"; \
+	  $(BIN)/uv pip sync --quiet --python "$$venv/bin/python" --require-hashes requirements.txt; \
+	  $(BIN)/uv pip install --quiet --python "$$venv/bin/python" --no-deps --no-build-isolation --editable .; \
+	  "$$venv/bin/python" -m pytest tests/unit $(PYTEST_ARGS); \
+	done
 
 lint: $(READY) ## run ruff and mypy
 	$(BIN)/ruff check .
@@ -72,8 +84,8 @@ build/docs-env/.ready: docs/requirements.txt | $(READY)
 docs-lock: $(READY) ## compile docs/requirements.txt from the group `docs` of pyproject.toml
 	$(BIN)/uv pip compile --group docs --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file docs/requirements.txt
 
-lock: $(READY) ## compile requirements.txt from pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --python-version 3.11 --no-header --quiet --output-file requirements.txt
+lock: $(READY) ## compile requirements.txt from pyproject.toml, one lock for every Python
+	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --generate-hashes --python-version 3.11 --no-header --quiet --output-file requirements.txt
 
 clean: ## remove the environment, caches and the embedded servers' data
 	@if [ -x $(BIN)/tidemark ]; then $(MAKE) --no-print-directory down; fi

@@ -21,13 +21,13 @@ from typing import Any, get_args, get_origin
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from tidemark.spec.duration import format_duration
 
 import tidemark
 from tidemark import project
 from tidemark.cli.main import app
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.spec import ConsumerSpec, model
-from tidemark.spec.duration import format_duration
 from tidemark.spec.model import FILLED_IN
 
 ROOT = project.root()

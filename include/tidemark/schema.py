@@ -1,7 +1,15 @@
-"""The ``tidemark`` schema of a database: numbered SQL files, applied in order by yoyo, each in a transaction of its own."""
+"""The ``tidemark`` schema of a database: numbered SQL files, applied in order by yoyo, each in a transaction of its own.
+
+A migration named ``NNNN_what_it_does.additive.sql`` leaves every statement of the release before it valid: it adds tables, indexes, and
+columns that are nullable or have a default (to an archive ``rewound_…`` too, where its table gets one). Code that does not know an additive
+migration runs on the newer schema, so drivers keep running while it is applied. Any other migration is refused while drivers are running,
+and code that does not know it refuses the database.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +18,17 @@ import psycopg2.errors
 
 from tidemark import project
 from tidemark.db import MIGRATION_LOCK, SEARCH_PATH, is_outage, session, transaction
-from tidemark.errors import BadInput, DatabaseUnavailable, Refused
+from tidemark.errors import BadInput, DatabaseUnavailable, Refused, Unavailable
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection
+    from tidemark.db import Connection, Cursor
 
 BOOKKEEPING = "tidemark.migration"
+ADDITIVE = ".additive"
+DRIVER = "tidemark driver "  # with the attempt's id the name of a driver's session
+LOCK_WAITS_S = (1, 2, 4, 8, 15, 15, 15, 15)
+"""How long each try of a migration waits for its locks. Commits queue behind it meanwhile, so it then pauses for as long, and no wait comes
+near the lock time-out of a commit (120 s)."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,6 +45,33 @@ class SchemaMismatch(Refused):
                 "Nothing was changed; upgrade Tidemark to the version that migrated it."
             )
         return f"The database lacks {', '.join(self.missing)}. Run: tidemark migrate"
+
+
+@dataclass(kw_only=True, eq=False)
+class DriversRunning(Refused):
+    """A migration that is not additive would break the statements of drivers that are running."""
+
+    migrations: list[str]
+    drivers: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"Stop all runs first: {', '.join(self.migrations)} cannot be applied while drivers are running ({', '.join(self.drivers)}). "
+            "Nothing was changed; pause the DAGs, wait for the runs to end, and migrate again."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class MigrationBlocked(Unavailable):
+    """Running transactions held the locks that a migration needs, for all of its tries."""
+
+    migration: str
+
+    def __str__(self) -> str:
+        return (
+            f"Migration {self.migration} got no lock on its tables in {len(LOCK_WAITS_S)} tries, because transactions were using them. "
+            "Nothing of it was stored; the migrations before it were. Migrate again when fewer runs are active."
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,10 +118,10 @@ def applied(connection: Connection) -> list[str]:
 
 
 def require_current(connection: Connection) -> None:
-    """Raises `SchemaMismatch` unless the database is at exactly this code's version."""
+    """Raises `SchemaMismatch` unless the database has all migrations of this code, and of later ones only additive ones."""
     have, want = applied(connection), known()
     missing = [name for name in want if name not in have]
-    unknown = [name for name in have if name not in want]
+    unknown = _incompatible(have, want)
     if missing or unknown:
         raise SchemaMismatch(missing=missing, unknown=unknown)
 
@@ -90,22 +130,51 @@ def migrate(url: str) -> list[str]:
     """Brings the database to this code's version and returns the names of what was applied, in order.
 
     Idempotent; two that start at once take turns. A migration that fails or is killed leaves the ones before it, and itself not at
-    all. Raises `SchemaMismatch`, before changing anything, if the database is newer than this code, and `MigrationFailed`.
+    all. Before changing anything it raises `SchemaMismatch` if the database is newer than this code supports, and `DriversRunning` if a
+    migration is not additive and drivers are running. Raises `MigrationFailed`, and `MigrationBlocked` if it gets no locks.
     """
     with session(url, application="tidemark migrate") as guard:
         guard.autocommit = True
         with guard.cursor() as cursor:
             cursor.execute(f"SET search_path TO {SEARCH_PATH}")
             cursor.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))  # until this session ends, however it ends
-            have = applied(guard)
-            unknown = [name for name in have if name not in known()]
-            if unknown:
+            have, want = applied(guard), known()
+            if unknown := _incompatible(have, want):
                 raise SchemaMismatch(missing=[], unknown=unknown)
-            todo = [name for name in known() if name not in have]
+            todo = [name for name in want if name not in have]
+            breaking = [name for name in todo if not name.endswith(ADDITIVE)]
+            if have and breaking and (drivers := _drivers(cursor)):
+                raise DriversRunning(migrations=breaking, drivers=drivers)
             if todo:
                 cursor.execute("CREATE SCHEMA IF NOT EXISTS tidemark")
                 _apply(url)
         return todo
+
+
+def _incompatible(have: list[str], want: list[str]) -> list[str]:
+    """Migrations of the database that this code neither knows nor may ignore."""
+    return [name for name in have if name not in want and not name.endswith(ADDITIVE)]
+
+
+def _drivers(cursor: Cursor) -> list[str]:
+    """The drivers that have a session on this database, by the name of the session. Every role may see that."""
+    cursor.execute(
+        "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s ORDER BY 1",
+        (f"{DRIVER}%",),
+    )
+    return [name.removeprefix("tidemark ") for (name,) in cursor.fetchall()]
+
+
+def _try_for_locks(migration: str, apply: Callable[[float], None]) -> None:
+    """Calls ``apply`` with each of `LOCK_WAITS_S` until it gets its locks. Raises `MigrationBlocked`."""
+    for wait_s in LOCK_WAITS_S:
+        try:
+            apply(wait_s)
+        except psycopg2.errors.LockNotAvailable:
+            time.sleep(wait_s)
+        else:
+            return
+    raise MigrationBlocked(migration=migration)
 
 
 def _apply(url: str) -> None:
@@ -143,12 +212,18 @@ def _apply(url: str) -> None:
             return True
 
         def apply_one(self, migration: Any, force: bool = False, mark: bool = True) -> None:
-            """Statements and bookkeeping in one transaction: yoyo's two would leave a migration that nobody knows of if killed between."""
+            """Statements and bookkeeping in one transaction: with yoyo's two, a kill between them would leave an unrecorded migration."""
+            _try_for_locks(migration.id, lambda wait_s: self._apply_within(wait_s, migration, force, mark))
+
+        def _apply_within(self, wait_s: float, migration: Any, force: bool, mark: bool) -> None:
             try:
                 with self.transaction():
+                    self.execute(f"SET LOCAL lock_timeout = {round(wait_s * 1000)}")
                     migration.process_steps(self, "apply", force=force)
                     if mark:
                         self.mark_one(migration, log=False)
+            except psycopg2.errors.LockNotAvailable:
+                raise
             except psycopg2.Error as error:
                 message = " ".join(str(error).split())
                 if is_outage(error):

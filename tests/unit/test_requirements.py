@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from importlib.metadata import distribution
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tidemark import project
 
-LOCKED = dict(re.findall(r"^([\w.-]+)==(\S+)", (project.root() / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE))
+LOCK = (project.root() / "requirements.txt").read_text(encoding="utf-8")
+LOCKED = {
+    name
+    for name, marker in re.findall(r"^([\w.-]+)==[^\s;]+(?: ; (.*?))? \\$", LOCK, re.MULTILINE)
+    if not marker or Marker(marker).evaluate()
+}
+"""What is installed under this Python; the lock also has what others need."""
 
 
 def test_lock_has_all_that_its_packages_require() -> None:

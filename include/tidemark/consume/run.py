@@ -95,7 +95,7 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     ``drain``: not the consumer's topics are read, but what is due in its retry topics; by hand, bounded, whatever else the spec says.
     """
     try:
-        with session(connections.database_url, application=f"tidemark driver {attempt_id}") as connection, answering(connection):
+        with session(connections.database_url, application=f"{schema.DRIVER}{attempt_id}") as connection, answering(connection):
             schema.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:
