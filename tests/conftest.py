@@ -40,7 +40,7 @@ OWN_AIRFLOW = "tests/e2e/test_local_airflow.py"
 
 
 def pytest_report_header() -> str:
-    return "matrices: whole" if ALL else "matrices: sampled by the seed above (TIDEMARK_TEST_ALL=1 runs them whole)"
+    return "every combination and example" if ALL else "a sample of combinations, by the seed above; TIDEMARK_TEST_ALL=1 runs all"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import pytest
@@ -40,6 +40,14 @@ def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
         kept = covering({item: _values(item) for item in matrix}, random.Random(f"{seed} {name}"))
         found |= set(matrix) - set(kept)
     return found
+
+
+def dealt(values: Sequence[T], number: int, of: int, seed: int) -> list[T]:
+    """What the ``number``-th of so many tests tries of these values, in their order: together the tests try each value once. For tests
+    that share something slow between the values, where `left_out` would set it up again for each value."""
+    chance = random.Random(seed)
+    mine = chance.sample(range(len(values)), len(values))[number::of]
+    return [value for place, value in enumerate(values) if ALL or place in mine]
 
 
 def covering(values: Mapping[T, Set[Any]], chance: random.Random) -> list[T]:

@@ -405,6 +405,7 @@ def test_error_of_a_run_is_printed_once_and_is_an_object_for_programs(scenario: 
     assert error["text"].startswith(text)
 
 
+@pytest.mark.sampled("command", "spelled")
 @pytest.mark.parametrize("spelled", [("--output", "json"), ("--output=json",)], ids=" ".join)
 @pytest.mark.parametrize("command", [("offsets", "x"), ("retries", "count", "x"), ("rewind", "apply", "99"), ("groups", "delete", "x")])
 def test_refusal_of_any_command_is_an_object_for_programs(scenario: Scenario, command: tuple[str, ...], spelled: tuple[str, ...]) -> None:
@@ -466,6 +467,7 @@ def test_unknown_consumer_is_answered_with_the_nearest(scenario: Scenario) -> No
         assert f'did you mean "{scenario.name}"?' in done.stderr
 
 
+@pytest.mark.sampled("command", "variable")
 @pytest.mark.parametrize("variable", ["TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"])
 @pytest.mark.parametrize("command", ["consume", "offsets"])
 def test_address_that_is_not_set_is_named(scenario: Scenario, command: str, variable: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from tests import spark_cluster
+from tests.attempts import FAST_JVM
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario, as_json, eventually
 from tests.spark_cluster import SPARK_HOME, SparkCluster
@@ -24,6 +25,7 @@ from tests.spark_cluster import SPARK_HOME, SparkCluster
 from tidemark import project
 from tidemark.jvm.jars import spark_jars
 
+FAST_JVMS = FAST_JVM | {"spark.executor.extraJavaOptions": FAST_JVM["spark.driver.extraJavaOptions"]}
 PARTITIONS = 4
 RECORDS = 3_000
 """In each partition: enough that an executor that has a task is still busy when the next task is handed out."""
@@ -80,7 +82,7 @@ def prepared(scenario: Scenario, transform: str, topic: str) -> Scenario:
 
 def settings(cluster: SparkCluster, **conf: str) -> dict[str, str]:
     """What a user sets for this cluster. Tasks are handed out when both executors are there."""
-    both = {"spark.cores.max": "2", "spark.executor.memory": "512m", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+    both = {"spark.cores.max": "2", "spark.executor.memory": "512m", "spark.scheduler.minRegisteredResourcesRatio": "1.0", **FAST_JVMS}
     return {"TIDEMARK_SPARK_MASTER": cluster.master, "TIDEMARK_SPARK_CONF": json.dumps(both | conf)}
 
 

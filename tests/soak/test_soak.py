@@ -7,8 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.soak import report
 from tests.soak.plan import ALWAYS_AT_A_STEP, Fault, faults
 from tests.soak.run import Options, soak
@@ -20,7 +18,6 @@ SEED = 2333
 """Its first faults are of all sorts: so are those that happen where the machine is slow."""
 
 
-@pytest.mark.timeout(240)
 def test_short_soak_strikes_drivers_servers_and_producers_and_finds_no_anomaly(tmp_path: Path) -> None:
     """Two groups on one topic, and faults of every sort for half a minute: all that was committed is stored once, and nothing else."""
     lines: list[str] = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import sampling
-from tests.sampling import covering
+from tests.sampling import covering, dealt
 
 SIZES = st.tuples(st.integers(1, 7), st.integers(1, 5))
 
@@ -35,6 +36,18 @@ def test_seed_repeats_the_sample_and_another_takes_other_sets() -> None:
     values = matrix((7, 3))
     assert covering(values, random.Random(5)) == covering(values, random.Random(5))
     assert {cell for seed in range(50) for cell in covering(values, random.Random(seed))} == set(values)
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers())
+def test_values_that_are_dealt_to_several_tests_come_once_each(count: int, tests: int, seed: int) -> None:
+    """In their order, because a test may build on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "ALL", False)
+        hands = [dealt(range(count), number, tests, seed) for number in range(tests)]
+        assert sorted(value for hand in hands for value in hand) == list(range(count))
+        assert all(hand == sorted(hand) for hand in hands)
+        patch.setattr(sampling, "ALL", True)
+        assert dealt(range(count), 0, tests, seed) == list(range(count))
 
 
 def test_few_examples_are_not_divided_away(monkeypatch) -> None:

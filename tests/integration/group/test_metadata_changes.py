@@ -167,6 +167,7 @@ def test_new_topic_that_matches_the_pattern_causes_one_rebalance(
     rebalances_once(group, joins, change, {*parts(0, 1, topic=first), *parts(0, 1, topic=f"{name}-b")})
 
 
+@pytest.mark.sampled("by_name", "assignor")
 @EVERY
 @pytest.mark.parametrize("by_name", [False, True], ids=["pattern", "by-name"])
 def test_deleted_topic_causes_one_rebalance(
