@@ -1,12 +1,12 @@
-"""Every error Tidemark raises: one base class, and four kinds that decide what a caller does next.
+"""The base class of all errors that Tidemark raises, and four kinds that decide what the caller does next.
 
-`Refused` — the input, the spec or the environment is wrong; the same call fails again until somebody mends it.
-`Fenced` — somebody newer owns the partitions; nothing was stored, and trying again blindly would only fight the owner.
-`Unavailable` — a broker, a database or a process went away; the same call may succeed later (``retriable``).
-`Broken` — an invariant did not hold. Nothing of that step was stored; somebody has to look.
+`Refused`: the input, the spec or the environment is wrong. The same call fails again until it is fixed.
+`Fenced`: a newer owner has the partitions. Nothing was stored, and a blind retry would only compete with the owner.
+`Unavailable`: a broker, a database or a process is not available. The same call may succeed later (``retriable``).
+`Broken`: an invariant did not hold. Nothing from that step was stored; it needs to be investigated.
 
-Errors are keyword-only dataclasses: fields are facts, the text is a sentence made of them. They survive pickling, because Spark's
-executors hand them to the driver.
+Errors are keyword-only dataclasses: the fields are facts, from which the text is made. They can be pickled, because Spark's executors send
+them to the driver.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def _restore(cls: type[TidemarkError], state: dict[str, Any]) -> TidemarkError:
 
 
 class TidemarkError(Exception):
-    """Base of everything Tidemark raises."""
+    """Base of all errors that Tidemark raises."""
 
     kafka_name: ClassVar[str | None] = None
-    """The error's name in Kafka's protocol (``ILLEGAL_GENERATION``), where Kafka has one."""
+    """The error's name in Kafka's protocol, such as ``ILLEGAL_GENERATION``, if Kafka has one."""
     retriable: ClassVar[bool] = False
-    """May the same call, unchanged, succeed later?"""
+    """May the same call succeed later, unchanged?"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), vars(self))
 
 
 class Refused(TidemarkError):
-    """What was asked for cannot be done as it stands."""
+    """The request cannot be carried out as it stands."""
 
 
 class Fenced(TidemarkError):
@@ -42,20 +42,20 @@ class Fenced(TidemarkError):
 
 
 class Unavailable(TidemarkError):
-    """Something this call needs is not there now."""
+    """Something that this call needs is not available now."""
 
     retriable = True
 
 
 class Broken(TidemarkError):
-    """A rule that must always hold did not; the step was rolled back."""
+    """An invariant did not hold; the step was rolled back."""
 
 
 @dataclass(kw_only=True, eq=False)
 class BadInput(Refused):
     """A setting, an argument or a file is unusable.
 
-    ``what`` names it, ``found`` is its value as the user wrote it, ``fix`` says what to write instead.
+    ``what`` names it, ``found`` is the value found or what is wrong with it, ``fix`` says what to write instead.
     """
 
     what: str
@@ -68,22 +68,22 @@ class BadInput(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class DatabaseUnavailable(Unavailable):
-    """Postgres cannot be reached, or ended the session; ``cause`` is its own message."""
+    """Postgres cannot be reached, or it ended the session; ``cause`` is its own message."""
 
     cause: str
 
     def __str__(self) -> str:
-        return f"Postgres is not available: {self.cause}. Nothing was stored by this step; try again when it is back."
+        return f"Postgres is not available: {self.cause}. This step stored nothing; try again when Postgres is back."
 
 
 @dataclass(kw_only=True, eq=False)
 class DatabaseReadOnly(DatabaseUnavailable):
-    """Postgres answers, but takes no writes: a standby, or a failover that is under way."""
+    """Postgres responds but accepts no writes: it is a standby, or a failover is in progress."""
 
     def __str__(self) -> str:
         return (
             f"Postgres is read-only: {self.cause}. It is a standby, or default_transaction_read_only is on. Point the database URL at the "
-            "primary, for example with several hosts and target_session_attrs=read-write."
+            "primary, for example by listing several hosts with target_session_attrs=read-write."
         )
 
 
@@ -94,4 +94,4 @@ class BrokerUnavailable(Unavailable):
     cause: str
 
     def __str__(self) -> str:
-        return f"Kafka is not available: {self.cause}. No offset was moved; try again when it is back."
+        return f"Kafka is not available: {self.cause}. No offset was moved; try again when Kafka is back."

@@ -1,6 +1,6 @@
-"""How long archives of rewinds and payloads of settled records are kept: the default, and the least that the project's settings allow.
+"""How long rewind archives and the payloads of settled records are kept: the default, and the minimum that the deployment allows.
 
-What is removed cannot be brought back. So the floor is a setting of the deployment, and no parameter of a DAG run or command.
+Removed data cannot be restored. So the minimum is a setting of the deployment, not a parameter of a DAG run or command.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from tidemark.errors import BadInput
 from tidemark.text.duration import format_duration, parse_duration
 
 KEEP = "30d"
-"""The default, where the floor is not greater."""
+"""The default, unless the minimum is greater."""
 FLOOR, FLOOR_VARIABLE = "7d", "TIDEMARK_KEEP_AT_LEAST"
 
 
 def default_keep() -> str:
-    """What is kept where nobody says how long."""
+    """The default retention: `KEEP`, or the minimum if that is greater."""
     return KEEP if parse_duration(KEEP) >= _floor() else format_duration(_floor())
 
 
 def parse_keep(text: str) -> timedelta:
-    """How long things are kept. Raises `BadInput` for no duration, and for less than `FLOOR`, or what ``TIDEMARK_KEEP_AT_LEAST`` says."""
+    """Parses a retention. Raises `BadInput` if it is not a duration, or less than ``TIDEMARK_KEEP_AT_LEAST`` (default: `FLOOR`)."""
     keep, floor = parse_duration(text), _floor()
     if keep < floor:
         least = format_duration(floor)
         raise BadInput(
             what="keep",
-            found=f"{text} is less than {least}, and what is removed cannot be brought back",
-            fix=f"Write {least} or more, or have an administrator lower {FLOOR_VARIABLE}. Nothing was removed.",
+            found=f"{text} is less than {least}, and removed data cannot be restored",
+            fix=f"Write {least} or more, or ask an administrator to lower {FLOOR_VARIABLE}. Nothing was removed.",
         )
     return keep
 

@@ -1,7 +1,7 @@
-"""Removes what is kept for a time only: what rewinds took out, and payloads of settled failed records. Ends attempts without a driver.
+"""Removes data after its retention: archives of rewinds and payloads of settled failed records. Ends attempts whose driver is gone.
 
-What is removed cannot be brought back, so each time is recorded in ``tidemark.maintenance`` before anything is removed: who, when, and how
-old things had to be. What may be asked for says `tidemark.keep`.
+Removed data cannot be restored. So each run is recorded in ``tidemark.maintenance`` before anything is removed: who, when, and the
+retention. `tidemark.keep` defines which retentions are allowed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SQL = statements("tidemark", "maintenance.sql")
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What was removed, how many records were emptied, and which attempts were ended."""
+    """What was removed, how many records lost their payloads, and which attempts were ended."""
 
     removed: Sequence[Removed]
     emptied: int
@@ -32,8 +32,8 @@ class Maintained:
 
 
 def maintain(connection: Connection, keep: timedelta, *, by: str, dag_id: str | None = None, run_id: str | None = None) -> Maintained:
-    """Removes what is older than ``keep`` (of `tidemark.keep.parse_keep`) from a database. One that is killed has removed a part, and may
-    be repeated."""
+    """Removes data older than ``keep`` (from `tidemark.keep.parse_keep`) from a database. A run that was killed has removed part of it
+    and can be repeated."""
     with transaction(connection) as cur:
         cur.execute(SQL["begin"], {"by": by, "dag_id": dag_id, "run_id": run_id, "keep": keep})
         (maintenance_id,) = cur.fetchone() or (0,)

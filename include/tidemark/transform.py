@@ -1,11 +1,11 @@
-"""How to write a transform: what turns Kafka records into rows of your table.
+"""How to write a transform: the function that turns Kafka records into rows of your table.
 
-A transform is one function. Put it into a module below ``spark_jobs/transforms/`` and name it in the consumer's file::
+Put it into a module under ``spark_jobs/transforms/`` and name it in the consumer's file::
 
     transform: departures:transform        # module:function
 
-It may be written in three forms. Tidemark tells them apart by the type of the first parameter (or of what is returned); without types,
-by the first parameter's name. Only the first parameter is given; others need defaults.
+A transform has one of three forms. Tidemark tells them apart by the type of the first parameter (or of the return value), or without types
+by the first parameter's name. Only the first argument is passed; other parameters need defaults.
 
 The short form: a plain function of one record
 ----------------------------------------------
@@ -22,33 +22,33 @@ the record. The lineage columns of your table are filled in for you.
     ...         raise Fail("no carrier")
     ...     return {"carrier": flight["carrier"], "delay_min": flight.get("delay")}
 
-It needs no Kafka and no Spark to be tried:
+You can try it without Kafka or Spark:
 
     >>> from datetime import UTC, datetime
     >>> record = Record("flights", 0, 7, datetime(2026, 1, 1, tzinfo=UTC), key=None, value=b'{"carrier": "UA", "delay": 4}', headers=[])
     >>> transform(record)
     {'carrier': 'UA', 'delay_min': 4}
 
-What becomes of a record that makes no row:
+What happens to a record that produces no row:
 
 =======================  =============================================================================================
 what the function does   what happens to the record
 =======================  =============================================================================================
 returns None or no row   counted as skipped
 raises `Skip`            counted as skipped
-raises `Fail`            failed for good: kept with the reason, not tried again
-raises `Retry`           to be tried again: kept with the reason
-raises anything else     as `Retry`, or as `Fail` if the consumer's file lists the exception under ``retry.permanent``
+raises `Fail`            failed permanently: kept with the reason, not retried
+raises `Retry`           kept with the reason, to be retried
+raises anything else     like `Retry`, or `Fail` if the consumer's file lists the exception under ``retry.permanent``
 =======================  =============================================================================================
 
-The other records of the batch are loaded all the same. No record is dropped without being counted.
+The other records of the batch are still loaded. No record is dropped without being counted.
 
 The fast form: Arrow
 --------------------
-Parameter ``batch: pyarrow.RecordBatch``, and a record batch is returned: whole columns at once, with no Python object for each record.
-The batch has the columns ``topic, partition, offset, timestamp, key, value, headers`` (key and value are binary), and the lineage columns
-``kafka_topic, kafka_partition, kafka_offset``. The returned batch has your table's columns and, in each row, the lineage of the record that
-it was made of: pass those three columns on. A record may have no row, one, or several. ::
+Parameter ``batch: pyarrow.RecordBatch``. Return a record batch. It works on whole columns at once, without a Python object for each record.
+The batch has the columns ``topic, partition, offset, timestamp, key, value, headers`` (key and value are binary) and the lineage columns
+``kafka_topic, kafka_partition, kafka_offset``. Return your table's columns and, in each row, the lineage of the record from which it was
+made: pass those three columns on. A record may produce no row, one, or several. ::
 
     import pyarrow as pa
 
@@ -62,8 +62,8 @@ it was made of: pass those three columns on. A record may have no row, one, or s
 
 The open form: Spark
 --------------------
-Parameter ``records: pyspark.sql.DataFrame``, and a DataFrame is returned: SQL, joins, windows, whatever Spark can do. Columns in and out
-as in the Arrow form. ::
+Parameter ``records: pyspark.sql.DataFrame``. Return a DataFrame. You can use SQL, joins, windows, anything that Spark can do. The columns
+in and out are those of the Arrow form. ::
 
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
@@ -76,8 +76,8 @@ as in the Arrow form. ::
             F.get_json_object(F.col("value").cast("string"), "$.carrier").alias("carrier"),
         )
 
-In the Arrow and the Spark form a row says what becomes of its record with a column ``disposition``: ``load`` (the same as null or no such
-column), ``skip``, ``retry`` or ``fail``, and a column ``error`` for the reason.
+In the Arrow and Spark forms, the column ``disposition`` of a row says what happens to its record: ``load`` (default, also if null),
+``skip``, ``retry`` or ``fail``. The column ``error`` holds the reason.
 """
 
 from __future__ import annotations
@@ -92,32 +92,32 @@ __all__ = ["Fail", "Record", "Retry", "Skip", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One Kafka record, as a plain-function transform gets it."""
+    """One Kafka record, the argument of a plain-function transform."""
 
     topic: str
     partition: int
     offset: int
     timestamp: datetime
-    """Aware, in UTC. Set by the producer or by the broker, as the topic is configured."""
+    """Timezone-aware, in UTC. Set by the producer or the broker, depending on the topic's configuration."""
     key: bytes | None
     value: bytes | None
     """None is a tombstone."""
     headers: list[tuple[str, bytes | None]] = field(default_factory=list)
-    """In the producer's order; a name may come several times."""
+    """In the producer's order; a name may occur several times."""
 
     def text(self) -> str | None:
         """The value as UTF-8 text, None for a tombstone. Raises `UnicodeDecodeError` (a `ValueError`) for other bytes."""
         return None if self.value is None else self.value.decode("utf-8")
 
     def json(self) -> Any:
-        """The value read as JSON, None for a tombstone. Raises `ValueError` for a value that is not JSON."""
+        """The value parsed as JSON, None for a tombstone. Raises `ValueError` for a value that is not JSON."""
         return None if self.value is None else json.loads(self.value)
 
 
 class Verdict(Exception):
-    """What a plain function says of a record that makes no row; raise one of `Skip`, `Fail`, `Retry`.
+    """Base of `Skip`, `Fail` and `Retry`, which a plain function raises for a record that produces no row.
 
-    The reason is stored and shown to people: no payload, no secret.
+    The reason is stored and displayed: put no payload or secret into it.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -129,12 +129,12 @@ class Verdict(Exception):
 
 
 class Skip(Verdict):
-    """The record is meant to make no row; it is counted as skipped."""
+    """The record is not meant to produce a row; it is counted as skipped."""
 
 
 class Fail(Verdict):
-    """The record cannot be loaded, now or later; it is kept as failed and not tried again."""
+    """The record can never be loaded; it is kept as failed and not retried."""
 
 
 class Retry(Verdict):
-    """The record cannot be loaded now but may be later; it is kept to be tried again."""
+    """The record cannot be loaded now but may be later; it is kept for a retry."""

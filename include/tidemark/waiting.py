@@ -1,4 +1,4 @@
-"""What a process waits for, and since when: a line in its log for each wait that takes long, so that silence is never without a reason."""
+"""Logs what a process has been waiting for, and since when, if a wait takes long, so that a silent log always has an explanation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
 REPORT_AFTER_S = 30.0
-"""A wait is reported after this, and then whenever it has taken twice as long."""
+"""Report a wait after this, and then each time its duration has doubled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -29,7 +29,7 @@ _waits: set[_Wait] = set()  # of this process; add and discard are atomic
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """The block waits for ``what``. Costs nothing where nobody watches."""
+    """Marks the block as waiting for ``what``. Costs almost nothing unless `watch` was called."""
     wait = _Wait(what)
     _waits.add(wait)
     try:
@@ -40,7 +40,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @functools.cache
 def watch() -> None:
-    """From now on long waits of this process are reported, by a thread that ends with it."""
+    """Starts a thread that reports long waits of this process until it ends."""
     threading.Thread(target=_watch, name="waits", daemon=True).start()
 
 
@@ -51,7 +51,7 @@ def _watch() -> None:
 
 
 def report(now: float) -> None:
-    """Writes a line for each wait that is due for one."""
+    """Logs a line for each wait that is due for a report."""
     for wait in sorted(_waits.copy(), key=lambda wait: wait.since):
         since_s = now - wait.since
         if since_s >= max(REPORT_AFTER_S, 2 * wait.reported_s):

@@ -79,7 +79,7 @@ def test_log_that_was_truncated_and_is_shorter_is_refused_and_shown_as_truncated
     """A position beyond the end is no lag of 0."""
     topic = read_twenty(scenario)
     broker.truncate(topic, 10)
-    with pytest.raises(LogTruncated, match="left up to 10"):
+    with pytest.raises(LogTruncated, match="remain up to 10"):
         scenario.run()
     shown = scenario.command("offsets", scenario.name)
     (row,) = (line.split() for line in shown.stdout.splitlines() if line.split()[:1] == [f"{topic}/0"])

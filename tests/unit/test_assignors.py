@@ -104,11 +104,11 @@ TWO = {"a": Subscription(topics=("flights",), owned=parts("flights", 0, 1)), "b"
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ({"a": parts("flights", 3)}, "flights/3 was given to 'a' and does not exist"),
-        ({"a": parts("trains", 0)}, "trains/0 was given to 'a' and does not exist"),
-        ({"a": parts("flights", 0), "b": parts("flights", 0)}, "flights/0 was given to 'a' and to 'b'"),
-        ({"a": parts("flights", 0, 0)}, "flights/0 was given to 'a' and to 'a'"),
-        ({"c": parts("flights", 0)}, "'c' got partitions and is not a member"),
+        ({"a": parts("flights", 3)}, "flights/3 was assigned to 'a' but does not exist"),
+        ({"a": parts("trains", 0)}, "trains/0 was assigned to 'a' but does not exist"),
+        ({"a": parts("flights", 0), "b": parts("flights", 0)}, "flights/0 was assigned to 'a' and 'b'"),
+        ({"a": parts("flights", 0, 0)}, "flights/0 was assigned to 'a' and 'a'"),
+        ({"c": parts("flights", 0)}, "'c' got partitions but is not a member"),
     ],
 )
 def test_assignment_that_cannot_be_carried_out_is_refused(answer, said):
@@ -121,7 +121,7 @@ def test_assignment_that_cannot_be_carried_out_is_refused(answer, said):
 def test_custom_cooperative_assignor_that_hands_over_an_owned_partition_is_refused():
     """As Kafka's leader does (ConsumerCoordinatorTest.testPerformAssignmentShouldValidateCooperativeAssignment)."""
     answer = {"a": parts("flights", 0), "b": parts("flights", 1)}
-    with pytest.raises(BadInput, match="flights/1 was given to 'b' while 'a' reports it as its own"):
+    with pytest.raises(BadInput, match="flights/1 was assigned to 'b' while 'a' reports it as its own"):
         check_assignment(FixedCooperative(), METADATA, TWO, answer)
     check_assignment(Fixed(), METADATA, TWO, answer)  # an eager one may: everybody has let go of everything
     check_assignment(CooperativeStickyAssignor(), METADATA, TWO, answer)  # as ...ShouldSkipValidateForBuiltInCooperativeStickyAssignor

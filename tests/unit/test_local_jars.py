@@ -143,7 +143,7 @@ def test_the_cache_is_the_users_unless_named(monkeypatch, tmp_path):
         ("a\n\tmodule not found: org.apache.kafka#kafka_2.13;4.3.1\nb", "module not found: org.apache.kafka#kafka_2.13;4.3.1"),
         ("Exception in thread main\n\n", "Exception in thread main"),
         ("x\nlast words\n\n", "last words"),
-        ("", "Ivy said nothing"),
+        ("", "Ivy printed nothing"),
     ],
 )
 def test_the_telling_line_of_ivys_output_is_found(output, told):

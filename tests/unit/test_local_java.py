@@ -89,7 +89,7 @@ def test_an_old_java_is_refused_with_the_version_found(machine, tmp_path):
 def test_a_java_that_fails_is_refused_with_its_first_words(machine, tmp_path):
     """Some systems have a ``java`` that only says where to get one."""
     machine.setenv("JAVA_HOME", str(java(tmp_path, "17.0.1", status=1)))
-    with pytest.raises(JavaUnusable, match="it does not tell its version"):
+    with pytest.raises(JavaUnusable, match="it does not print its version"):
         find_java()
 
 

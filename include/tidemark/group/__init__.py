@@ -1,20 +1,10 @@
-"""The group protocol: who belongs to a group, which partitions each member reads, and when that changes.
+"""The group protocol: which members a group has, which partitions each of them reads, and when that changes.
 
-Kafka's classic protocol with Postgres as the coordinator: members join, the leader's assignor divides the partitions, everybody
-synchronizes, heartbeats keep the seats. `tidemark.group.assignors` is the part that divides: pure functions of the topics and of what the
-members report, without a service. The offsets and the fence of each partition (I1, I2) are not kept here but on the partition's own
-row, see `tidemark.offsets`: a group that errs can delay a partition, never load a record twice.
+This is Kafka's classic protocol with Postgres as the coordinator: members join, the leader's assignor divides the partitions, all members
+sync, and heartbeats keep their sessions alive. Offsets and fences (I1, I2) are not kept here but on each partition's own row, see
+`tidemark.offsets`: a bug in the group protocol can delay a partition, but never load a record twice.
 
-Modules::
-
-    assignors      who reads which partition
-    coordinator    requests as transactions on the group's rows
-    errors         the coordinator's errors, with Kafka's names
-    listener       the callbacks for partitions that are assigned, revoked or lost
-    machine        the protocol as a state machine over values
-    member         the client: joins, sends heartbeats, calls listeners
-    named          finds a user's class by `module:Class`
-    requests       requests and responses as values
-    states         the states and their transitions
-    wake           waits for a notification, with polling as the fallback
+`member` takes part in a group and `listener` reports its partition changes; `coordinator` stores a group in Postgres. `machine` is the
+protocol itself, `states` the table of legal transitions, `requests` the request and response types, `errors` the error responses.
+`wake` ends waits early through LISTEN/NOTIFY, `named` loads users' classes by name, and `assignors` divide partitions among members.
 """

@@ -1,11 +1,11 @@
-"""The group coordinator on Postgres rows: whoever calls it, is it.
+"""The group coordinator on Postgres rows: the process that makes a call acts as the coordinator.
 
-Each call is one transaction: it locks the group's row, runs what the database's clock has made due, does the request, stores what
-has changed and wakes who waits. So a process that dies in a call leaves the group as it was, and the next caller goes on from there.
-A `heartbeat`, and a `joined` or `sync` that still waits, is one statement on the member's own row as long as nothing is due.
+Each call is one transaction. It locks the group's row, runs everything that is due by the database's clock, handles the request, stores
+the changes and wakes the waiting members. If a process dies during a call, the group stays as it was, and the next caller continues from
+there. As long as nothing is due, a `heartbeat`, or a `joined` or `sync` that has to wait, is one statement on the member's own row.
 
-The protocol itself is in `machine`, the changes of state in `states`, the statements in ``coordinator.sql``. No moment ever comes from
-this process; all times are those of ``clock_timestamp()`` (I6).
+The protocol itself is in `machine`, the legal transitions in `states`, the statements in ``coordinator.sql``. All times come from
+``clock_timestamp()``, never from this process (I6).
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ log = logging.getLogger(__name__)
 SQL = statements("tidemark.group", "coordinator.sql")
 
 LOCK_LIMIT_MS = 10_000
-"""How long a call waits for the group's row. Nobody holds it for long; who does is stuck, see the next."""
+"""How long a call waits for the group's row. No call should hold it for long; `IDLE_LIMIT_MS` ends one that is stuck."""
 IDLE_LIMIT_MS = 10_000
-"""A process that stands still in the middle of a call (frozen, its machine cut off) loses its session, and so the lock, after this."""
+"""After this, a process that stalls in the middle of a call (frozen, network lost) loses its session, and with it the lock."""
 
 _LIMITS = {"lock_ms": str(LOCK_LIMIT_MS), "idle_ms": str(IDLE_LIMIT_MS)}
 _STORED = ("member_no", "member_id", "client_id", "pending", "joining", "synced", "session_timeout_ms", "rebalance_timeout_ms",
@@ -80,10 +80,10 @@ Request = Literal["heartbeat", "joined", "sync"]
 
 
 class Coordinator:
-    """A group's coordinator, over a connection of the caller's; for one thread at a time.
+    """A group's coordinator, on the caller's connection; for one thread at a time.
 
-    Every method changes a group in exactly one transaction. Those that answer with a `GroupError` have committed what was due by then. A
-    `DatabaseUnavailable` leaves open whether the call was done: ask again, each request may be repeated.
+    Every method changes the group in exactly one transaction. A call that raises a `GroupError` has still committed what was due. After
+    `DatabaseUnavailable` the outcome is unknown: repeat the call; every request can be repeated safely.
     """
 
     def __init__(self, connection: Connection, group: str, config: GroupConfig | None = None) -> None:
@@ -95,9 +95,9 @@ class Coordinator:
     # ---- members
 
     def join(self, request: JoinRequest) -> Joined | None:
-        """JoinGroup. `None`: the join phase is not over; ask `joined`.
+        """JoinGroup. `None`: the join phase is not over; call `joined`.
 
-        A dynamic member's first one raises `MemberIdRequired` with the id to join with. Raises `InvalidSessionTimeout`,
+        A dynamic member's first request raises `MemberIdRequired` with the id to join with. Also raises `InvalidSessionTimeout`,
         `InconsistentGroupProtocol`, `GroupMaxSizeReached`, `UnknownMemberId` or `FencedInstanceId`.
         """
         check_join(self._group, request, self._config)
@@ -112,22 +112,22 @@ class Coordinator:
         return answer
 
     def joined(self, member_id: str, instance_id: str | None = None) -> Joined | None:
-        """Asks again for a JoinGroup that was parked, and counts as a heartbeat. `None`: still not over.
+        """Polls a parked JoinGroup; counts as a heartbeat. `None`: the join phase is still not over.
 
-        A static member that joined without an id may go on without one on this `Coordinator`; the answer brings it. Raises
+        A static member that joined without a member id may omit it here, on the same `Coordinator`; the response contains it. Raises
         `RebalanceInProgress` if a newer join phase has begun since, `UnknownMemberId` or `FencedInstanceId`.
         """
         who = self._who(member_id, instance_id)
-        if not who:  # nobody could tell this caller from one whose place was taken since
+        if not who:  # this caller cannot be told from one that was replaced since
             raise UnknownMemberId(group=self._group, member_id="", instance_id=instance_id)
         return self._asked_again("joined", who, instance_id, None, lambda group: group.joined(who, instance_id))
 
     def sync(
         self, member_id: str, instance_id: str | None, generation: int, protocol: str | None, assignments: Mapping[str, Any] | None = None
     ) -> Any:
-        """SyncGroup: the member's assignment; `None`: the leader has not handed it in yet, ask again.
+        """SyncGroup: the member's assignment; `None`: the leader has not sent it yet, call again.
 
-        Only the leader's ``assignments`` (by member id) count, and only the first ones of a generation; a member that they leave out gets
+        Only the leader's ``assignments`` (by member id) count, and only the first ones of a generation. A member that is missing gets
         ``{}``. Raises `IllegalGeneration`, `InconsistentGroupProtocol`, `RebalanceInProgress`, `UnknownMemberId` or `FencedInstanceId`.
         """
         who = self._who(member_id, instance_id)
@@ -145,7 +145,7 @@ class Coordinator:
         self._asked_again("heartbeat", who, instance_id, generation, lambda group: group.heartbeat(who, instance_id, generation))
 
     def leave(self, leaving: Sequence[Leaving]) -> list[GroupError | None]:
-        """LeaveGroup: for each what hindered it, or `None`. An operator removes a static member with ``Leaving("", instance_id)``."""
+        """LeaveGroup: the error for each member, or `None`. An operator removes a static member with ``Leaving("", instance_id)``."""
         nobody = [UnknownMemberId(group=self._group, member_id=each.member_id, instance_id=each.instance_id) for each in leaving]
         try:
             return self._locked(lambda group: group.leave(leaving), GroupIdNotFound(group=self._group))
@@ -155,16 +155,16 @@ class Coordinator:
     # ---- operators
 
     def tick(self) -> None:
-        """Runs what is due, as any member's call does. Does nothing where there is no group."""
+        """Runs what is due, as any member's call does. Does nothing if the group does not exist."""
         try:
             self._locked(lambda _: None, GroupIdNotFound(group=self._group))
         except GroupIdNotFound:
             return
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int | None]:
-        """OffsetFetch: the next offset to read of each partition, `None` where there is none; without ``partitions``, of all there are.
+        """OffsetFetch: the next offset to read of each partition, or `None` if it has no position. ``partitions`` (default: all known).
 
-        In every state and for anybody, as in Kafka. Of a topic that was created again only the newest is known.
+        Works in every state and for any caller, as in Kafka. For a topic that was created again, only the newest incarnation counts.
         """
         with transaction(self._connection) as cur:
             known = store.positions(cur, self._group)
@@ -173,7 +173,7 @@ class Coordinator:
         return dict(found) if partitions is None else {partition: found.get(partition) for partition in partitions}
 
     def describe(self) -> GroupDescription | None:
-        """The group as it is stored, or `None`. Changes nothing: who is overdue is shown so until somebody runs what is due."""
+        """The group as it is stored, or `None`. Changes nothing: overdue members are shown as such until the next call removes them."""
         with transaction(self._connection) as cur:
             cur.execute(SQL["describe"], {"group": self._group})
             found = rows(cur)
@@ -207,10 +207,10 @@ class Coordinator:
         )
 
     def delete_group(self) -> None:
-        """DeleteGroups: the group is Dead, its name is free, and a group of that name that is made later starts without positions.
+        """DeleteGroups: the group becomes Dead and its name is free. A later group of that name starts without positions.
 
-        Who still holds one of its partitions is fenced. Attempts, ledger and positions stay, under another name: they are the history
-        of rows that are in the sinks. Raises `NonEmptyGroup` or `GroupIdNotFound`.
+        Writers that still hold one of its partitions are fenced. Attempts, ledger and positions stay under another name: they are the
+        history of rows in the sinks. Raises `NonEmptyGroup` or `GroupIdNotFound`.
         """
 
         def bury(group: Group, cur: Cursor, group_id: int) -> None:
@@ -224,10 +224,10 @@ class Coordinator:
     def delete_offsets(
         self, topics: Iterable[str] = (), partitions: Iterable[TopicPartition] = ()
     ) -> dict[TopicPartition, GroupError | None]:
-        """OffsetDelete of whole topics and of single partitions: for each what hindered it, or `None`.
+        """OffsetDelete of whole topics and single partitions: the error for each partition, or `None`.
 
-        Answers `GroupSubscribedToTopic` where members read the topic, and `OffsetHasResults` where results were made from it (rewind the
-        group instead). Raises `GroupIdNotFound`.
+        The error is `GroupSubscribedToTopic` if members are subscribed to the topic, `OffsetHasResults` if the ledger has batches of the
+        partition (rewind the group instead). Raises `GroupIdNotFound`.
         """
         names, single = set(topics), list(partitions)
 
@@ -255,12 +255,12 @@ class Coordinator:
     def _asked_again(
         self, request: Request, member_id: str, instance_id: str | None, generation: int | None, ask: Callable[[Group], T]
     ) -> T | None:
-        """The member's own row alone, if there is nothing else to do; else ``ask`` under the group's lock."""
+        """Updates only the member's own row if nothing else is due; else runs ``ask`` under the group's lock."""
         who = {"group": self._group, "member_id": member_id, "instance_id": instance_id, "generation": generation, "request": request}
         with transaction(self._connection) as cur:
             cur.execute(SQL["beat"], {**who, **_LIMITS})
             beat = cur.fetchone()
-        if beat is None:  # in a transaction of its own: a row that was waited for, and found to be another one, stays locked
+        if beat is None:  # in a new transaction: the first one may keep a lock on a row that it waited for and that then no longer matched
             return self._locked(ask, UnknownMemberId(group=self._group, member_id=member_id, instance_id=instance_id))
         if request == "heartbeat" and beat[0] == GroupState.PREPARING_REBALANCE:
             raise RebalanceInProgress(group=self._group, member_id=member_id)
@@ -275,7 +275,7 @@ class Coordinator:
         return self._told(answer, missing)
 
     def _answer(self, cur: Cursor, ask: Callable[[Group, Cursor, int], T], *, create: bool) -> tuple[Group, T | GroupError] | None:
-        """What ``ask`` returns or raises, with everything stored; `None`: there is no such group."""
+        """What ``ask`` returns or raises, after storing every change; `None`: the group does not exist."""
         cur.execute(SQL["limits"], _LIMITS)
         group_id = self._lock(cur, create=create)
         if group_id is None:
@@ -291,7 +291,7 @@ class Coordinator:
         return group, said
 
     def _told(self, answer: tuple[Group, T | GroupError] | None, missing: GroupError) -> T:
-        """The answer of a transaction that has committed."""
+        """Logs, then returns or raises, the answer of a committed transaction."""
         if answer is None:
             raise missing
         group, said = answer
@@ -307,7 +307,7 @@ class Coordinator:
         return said
 
     def _who(self, member_id: str, instance_id: str | None) -> str:
-        """The id of a static member that has not been told it yet: its JoinGroup without an id is still parked."""
+        """The member id; also for a static member that does not know its own yet, because its first JoinGroup is still parked."""
         return member_id or self._new_ids.get(instance_id or "", "")
 
     # ---- rows
@@ -323,7 +323,7 @@ class Coordinator:
             store.ensure_group(cur, self._group)
 
     def _load(self, cur: Cursor, group_id: int) -> tuple[Group, dict[str, Any]]:
-        """The locked group, and what is stored of it, by which `_save` sees what has changed."""
+        """The locked group, and its stored values, from which `_save` finds out what has changed."""
         key = {"group_id": group_id}
         cur.execute(SQL["read_group"], key)
         row = rows(cur)[0]
@@ -383,7 +383,7 @@ class Coordinator:
 
 
 def list_groups(connection: Connection, states: Iterable[str] = ()) -> list[GroupListing]:
-    """The groups in any of ``states``, by name; without ``states`` all but deleted ones. As stored: see `Coordinator.describe`."""
+    """The groups in any of ``states`` (default: all but deleted ones), by name. As stored, see `Coordinator.describe`."""
     with transaction(connection) as cur:
         cur.execute(SQL["list_groups"], {"states": list(states)})
         return [GroupListing(row["name"], GroupState(row["state"]), row["generation"], row["members"]) for row in rows(cur)]
@@ -394,7 +394,7 @@ def _stored(member: Member) -> dict[str, Any]:
 
 
 def _delete_position(cur: Cursor, group: Group, group_id: int, partition: TopicPartition, topic_id: int) -> GroupError | None:
-    """Deletes a position, unless something was made from it; other tables' foreign keys say so."""
+    """Deletes a position, unless other tables still refer to it through foreign keys."""
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
     cur.execute("SAVEPOINT position")
     try:
@@ -410,7 +410,7 @@ def _delete_position(cur: Cursor, group: Group, group_id: int, partition: TopicP
 
 
 def require_member(cur: Cursor, group: str, group_id: int, member_id: str) -> None:
-    """Raises `UnknownMemberId` unless the group has this member, and will until the transaction ends."""
+    """Raises `UnknownMemberId` unless the group has this member; keeps it in the group until the transaction ends."""
     cur.execute(SQL["require_member"], {"group_id": group_id, "member_id": member_id})
     if cur.fetchone() is None:
         raise UnknownMemberId(group=group, member_id=member_id)

@@ -1,10 +1,10 @@
--- Statements of the group coordinator. Lock order: group, members, partitions by (topic, partition). Who locks the group's row may change
--- all of its members' rows; who does not, changes nothing but the seen_at of a member of its own, and locks nothing after that.
+-- Statements of the group coordinator. Lock order: group, members, partitions by (topic, partition). A transaction that locks the group's
+-- row may change all of its members' rows. One that does not may change only the seen_at of its own member, and locks nothing after that.
 
 -- name: beat
--- One member says that it lives: the only statement of a Heartbeat, and of a parked JoinGroup or SyncGroup that asks again, as long as
--- nothing is due. Locks the member's row, also one that it had to wait for and that is another one by then. No row returned: something is
--- due, or the request has another answer; nothing was changed.
+-- Keeps a member's session alive: the only statement of a Heartbeat, or of polling a parked JoinGroup or SyncGroup, as long as nothing is
+-- due. Locks the member's row, even if it no longer matches after a wait for the lock. No row returned: something is due, or the request
+-- needs another response; nothing was changed.
 WITH grp AS (
     SELECT group_id, state, generation, set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) AS idle,
            set_config('lock_timeout', %(lock_ms)s, true) AS wait,
@@ -25,16 +25,16 @@ WITH grp AS (
 SELECT state FROM grp CROSS JOIN beat WHERE idle IS NOT NULL AND wait IS NOT NULL;
 
 -- name: limits
--- How long this transaction may wait for a lock, and how long it may hold one while its client does nothing. Locks nothing.
+-- Limits how long this transaction may wait for a lock, and how long it may hold one while its client is idle. Locks nothing.
 SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
 
 -- name: lock_group
--- Locks the group's row, for everything but a beat. Not against foreign keys to it: attempts start while a group rebalances.
--- No row returned: there is no such group.
+-- Locks the group's row, for every request but a beat. Does not block foreign keys to it: attempts can start during a rebalance.
+-- No row returned: the group does not exist.
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s FOR NO KEY UPDATE;
 
 -- name: read_group
--- The locked group with what its times come to. Locks nothing.
+-- The locked group, with its deadlines evaluated. Locks nothing.
 SELECT state, generation, protocol, leader, rebalance_reason,
        deadline IS NOT NULL AS deadline_set, coalesce(deadline <= clock_timestamp(), false) AS deadline_passed,
        initial_until IS NOT NULL AS initial_set, coalesce(initial_until <= clock_timestamp(), false) AS initial_passed,
@@ -51,7 +51,7 @@ SELECT member_no, member_id, instance_id, client_id, pending, joining, synced, s
 SELECT nextval('tidemark.generation');
 
 -- name: save_group
--- Stores a locked group. A time is kept, stopped, or starts now.
+-- Stores a locked group. Each timer is kept, stopped or started now.
 WITH times AS (
     SELECT CASE WHEN NOT %(deadline_changed)s THEN deadline
                 ELSE clock_timestamp() + %(deadline_ms)s::integer * interval '1 ms' END AS deadline
@@ -67,7 +67,7 @@ UPDATE tidemark.consumer_group grp
   FROM times WHERE grp.group_id = %(group_id)s;
 
 -- name: remove_members
--- Locks their rows, by order of arrival.
+-- Locks their rows, in order of arrival.
 DELETE FROM tidemark.group_member WHERE member_no = ANY (%(numbers)s);
 
 -- name: add_members
@@ -92,37 +92,36 @@ UPDATE tidemark.group_member member
  WHERE member.member_no = new.member_no;
 
 -- name: notify
--- Wakes who waits for this group, when the transaction commits.
+-- Wakes the processes that wait for this group when the transaction commits.
 SELECT pg_notify('tidemark_' || md5(%(group)s), %(message)s);
 
 -- name: describe
--- A group and its members as they are stored, one row a member; a group without members is one row. Locks nothing.
+-- A group and its members as they are stored, one row per member; one row for a group without members. Locks nothing.
 SELECT state, state_since, rebalance_reason, generation, protocol, leader, member_id, instance_id, client_id, pending, protocols, assignment,
        joined_at, seen_at, coalesce(seen_at + session_timeout_ms * interval '1 ms' <= clock_timestamp(), false) AS overdue
   FROM tidemark.consumer_group LEFT JOIN tidemark.group_member USING (group_id)
  WHERE name = %(group)s ORDER BY member_no;
 
 -- name: list_groups
--- Groups in any of these states (none given: in any but Dead), by name. Locks nothing.
+-- Groups in any of these states (default: any but Dead), by name. Locks nothing.
 SELECT name, state, generation, (SELECT count(*) FROM tidemark.group_member WHERE group_id = grp.group_id AND NOT pending) AS members
   FROM tidemark.consumer_group grp
  WHERE CASE WHEN cardinality(%(states)s::text[]) = 0 THEN state <> 'Dead' ELSE state = ANY (%(states)s) END
  ORDER BY name;
 
 -- name: lock_positions
--- Locks the positions of a locked group, in order. They may wait for a commit that is in flight.
+-- Locks the positions of a locked group, in order. May wait for a commit in flight.
 SELECT topic_id, topic.name AS topic, partition
   FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s ORDER BY topic_id, partition FOR UPDATE OF partition_offset;
 
 -- name: fence_positions
--- Takes every partition of a locked group, and of its backfills, from its holder, who cannot claim it again. Waits for commits that are in
--- flight.
+-- Takes every partition of a locked group and of its backfills away from its owner, who cannot claim it again. Waits for commits in flight.
 UPDATE tidemark.partition_offset SET owner = NULL, owner_epoch = owner_epoch + 1, generation = nextval('tidemark.generation')
  WHERE group_id IN (SELECT group_id FROM tidemark.consumer_group WHERE group_id = %(group_id)s OR side_of = %(group_id)s);
 
 -- name: bury_group
--- Frees the name of a deleted group. Its ledger is history and stays with the row.
+-- Frees the name of a deleted group. Its row and its ledger stay as history.
 UPDATE tidemark.consumer_group SET name = name || ' (deleted, group ' || group_id || ')' WHERE group_id = %(group_id)s;
 
 -- name: count_batches
@@ -133,6 +132,6 @@ SELECT count(*) FROM tidemark.batch WHERE group_id = %(group_id)s AND topic_id =
 DELETE FROM tidemark.partition_offset WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
 -- name: require_member
--- Keeps a member of the group as it is until this transaction ends. Locks its row, not against its heartbeats. No row returned: the group
--- does not have it any more.
+-- Keeps a member in the group until this transaction ends. Locks its row, but does not block its heartbeats. No row returned: the group no
+-- longer has this member.
 SELECT FROM tidemark.group_member WHERE group_id = %(group_id)s AND member_id = %(member_id)s FOR KEY SHARE;

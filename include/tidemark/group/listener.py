@@ -1,4 +1,4 @@
-"""What a member is told when its partitions change: Kafka's ``ConsumerRebalanceListener``, and how several are called."""
+"""Rebalance listeners: what a member calls when its partitions change, as with Kafka's ``ConsumerRebalanceListener``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tidemark.records.ranges import TopicPartition
 log = logging.getLogger(__name__)
 
 Partitions = Sequence[TopicPartition]
-"""In order of topic and number."""
+"""Ordered by topic and number."""
 
 
 class RebalanceListener:
-    """Called in the thread that polls, never while a batch is being read.
+    """Called in the polling thread, never while a batch is being read.
 
-    - ``on_partitions_revoked``: they are still the member's, and go when this returns. Under an eager assignor all of them, before every
-      rebalance; under a cooperative one those that go to another member. It has until the rebalance timeout, counted from when the
-      group began.
-    - ``on_partitions_assigned``: they are the member's from now on; under a cooperative assignor the new ones only, perhaps none.
-    - ``on_partitions_lost``: they are somebody else's already, or will be; nothing can be committed for them any more.
+    - ``on_partitions_revoked``: the member still owns the partitions and gives them up when this returns. With an eager assignor these are
+      all its partitions, before every rebalance; with a cooperative one, those that move to another member. The callback must return
+      within the rebalance timeout, which starts when the group starts to rebalance.
+    - ``on_partitions_assigned``: the member owns the partitions from now on. With a cooperative assignor only the new ones, possibly none.
+    - ``on_partitions_lost``: another member owns the partitions already, or soon will; nothing can be committed for them any more.
 
-    What one raises does not keep the others from being called. It is raised by ``poll`` when all have been, and ends the run.
+    If one listener raises, the others are still called. Then ``poll`` raises the error, which ends the run.
     """
 
     def on_partitions_assigned(self, partitions: Partitions) -> None: ...
@@ -30,13 +30,13 @@ class RebalanceListener:
     def on_partitions_revoked(self, partitions: Partitions) -> None: ...
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
-        """As revoked, unless said otherwise."""
+        """Calls `on_partitions_revoked` unless overridden."""
         self.on_partitions_revoked(partitions)
 
 
 class Listeners:
-    """Several as one. Tidemark's own comes first in the list: a partition is claimed before others hear that it was assigned, and released
-    after they have heard that it goes."""
+    """Several listeners as one. Tidemark's own comes first in the list: it claims a partition before the others learn that it was assigned,
+    and releases it after they have learned that it was revoked."""
 
     def __init__(self, listeners: Sequence[RebalanceListener]) -> None:
         self._listeners = list(listeners)
@@ -52,7 +52,7 @@ class Listeners:
 
 
 def _all(calls: Sequence[Callable[[], None]]) -> None:
-    """Calls each; raises the first error when all have been called."""
+    """Makes all calls, then raises the first error."""
     first: Exception | None = None
     for call in calls:
         try:
@@ -61,6 +61,6 @@ def _all(calls: Sequence[Callable[[], None]]) -> None:
             if first is None:
                 first = error
             else:
-                log.exception("a rebalance listener failed after another one had")
+                log.exception("another rebalance listener failed too")
     if first is not None:
         raise first

@@ -1,8 +1,8 @@
-"""The group protocol as a state machine over values: no database, no clock. Kafka's classic group coordinator.
+"""The group protocol as a state machine over values, without a database or a clock: Kafka's classic group coordinator.
 
-A `Group` is loaded from its rows under the lock on the group's row, does one request, and is stored again by `coordinator`. Time is
-known to it only as "this timer has passed" and "start this timer", which both are SQL. Every change of state goes through `_move`,
-which asks the table in `states`.
+`coordinator` loads a `Group` from its rows under the lock on the group's row, has it handle one request, and stores it again. The group
+knows time only as "this timer has passed" and "start this timer"; SQL does both. Every change of state goes through `_move`, which
+checks it against the table in `states`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tidemark.group.states import GroupState, Transition, Why, check_transition
 __all__ = ["EMPTY_ASSIGNMENT", "Group", "Member", "Timer", "topics_of", "vote"]
 
 EMPTY_ASSIGNMENT: Mapping[str, Any] = {}
-"""What a member gets that the leader's assignment leaves out."""
+"""The assignment of a member that is missing in the leader's."""
 
 
 @dataclass(slots=True)
 class Timer:
-    """A moment of the database's clock, seen from a statement: is it set, has it passed?"""
+    """A deadline by the database's clock, as a statement saw it: is it set, has it passed?"""
 
     running: bool = False
     passed: bool = False
     changed: bool = False
     ms: int | None = None
-    """Where ``changed``: runs out after this; `None`: stopped."""
+    """If ``changed``: the timer runs out after this; `None`: it was stopped."""
 
     def start(self, ms: int) -> None:
         self.running, self.passed, self.changed, self.ms = True, False, True, ms
@@ -69,13 +69,13 @@ class Member:
     """`None`: not stored yet."""
     expired: bool = False
     heard: bool = False
-    """The request at hand is this member's: its session starts again."""
+    """The current request is this member's: its session restarts."""
 
     def metadata(self, protocol: str | None) -> Any:
         return dict(self.protocols).get(protocol) if protocol is not None else None
 
     def ask(self, request: JoinRequest) -> None:
-        """Takes over what the member says of itself in a JoinGroup."""
+        """Copies the member's settings from its JoinGroup."""
         self.client_id = request.client_id
         self.session_timeout_ms = request.session_timeout_ms
         self.rebalance_timeout_ms = request.rebalance_timeout_ms
@@ -85,7 +85,7 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """A group with its members, oldest first, while one request is done."""
+    """A group and its members, oldest first, while it handles one request."""
 
     name: str
     config: GroupConfig
@@ -98,7 +98,7 @@ class Group:
     deadline: Timer = field(default_factory=Timer)
     initial: Timer = field(default_factory=Timer)
     restarted: bool = False
-    """The Postgres server was started since the times of this group were measured."""
+    """The Postgres server has restarted since this group's timers were started."""
     reason: str = ""
     removed: list[Member] = field(default_factory=list)
     moves: list[Transition] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Group:
     # ---- requests
 
     def run_due(self) -> None:
-        """Everything that the clock has made due: what comes first in time, and then what follows from it."""
+        """Handles everything that is due by the clock: expired sessions, an overdue sync, then the end of the join phase."""
         if self.restarted:
             self._start_again()
         gone = [member for member in self.members.values() if member.expired]
@@ -122,7 +122,7 @@ class Group:
         self._settle()
 
     def join(self, request: JoinRequest, new_id: str) -> Joined | None:
-        """JoinGroup; ``new_id`` is for a member that has none. `None`: the join phase is not over, ask `joined`."""
+        """JoinGroup; ``new_id`` is for a member that has none. `None`: the join phase is not over, call `joined`."""
         self.reason = short_reason(request.reason)
         twin = self._instance(request.instance_id)
         known = self.members.get(request.member_id) if request.member_id else twin
@@ -152,7 +152,7 @@ class Group:
         return self._add(member)
 
     def joined(self, member_id: str, instance_id: str | None) -> Joined | None:
-        """A parked JoinGroup asks again."""
+        """Polls a parked JoinGroup."""
         member = self._identify(member_id, instance_id)
         member.heard = True
         if self.state is GroupState.PREPARING_REBALANCE and not member.joining:
@@ -162,7 +162,7 @@ class Group:
     def sync(
         self, member_id: str, instance_id: str | None, generation: int, protocol: str | None, assignments: Mapping[str, Any] | None
     ) -> Any:
-        """SyncGroup. `None`: the leader has not assigned yet, ask again."""
+        """SyncGroup. `None`: the leader has not assigned yet, call again."""
         member = self._identify(member_id, instance_id)
         self._check_generation(member, generation)
         if protocol is not None and protocol != self.protocol and self.protocol is not None:
@@ -184,7 +184,7 @@ class Group:
         return member.assignment if self.state is GroupState.STABLE else None
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
-        """Heartbeat; while the others join again, the session is kept and the member told to join."""
+        """Heartbeat. During a join phase it still keeps the session alive, but raises `RebalanceInProgress`."""
         member = self._identify(member_id, instance_id)
         self._check_generation(member, generation)
         member.heard = True
@@ -192,7 +192,7 @@ class Group:
             raise RebalanceInProgress(group=self.name, member_id=member_id)
 
     def leave(self, leaving: Sequence[Leaving]) -> list[GroupError | None]:
-        """LeaveGroup: an answer for each; one rebalance for all of them."""
+        """LeaveGroup: the error for each member, or `None`. All of them cause one rebalance."""
         answers: list[GroupError | None] = []
         full = False
         for each in leaving:
@@ -211,7 +211,7 @@ class Group:
         return answers
 
     def delete(self) -> None:
-        """DeleteGroups: only an empty group; ids that were handed out to nobody who came are forgotten."""
+        """DeleteGroups: only an empty group. Member ids that were handed out but never joined are discarded."""
         if self.state is not GroupState.EMPTY:
             raise NonEmptyGroup(group=self.name, state=self.state, members=len(self.full()))
         for member in list(self.members.values()):
@@ -219,14 +219,14 @@ class Group:
         self._move(GroupState.DEAD, Why.DELETED)
 
     def subscribed(self) -> frozenset[str]:
-        """The topics that any member names under any of its protocols."""
+        """The topics that any member names in the metadata of any of its protocols."""
         return frozenset(topic for member in self.full() for _, metadata in member.protocols for topic in topics_of(metadata))
 
     def full(self) -> list[Member]:
-        """Those that have joined, and not only been given an id."""
+        """The members that have joined, without those that only have an id."""
         return [member for member in self.members.values() if not member.pending]
 
-    # ---- JoinGroup by who asks
+    # ---- JoinGroup by kind of member
 
     def _join_known(self, request: JoinRequest) -> Joined | None:
         pending = self.members.get(request.member_id)
@@ -242,7 +242,7 @@ class Group:
         else:
             why = Why.MEMBER_CHANGES if changed else None
         if why is None and self.state is not GroupState.PREPARING_REBALANCE:
-            return self._answer(member)  # the answer was lost, the member asks again: nothing has changed
+            return self._answer(member)  # a repeated request after a lost response: nothing has changed
         member.ask(request)
         member.joining, member.synced = True, False
         if why is not None:
@@ -261,7 +261,7 @@ class Group:
         return self._answer(member)
 
     def _replace(self, member: Member, request: JoinRequest, new_id: str) -> Joined | None:
-        """A static member's next process takes its place (KIP-345); the one before it is fenced from now on."""
+        """A static member's next process replaces it (KIP-345); the previous one is fenced from now on."""
         topics = topics_of(member.metadata(self.protocol))
         if self.leader == member.member_id:
             self.leader = new_id
@@ -278,7 +278,7 @@ class Group:
         return self._answer(member)
 
     def _has_room(self, member: Member | None) -> bool:
-        """Kafka's KIP-389. While members join, those who do so first stay: a limit that was lowered puts the last ones out."""
+        """The group size limit (KIP-389). In a join phase the first to join stay: a lowered limit excludes the last ones."""
         limit = self.config.max_size
         if limit is None or self.state is GroupState.EMPTY:
             return True
@@ -287,7 +287,7 @@ class Group:
         return (member is not None and not member.pending) or len(self.full()) < limit
 
     def _check_protocols(self, request: JoinRequest) -> None:
-        """Something that the member offers must be supported by all members there are; its own former offer counts too, as in Kafka."""
+        """All current members must support at least one of the offered protocols. The member's own old offer counts too, as in Kafka."""
         common = _common(self.full())
         offered = [name for name, _ in request.protocols]
         if not offered or (common is not None and not common.intersection(offered)):
@@ -307,7 +307,7 @@ class Group:
     # ---- transitions
 
     def _rebalance(self, why: Why) -> None:
-        """A join phase begins, unless one is under way. Who was parked in SyncGroup is told by its next call."""
+        """Begins a join phase, unless one is in progress. Members parked in SyncGroup learn of it by their next call."""
         if self.state is GroupState.PREPARING_REBALANCE or (self.state is GroupState.EMPTY and not self.full()):
             return
         first = self.state is GroupState.EMPTY and self.config.initial_rebalance_delay_ms > 0
@@ -319,13 +319,13 @@ class Group:
             self.initial.start(self.config.initial_rebalance_delay_ms)
 
     def _settle(self) -> None:
-        """Ends the join phase if nothing holds it up any more."""
+        """Ends the join phase if there is nothing left to wait for."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             return
         full = self.full()
         joining = sum(member.joining for member in full)
         pending = len(self.members) > len(full)
-        if not full:  # ids that were handed out join an empty group like any other
+        if not full:  # members with only an id join an empty group later, like any other
             self._end_join(Why.NOBODY_LEFT)
         elif self.initial.running:
             expected = max((member.expected_members or 0 for member in full), default=0)
@@ -339,7 +339,7 @@ class Group:
             self._end_join(Why.JOIN_OVERDUE)
 
     def _end_join(self, why: Why) -> None:
-        """The next generation, of those who have joined, and of static members that may still come back within their session."""
+        """Begins the next generation, with the members that have joined and static members whose session has not expired."""
         for member in self.full():
             if not member.joining and member.instance_id is None:
                 self._remove(member)
@@ -351,7 +351,7 @@ class Group:
             self.deadline.stop()
             self._move(GroupState.EMPTY, Why.NOBODY_LEFT)
             return
-        if not joining:  # static members alone, and none of them is here: wait until one comes or the sessions end
+        if not joining:  # only static members, none of which has joined: wait until one does or their sessions expire
             self.deadline.start(self._rebalance_timeout_ms())
             return
         if self.leader not in {member.member_id for member in joining}:
@@ -364,7 +364,7 @@ class Group:
         self._move(GroupState.COMPLETING_REBALANCE, why)
 
     def _start_again(self) -> None:
-        """The server was away: every session and every deadline starts again, as after the fail-over of Kafka's coordinator."""
+        """Restarts every session and deadline after a server restart, as after a failover of Kafka's coordinator."""
         for member in self.members.values():
             member.expired, member.heard = False, True
         if self.deadline.running:
@@ -383,10 +383,10 @@ class Group:
         if self.leader == member.member_id:
             self.leader = next((each.member_id for each in self.full()), None)
 
-    # ---- who asks
+    # ---- finding the member of a request
 
     def _identify(self, member_id: str, instance_id: str | None) -> Member:
-        """The member, if it is who it says; the instance id is looked at first, as in Kafka."""
+        """The member with these ids. Checks the instance id first, as in Kafka."""
         if instance_id is not None:
             twin = self._instance(instance_id)
             if twin is not None and twin.member_id != member_id:
@@ -423,10 +423,10 @@ class Group:
 
 
 def vote(members: Sequence[Member], leader: str | None) -> str:
-    """The protocol that most members want among those that all of them support.
+    """The protocol with the most votes among those that all members support.
 
-    Each votes for the first of its own list that all support. Where several have as many votes, the leader's order decides: Kafka
-    leaves that open, and two coordinators could not be compared.
+    Each member votes for the first protocol in its own list that all members support. The leader's order breaks ties: Kafka does not define
+    a tie-break, which would make two coordinators impossible to compare.
     """
     candidates = _common(members) or frozenset()
     names = {member.member_id: [name for name, _ in member.protocols if name in candidates] for member in members}
@@ -437,13 +437,13 @@ def vote(members: Sequence[Member], leader: str | None) -> str:
 
 
 def topics_of(metadata: Any) -> frozenset[str]:
-    """The topics that a member's metadata names; none if it names none in our way."""
+    """The topics in a member's metadata; empty if the metadata does not have Tidemark's format."""
     topics = metadata.get("topics", ()) if isinstance(metadata, Mapping) else ()
     return frozenset(topic for topic in topics if isinstance(topic, str)) if isinstance(topics, list | tuple) else frozenset()
 
 
 def _common(members: Sequence[Member]) -> frozenset[str] | None:
-    """The protocols that every member supports; `None`: there is no member, and any will do."""
+    """The protocols that every member supports; `None`: there are no members, so any protocol will do."""
     if not members:
         return None
     return frozenset[str].intersection(*(frozenset(name for name, _ in member.protocols) for member in members))

@@ -1,14 +1,14 @@
-"""A member of a group: joins, sends heartbeats, and tells its listeners which partitions it has.
+"""A member of a group: it joins, sends heartbeats, and tells its listeners which partitions it has.
 
-Two threads. The *protocol thread* alone talks to the coordinator, with a database session of its own: it joins, computes the assignment if
-the member leads, heartbeats, and never waits for a batch. The *polling thread*, which is the one that reads and commits, learns of changes
-in `Member.poll` and calls the listeners there. Between two polls its partitions stay as they are.
+It has two threads. Only the *protocol thread* talks to the coordinator, in its own database session: it joins, computes the assignment if
+the member leads, and sends heartbeats. It never waits for a batch. The *polling thread* is the one that reads and commits. It learns of
+changes in `Member.poll` and calls the listeners there. Between two polls its partitions do not change.
 
     eager         the group rebalances ─▶ poll: revoked(all) ─▶ join, sync ─▶ poll: assigned(all)
-    cooperative   the group rebalances ─▶ join, sync, while batches go on ─▶ poll: revoked(what goes), assigned(what is new)
-                                          ─▶ if anything went: once more, so that its new owner gets it
+    cooperative   the group rebalances ─▶ join, sync, while batches continue ─▶ poll: revoked(moved), assigned(new)
+                                          ─▶ if any were revoked: rebalance again, so that their new owners get them
 
-Each request to the coordinator is answered before the next is sent, so no error can answer a request of an older generation.
+The next request is sent only after the response to the last one, so an error never belongs to a request of an older generation.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 NO_GENERATION = -1
 PARKED_S = 1.0
-"""How often a parked join or sync is asked for again without a notification."""
+"""How often a parked join or sync is polled without a notification."""
 BACKOFF_S = 0.5
 OVERDUE = 0.8
-"""The part of the rebalance timeout after which a batch that keeps the group waiting is cancelled."""
+"""The fraction of the rebalance timeout after which a batch that the group waits for is cancelled."""
 CLOSE_S = 10.0
 
 
 class MemberState(StrEnum):
-    """As Kafka's clients call them."""
+    """Kafka's clients' names for them."""
 
     UNJOINED = "UNJOINED"
     REBALANCING = "REBALANCING"
@@ -51,15 +51,15 @@ class MemberState(StrEnum):
 
 
 class WokenUp(Exception):
-    """`Member.wakeup` was called; the member is as it was."""
+    """`Member.wakeup` was called; the member is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """How a member takes part. Times in milliseconds, with Kafka's defaults.
+    """A member's settings. Times are in milliseconds, with Kafka's defaults.
 
-    ``instance_id`` makes it a static member: whoever comes with the same one takes its place and fences it. ``remembered`` are partitions
-    that the same instance had in ``generation``, in an earlier process; a sticky assignor leaves them to it.
+    ``instance_id`` makes it a static member: another process with the same id replaces it and fences it. ``remembered`` are the partitions
+    that an earlier process of the same instance had in ``generation``; a sticky assignor gives them back to it.
     """
 
     group: str
@@ -76,7 +76,7 @@ class MemberSettings:
 
 
 class Phase(StrEnum):
-    """Where the protocol thread is."""
+    """What the protocol thread does next."""
 
     REVOKE = "waits for the polling thread to give its partitions back"
     JOIN = "has to send JoinGroup"
@@ -88,22 +88,22 @@ class Phase(StrEnum):
 
 @dataclass
 class _Shared:
-    """What both threads see, under the lock of `Member._changed`."""
+    """State that both threads use, under the lock of `Member._changed`."""
 
     phase: Phase = Phase.JOIN
     owned: tuple[TopicPartition, ...] = ()
     owned_generation: int = NO_GENERATION
     had: tuple[TopicPartition, ...] = ()
-    """What the member reports to the assignor as its own: what it owns, or owned before an eager rebalance; at first what is remembered."""
+    """What the member reports to the assignor as owned: what it owns, or owned before an eager rebalance; at first what it remembers."""
     pending: tuple[TopicPartition, ...] | None = None
     """An assignment that the polling thread has not taken over yet."""
     pending_generation: int = NO_GENERATION
     complete: bool = False
-    """Does somebody have each partition? Not while some are on their way from one member to another."""
+    """Does every partition have an owner? Not while some are moving from one member to another."""
     lost: bool = False
     rejoin: str | None = None
     waiting_since: float | None = None
-    """Since when the group, or another member, waits for the polling thread."""
+    """Since when the group or another member has been waiting for the polling thread."""
     polled_at: float = field(default_factory=time.monotonic)
     error: BaseException | None = None
     stopping: bool = False
@@ -111,11 +111,11 @@ class _Shared:
 
 
 class Member:
-    """One member of a group. `poll` and `close` belong to one thread; `wakeup` and what it shows may be used from any.
+    """One member of a group. Call `poll` and `close` from one thread; `wakeup` and the properties may be used from any.
 
-    ``topics`` says what is read now (a pattern is resolved anew at each join), ``metadata`` what exists of these topics. ``interrupt`` is
-    called from the protocol thread when the polling thread is needed and has been busy for too long, or when its partitions are lost:
-    it ends the batch in flight.
+    ``topics`` returns the topics to read now (a pattern is resolved again at each join), ``metadata`` the partitions and racks of topics.
+    The protocol thread calls ``interrupt`` to end the batch in flight: when the polling thread keeps others waiting for too long, or when
+    the partitions are lost.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Member:
         self._thread = threading.Thread(target=self._run, name=f"group {settings.group}", daemon=True)
         self._thread.start()
 
-    # ---- what it shows
+    # ---- state
 
     @property
     def state(self) -> MemberState:
@@ -166,19 +166,19 @@ class Member:
 
     @property
     def settled(self) -> bool:
-        """Is it in a stable group, with all that was assigned to it taken over, and no further round to come?"""
+        """Is the group stable, the whole assignment taken over, and no further rebalance pending?"""
         with self._changed:
             shared = self._shared
             return shared.phase is Phase.STABLE and shared.complete and shared.pending is None and shared.rejoin is None and not shared.lost
 
     @property
     def member_id(self) -> str:
-        """Empty until the coordinator has given it one."""
+        """Empty until the coordinator has assigned one."""
         return self._member_id
 
     @property
     def generation(self) -> int:
-        """Of the partitions that the listeners were told of; already the new one when they are told."""
+        """The generation of the partitions that the listeners know; during their calls it is already the new one."""
         return self._shared.owned_generation
 
     @property
@@ -187,15 +187,15 @@ class Member:
 
     @property
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """What the listeners were told is the member's."""
+        """The partitions that the listeners know as the member's."""
         return self._shared.owned
 
     # ---- the polling thread
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        """Calls the listeners if there is something to tell; else waits for that, at most ``timeout_s``. Says whether it called any.
+        """Calls the listeners when partitions change, waiting up to ``timeout_s`` for a change. Returns whether it called any.
 
-        Raises what ended the protocol thread (`FencedInstanceId` and other fatal answers), what a listener raised, or `WokenUp`.
+        Raises the error that ended the protocol thread (`FencedInstanceId` and other fatal errors), what a listener raised, or `WokenUp`.
         """
         until = time.monotonic() + timeout_s
         told = False
@@ -223,14 +223,14 @@ class Member:
                 raise failed
 
     def wakeup(self) -> None:
-        """Has the poll that waits, or the next one, raise `WokenUp`. From any thread."""
+        """Makes the current or the next poll raise `WokenUp`. May be called from any thread."""
         with self._changed:
             self._shared.woken = True
             self._changed.notify_all()
 
     def enforce_rebalance(self, reason: str) -> None:
-        """Joins again although the group has not asked for it, as Kafka's ``enforceRebalance``; until then it is not `settled`. A member
-        that is on its way into a generation is left to it."""
+        """Joins again without a request by the group, as Kafka's ``enforceRebalance``; until then the member is not `settled`. Does nothing
+        if the member is already rebalancing."""
         with self._changed:
             if self._shared.phase is not Phase.STABLE:
                 return
@@ -238,9 +238,9 @@ class Member:
         self._wakeups.wake()
 
     def close(self, reason: str = "the consumer is closed") -> None:
-        """Gives the partitions back and leaves the group, static or not: a run that ends leaves nothing to wait for.
+        """Gives the partitions back and leaves the group, even as a static member: nothing should wait for a run that has ended.
 
-        A database that is away keeps nobody: then the session runs out by itself. What a listener raises comes when all is closed.
+        Does not wait for an unreachable database: the session then expires by itself. Raises listeners' errors after everything is closed.
         """
         with contextlib.ExitStack() as ends:
             ends.callback(self._wakeups.close)
@@ -254,7 +254,7 @@ class Member:
                 tell(owned)
 
     def _task(self) -> Callable[[], None] | None:
-        """What the polling thread has to do next, if anything. Under the lock."""
+        """What the polling thread has to do next, if anything. Call under the lock."""
         shared = self._shared
         if shared.lost:
             return self._tell_lost
@@ -291,7 +291,7 @@ class Member:
             wanted, self._shared.pending = self._shared.pending, None
             self._shared.waiting_since = None
             before = self._shared.owned
-            # what it said it had: under a cooperative assignor nobody else is given that in this round, also what it only remembered
+            # a cooperative assignor gives nothing that this member reported as owned, or only remembered, to another member in this round
             let_go = self._cooperative and not self._shared.complete and not set(self._shared.had) <= set(wanted)
             gone = tuple(part for part in before if part not in set(wanted))
             new = tuple(part for part in wanted if part not in set(before))
@@ -431,7 +431,7 @@ class Member:
             self._enter(Phase.STABLE)
 
     def _assign(self, joined: Joined) -> dict[str, Any]:
-        """The leader's work: the assignment of every member, as JSON."""
+        """The leader computes the assignment of every member, as JSON."""
         assignor = self._assignors[joined.protocol]
         subscriptions = _subscriptions(joined)
         metadata = self._take_snapshot(_read_by(subscriptions))
@@ -446,7 +446,7 @@ class Member:
         return self._snapshot
 
     def _look_at_metadata(self) -> None:
-        """The leader looks whether topics or partitions came or went since it assigned, and has the group rebalance once if so."""
+        """If the topics or partitions have changed since the leader assigned them, the leader starts one rebalance."""
         old = self._snapshot
         if not self._leads or old is None or time.monotonic() - self._snapshot_at < self.settings.metadata_max_age_ms / 1000:
             return
@@ -465,7 +465,7 @@ class Member:
                 raise
 
     def _hurry(self) -> None:
-        """Interrupts a batch for which the group, or the next owner of a partition, has waited too long."""
+        """Interrupts the batch if the group, or the next owner of a partition, has waited for it too long."""
         with self._changed:
             since = self._shared.waiting_since
             overdue = since is not None and time.monotonic() - since > OVERDUE * self.settings.max_poll_interval_ms / 1000
@@ -477,7 +477,7 @@ class Member:
     def _begin_rejoin(self, reason: str) -> None:
         with self._changed:
             self._reason = reason
-            self._shared.pending = None  # never taken over: the next one takes its place
+            self._shared.pending = None  # never taken over: the next assignment replaces it
             revoke = not self._cooperative and self._shared.owned and not self._shared.lost
             self._enter(Phase.REVOKE if revoke else Phase.JOIN)
             self._shared.waiting_since = time.monotonic() if revoke else None
@@ -489,9 +489,9 @@ class Member:
         self._lose()
 
     def _go_away(self) -> None:
-        """The polling thread is stuck, as far as anybody can know. A static member just stops its heartbeats, as in Kafka."""
+        """Leaves because the polling thread seems stuck. A static member only stops its heartbeats, as in Kafka."""
         log.warning(
-            "group=%s member=%s did not poll for %s ms: it leaves", self.settings.group, self._member_id, self.settings.max_poll_interval_ms
+            "group=%s member=%s did not poll for %s ms and leaves", self.settings.group, self._member_id, self.settings.max_poll_interval_ms
         )
         if self.settings.instance_id is None and self._member_id:
             self._ask().leave([Leaving(self._member_id, None, "consumer poll timeout has expired")])
@@ -512,7 +512,7 @@ class Member:
             self._interrupt()
 
     def _enter(self, phase: Phase) -> None:
-        """Under the lock."""
+        """Call under the lock."""
         self._shared.phase = phase
         self._changed.notify_all()
 
@@ -531,19 +531,19 @@ class Member:
 
 
 def _cooperative(assignors: Sequence[Assignor]) -> bool:
-    """Cooperative only if all assignors are: which of them the group votes for is not known before."""
+    """Cooperative only if all assignors are: the group's vote is not known beforehand."""
     if not assignors:
         raise BadInput(what="assignment", found="it is empty", fix="Name at least one assignor.")
     return all(assignor.protocol == "cooperative" for assignor in assignors)
 
 
 def _subscriptions(joined: Joined) -> dict[str, Subscription]:
-    """What the leader is told of the members."""
+    """The members' subscriptions, as the leader receives them."""
     return {member: Subscription.from_json(known.metadata) for member, known in joined.members.items()}
 
 
 def _read_by(subscriptions: Mapping[str, Subscription]) -> set[str]:
-    """Every topic that any member reads."""
+    """Every topic that at least one member reads."""
     return {topic for one in subscriptions.values() for topic in one.topics}
 
 

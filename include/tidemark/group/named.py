@@ -1,4 +1,4 @@
-"""Classes of the user's, by the names that a spec gives them."""
+"""Loads users' classes by the names in a spec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def find_class(name: str, base: type[T], *, what: str, fix: str) -> type[T]:
-    """The class that ``module:Class`` names. Raises `BadInput` (``what`` it should be, ``fix`` what to write) if it is none of ``base``."""
+    """The class that ``module:Class`` names. Raises `BadInput` with ``what`` and ``fix`` unless it exists and implements ``base``."""
 
     def refusal(found: str) -> BadInput:
         return BadInput(what=f"{what} {name!r}", found=found, fix=fix)

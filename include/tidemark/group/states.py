@@ -1,7 +1,7 @@
-"""The states of a group and the only ways from one to another: one table, which every change is checked against.
+"""The states of a group and the legal transitions between them, in one table. Every change of state is checked against it.
 
-As Kafka's classic groups, with one difference: Dead is reached from Empty alone. Kafka also unloads a group of any state when its
-coordinator moves to another broker; here the rows are the coordinator, and nothing moves.
+They are those of Kafka's classic groups, with one difference: Dead is reached from Empty only. Kafka also unloads a group in any state
+when its coordinator moves to another broker; here the coordinator is the rows, and never moves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["TRANSITIONS", "GroupState", "IllegalTransition", "Transition", "Why"
 
 
 class GroupState(StrEnum):
-    """What a group is doing, in Kafka's words."""
+    """The states of a group, under Kafka's names."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -25,7 +25,7 @@ class GroupState(StrEnum):
 
 
 class Why(StrEnum):
-    """What moved a group on."""
+    """The reason for a transition."""
 
     MEMBER_JOINS = "a new member joins"
     MEMBER_CHANGES = "a member rejoins with other protocols or metadata"
@@ -73,24 +73,24 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.SESSION_EXPIRES),
     Transition(GroupState.STABLE, GroupState.PREPARING_REBALANCE, Why.SYNC_OVERDUE),
 )
-"""Every way from one state to another, with every reason for it. What is not here does not happen."""
+"""Every legal transition, with each of its reasons. All others are errors."""
 
 _ALLOWED = frozenset(TRANSITIONS)
 
 
 @dataclass(kw_only=True, eq=False)
 class IllegalTransition(Broken):
-    """The coordinator wanted a change of state that the table does not have; its transaction was rolled back."""
+    """The coordinator attempted a transition that is not in the table; its transaction was rolled back."""
 
     source: str
     target: str
     why: str
 
     def __str__(self) -> str:
-        return f"A group does not go from {self.source} to {self.target} because {self.why}. Nothing was stored; please report it."
+        return f'A group cannot go from {self.source} to {self.target} for the reason "{self.why}". Nothing was stored; please report this.'
 
 
 def check_transition(source: GroupState, target: GroupState, why: Why) -> None:
-    """Raises `IllegalTransition` unless the table has this row."""
+    """Raises `IllegalTransition` unless the table has this transition."""
     if Transition(source, target, why) not in _ALLOWED:
         raise IllegalTransition(source=source, target=target, why=why)

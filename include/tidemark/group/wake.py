@@ -1,7 +1,7 @@
-"""Waiting for a group to move: a Postgres notification ends the wait early, and nothing depends on one arriving.
+"""Waits for a group's next transition. A Postgres notification ends the wait early, but nothing depends on one arriving.
 
-Every transition of a group sends a notification on the group's own channel when it commits. Where none can arrive (a connection that
-was lost, a transaction pooler, which drops LISTEN without a word) the wait takes its full time, and the caller then looks at the rows.
+Every transition of a group sends a notification on the group's own channel when it commits. Where none can arrive (the connection was
+lost, or a transaction pooler silently drops LISTEN), the wait lasts its full time and the caller then reads the rows.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ __all__ = ["Wakeups", "channel_of"]
 log = logging.getLogger(__name__)
 
 RECONNECT_AFTER_S = 5.0
-"""How long a lost connection is left alone before the next try: a server that is away answers slowly."""
+"""Wait this long between attempts to reconnect: connecting to an unreachable server can take long."""
 
 
 def channel_of(group: str) -> str:
-    """The channel that the group's transitions are sent on; a hash, because names of channels are short."""
+    """The channel for the group's transitions: a hash, because channel names are short."""
     return "tidemark_" + hashlib.md5(group.encode(), usedforsecurity=False).hexdigest()
 
 
 class Wakeups:
-    """Ends waits when the group has moved. `wait` and `close` belong to one thread; `wake` may come from any."""
+    """Ends waits when the group changes state. Call `wait` and `close` from one thread only; `wake` from any."""
 
     def __init__(self, url: str, group: str) -> None:
-        """Listens on a connection of its own, from now on if there is a server to connect to. Raises `BadInput` for a bad URL."""
+        """Starts to listen on its own connection, if the server can be reached. Raises `BadInput` for a bad URL."""
         self._url, self._group = url, group
         self._connection: Connection | None = None
         self._next_try = 0.0
         self._awoken, self._waker = os.pipe()
-        self._ends = threading.Lock()  # the pipe is not written to while it is closed: its number may be another file's by then
+        self._ends = threading.Lock()  # never write to the pipe while it is being closed: its number may be another file's by then
         os.set_blocking(self._awoken, False)
         os.set_blocking(self._waker, False)
         try:
@@ -56,9 +56,9 @@ class Wakeups:
             raise
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when the group has moved since the last call, when `wake` was called, or after ``timeout_s``.
+        """Returns when the group has changed state since the last call, when `wake` is called, or after ``timeout_s``.
 
-        Also returns early once after a connection was made: what happened before it was not heard.
+        Also returns early after a reconnect: earlier notifications were missed.
         """
         until = time.monotonic() + timeout_s
         if self._connection is None and self._listen():
@@ -69,7 +69,7 @@ class Wakeups:
             left = until - time.monotonic()
             if left <= 0:
                 return
-            files = select.poll()  # and not select(), which takes no number of 1024 and above
+            files = select.poll()  # not select(), which cannot handle file descriptors of 1024 and above
             for file in (self._awoken, self._connection):
                 if file is not None:
                     files.register(file, select.POLLIN)
@@ -79,14 +79,14 @@ class Wakeups:
                 return
 
     def wake(self) -> None:
-        """Ends the wait that is under way, or else the next one. After `close` it does nothing."""
+        """Ends the current wait, or else the next one. Does nothing after `close`."""
         with self._ends:
             if self._waker >= 0:
-                with contextlib.suppress(BlockingIOError):  # full: there is enough to wake up from
+                with contextlib.suppress(BlockingIOError):  # full: the reader will wake up anyway
                     os.write(self._waker, b"!")
 
     def close(self) -> None:
-        """Ends the connection; may be called again."""
+        """Closes the connection; may be called again."""
         self._drop()
         with self._ends:
             for end in (self._waker, self._awoken):
@@ -101,7 +101,7 @@ class Wakeups:
         self.close()
 
     def _listen(self) -> bool:
-        """Connects, unless it was tried just now; says whether there is a connection."""
+        """Connects, unless the last attempt was too recent; returns whether there is a connection."""
         if time.monotonic() < self._next_try:
             return False
         self._next_try = time.monotonic() + RECONNECT_AFTER_S
@@ -117,7 +117,7 @@ class Wakeups:
         return True
 
     def _heard(self) -> bool:
-        """Has a notification arrived? Forgets it. A connection that turns out to be lost is dropped."""
+        """Has a notification arrived? Clears it, and drops the connection if it is lost."""
         if self._connection is None:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Java and the jars: which ``java`` runs Spark, the broker and Ivy, and the jars of Spark's connector and of Kafka, fetched once.
+"""Java and the jars: finds the ``java`` for Spark, the broker and Ivy, and fetches the jars of Spark's connector and of Kafka once.
 
-`java` finds and checks Java, `jars` keeps the cache of jars that ``ivy.xml`` lists, `errors` says what is missing and what to do.
+`java` finds and checks Java, `jars` caches the jars that ``ivy.xml`` lists, `errors` defines what can be missing or unusable.
 """

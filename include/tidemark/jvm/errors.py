@@ -1,4 +1,4 @@
-"""What can go wrong with Java, the jars and the packages and folders that they need; each text says what was found and what to do."""
+"""Errors about Java, the jars, and the packages and folders that they need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemark.errors import Refused, Unavailable
 
 
 def without_password(text: str) -> str:
-    """The text with user and password taken out of its URLs."""
+    """The text without the user names and passwords in its URLs."""
     return re.sub(r"//[^/@]*@", "//", text)
 
 
@@ -28,7 +28,7 @@ class ExtraMissing(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class JavaUnusable(Refused):
-    """There is no Java, or one that the broker does not run on; ``where`` was looked at, ``found`` is what was there."""
+    """Java was not found, or the broker cannot run on it. ``where`` is the place that was checked, ``found`` what was there."""
 
     where: str
     found: str
@@ -37,13 +37,13 @@ class JavaUnusable(Refused):
     def __str__(self) -> str:
         return (
             f"Java {self.needed} or newer is needed; {self.where}: {self.found}. "
-            f"Install Java {self.needed} and have it on PATH, or set JAVA_HOME to its folder."
+            f"Install Java {self.needed} and put it on PATH, or set JAVA_HOME to its folder."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class JarsUnavailable(Unavailable):
-    """The jars are not in the cache and could not be fetched; ``cause`` is what Ivy said."""
+    """The jars are not in the cache and could not be fetched; ``cause`` is Ivy's message."""
 
     cache: Path
     cause: str
@@ -54,9 +54,9 @@ class JarsUnavailable(Unavailable):
         source = f"the mirror {without_password(self.mirror)}" if self.mirror else "the default repository"
         return (
             f"The jars of Kafka and of Spark's connector are not in {self.cache} and could not be fetched from {source}: {cause}\n"
-            "Once fetched they are kept, and no network is needed. Connect and try again, name a reachable Maven repository in "
-            "TIDEMARK_MAVEN_MIRROR, give a proxy's settings to Java in JAVA_TOOL_OPTIONS, or copy the cache folder from a machine "
-            "that has it (TIDEMARK_CACHE says where it is)."
+            "They are fetched only once; afterwards no network is needed. Connect and try again, name a reachable Maven repository in "
+            "TIDEMARK_MAVEN_MIRROR, pass proxy settings to Java in JAVA_TOOL_OPTIONS, or copy the cache folder from a machine "
+            "that has it (TIDEMARK_CACHE sets its location)."
         )
 
 

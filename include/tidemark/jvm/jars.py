@@ -1,8 +1,8 @@
 """The jars of the Kafka broker and of Spark's Kafka connector, fetched once by the Ivy that pyspark ships.
 
-They live in a cache that all projects share (``TIDEMARK_CACHE``, else ``~/.cache/tidemark``), in a folder named by the digest of
-``ivy.xml``. The folder appears complete, by a rename, with ``jars.json`` listing its files; from then on neither Ivy nor a network is
-needed. A process that was killed half-way leaves a temporary folder, which the next one removes. Two processes at once take turns.
+They are in a cache that all projects share (``TIDEMARK_CACHE``, default: ``~/.cache/tidemark``), in a folder named after the digest of
+``ivy.xml``. A rename creates the complete folder, with ``jars.json`` listing its files; from then on neither Ivy nor a network is needed. A
+process that is killed halfway leaves a temporary folder, which the next one removes. Concurrent processes take turns.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["broker_jars", "cache", "spark_jars"]
 
 CONFIGURATIONS = ("broker", "spark")
 _LIMIT_S = 900
-"""A slow line may take minutes for 60 MB; a dead one must end some day."""
+"""A slow connection may take minutes for 60 MB; a dead one must time out."""
 _TELLING = ("Server access error", "Host ", "Connection", "SERVER ERROR", "not found", "FAILED", "Exception")
-"""Marks of the lines of Ivy's output that tell why it failed, the most telling first."""
+"""What lines of Ivy's output contain if they say why it failed, the most specific first."""
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="mirror"/>
   <resolvers><ibiblio name="mirror" m2compatible="true" root="{root}"/></resolvers>
@@ -43,18 +43,18 @@ _SETTINGS = """<ivysettings>
 def broker_jars(report: Callable[[str], None] | None = None) -> list[Path]:
     """The class path of one Kafka broker, all jars in one folder; fetches them if they are not in the cache.
 
-    ``report`` is told when fetching begins. Raises `JarsUnavailable` if they cannot be had, `JavaUnusable` if Ivy cannot run.
+    Calls ``report`` when fetching starts. Raises `JarsUnavailable` if they cannot be fetched, `JavaUnusable` if Ivy cannot run.
     """
     return _jars("broker", report)
 
 
 def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
-    """The jars of Spark's Kafka connector, for ``spark.jars``; otherwise as `broker_jars`."""
+    """The jars of Spark's Kafka connector, for ``spark.jars``; otherwise like `broker_jars`."""
     return _jars("spark", report)
 
 
 def cache() -> Path:
-    """Where downloaded files are kept: ``TIDEMARK_CACHE``, or ``~/.cache/tidemark``."""
+    """The folder for downloaded files: ``TIDEMARK_CACHE`` (default: ``~/.cache/tidemark``)."""
     named = os.environ.get("TIDEMARK_CACHE")
     return Path(named).resolve() if named else Path.home() / ".cache" / "tidemark"
 
@@ -65,7 +65,7 @@ def _jars(configuration: str, report: Callable[[str], None] | None) -> list[Path
     listed = _listed(folder)
     if listed is None:
         with _turn(folder.parent, report):
-            listed = _listed(folder)  # whoever had the turn before us may have fetched them
+            listed = _listed(folder)  # the process before this one may have fetched them
             if listed is None:
                 listed = _fetch(folder, recipe, report)
     return [folder / configuration / name for name in listed[configuration]]
@@ -86,12 +86,12 @@ def _listed(folder: Path) -> dict[str, dict[str, int]] | None:
 
 @contextlib.contextmanager
 def _turn(parent: Path, report: Callable[[str], None] | None) -> Iterator[None]:
-    """One process at a time; the system ends a killed holder's turn."""
+    """Admits one process at a time; the system releases the lock of a killed process."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(parent / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise FolderUnusable(folder=parent, cause=str(error.strerror), fix="Name another cache folder in TIDEMARK_CACHE.") from error
+        raise FolderUnusable(folder=parent, cause=str(error.strerror), fix="Set TIDEMARK_CACHE to another folder.") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +121,7 @@ def _fetch(folder: Path, recipe: bytes, report: Callable[[str], None] | None) ->
             for configuration in CONFIGURATIONS
         }
         (fetched / "jars.json").write_text(json.dumps(listed, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)  # one from which a jar has vanished
+        shutil.rmtree(folder, ignore_errors=True)  # an old one with a jar missing
         fetched.chmod(0o755)
         fetched.rename(folder)
     finally:
@@ -130,7 +130,7 @@ def _fetch(folder: Path, recipe: bytes, report: Callable[[str], None] | None) ->
 
 
 def _resolve(java: Path, ivy: Path, recipe: bytes, work: Path, target: Path) -> None:
-    """Have Ivy put every configuration's jars into a folder of ``target``; all its own files go to ``work``."""
+    """Has Ivy put each configuration's jars into its own folder in ``target``; Ivy's own files go to ``work``."""
     (work / "ivy.xml").write_bytes(recipe)
     mirror = _mirror()
     settings: list[str | Path] = []
@@ -158,13 +158,13 @@ def _mirror() -> str | None:
 
 
 def cause(output: str) -> str:
-    """The first line of Ivy's output that tells why it failed."""
+    """The line of Ivy's output that best says why it failed."""
     lines = [line.strip() for line in output.splitlines()]
     for telling in _TELLING:
         for line in lines:
             if telling in line:
                 return line
-    return next((line for line in reversed(lines) if line), "Ivy said nothing")
+    return next((line for line in reversed(lines) if line), "Ivy printed nothing")
 
 
 def _ivy() -> Path:
@@ -173,5 +173,5 @@ def _ivy() -> Path:
         raise ExtraMissing(package="pyspark")
     found = sorted((Path(pyspark.origin).parent / "jars").glob("ivy-*.jar"))
     if not found:
-        raise ExtraMissing(package="pyspark, with the jars it ships,")
+        raise ExtraMissing(package="pyspark with its jars")
     return found[-1]

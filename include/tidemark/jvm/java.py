@@ -1,4 +1,4 @@
-"""Which Java runs the broker and Ivy: the one in ``JAVA_HOME`` if that is set, else the first on ``PATH``."""
+"""Finds the Java that runs the broker and Ivy: the one in ``JAVA_HOME`` if set, else the first on ``PATH``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from tidemark.jvm.errors import JavaUnusable
 
 NEEDED = 17
-"""Kafka 4 brokers and Spark 4 both ask for Java 17."""
+"""Kafka 4 brokers and Spark 4 both require Java 17."""
 
 _ANSWER_S = 30
 
 
 def find_java() -> Path:
-    """The ``java`` to run. A ``JAVA_HOME`` without one is refused rather than passed over: Spark would use it too.
+    """The ``java`` to run. A ``JAVA_HOME`` without one is an error and is not skipped, because Spark would use it too.
 
-    Raises `JavaUnusable` naming the place and the version found.
+    Raises `JavaUnusable` with the place and the version found.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -33,14 +33,14 @@ def find_java() -> Path:
         java, where = Path(on_path), f"java on PATH is {on_path}"
     try:
         answer = _asked(java)
-        if answer.returncode < 0:  # somebody killed it, which says nothing about Java
+        if answer.returncode < 0:  # it was killed, which says nothing about Java
             answer = _asked(java)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaUnusable(where=where, found=f"it does not run ({error})", needed=NEEDED) from error
     found = major(answer.stderr + answer.stdout)
     if answer.returncode != 0 or found is None:
         said = (answer.stderr + answer.stdout).strip().splitlines()
-        raise JavaUnusable(where=where, found=f"it does not tell its version ({said[0] if said else 'no output'})", needed=NEEDED)
+        raise JavaUnusable(where=where, found=f"it does not print its version ({said[0] if said else 'no output'})", needed=NEEDED)
     if found < NEEDED:
         raise JavaUnusable(where=where, found=f"its version is {found}", needed=NEEDED)
     return java
@@ -51,13 +51,13 @@ def _asked(java: Path) -> subprocess.CompletedProcess[str]:
 
 
 def released(java: Path) -> int | None:
-    """The major version by the ``release`` file of a Java's home, which need not be started for it; `None` if there is no such file."""
+    """The major version in the ``release`` file of the Java home, without starting Java; `None` if the file does not exist."""
     file = java.resolve().parents[1] / "release"
     match = re.search(r'^JAVA_VERSION="(\d+)', file.read_text(), re.MULTILINE) if file.is_file() else None
     return int(match[1]) if match else None
 
 
 def major(text: str) -> int | None:
-    """The major version in what ``java -version`` prints: 17 for ``"17.0.15"``, 8 for ``"1.8.0_402"``, 25 for ``"25-ea"``."""
+    """The major version in the output of ``java -version``: 17 for ``"17.0.15"``, 8 for ``"1.8.0_402"``, 25 for ``"25-ea"``."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(match[1]) if match else None

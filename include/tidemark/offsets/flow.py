@@ -1,6 +1,6 @@
-"""What an operator has said about a group's reading: pauses, priorities of topics, how far one topic may run ahead of another.
+"""An operator's settings for a group's reading: pauses, topic priorities, how far one topic may run ahead of the others.
 
-Rows of ``tidemark.flow``, so that they outlive rebalances and restarts; every member looks before each batch.
+They are rows of ``tidemark.flow``, so that they survive rebalances and restarts. Every member reads them before each batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SQL = statements("tidemark.offsets", "flow.sql")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """All of a group, a topic or a partition."""
+    """A whole group, a topic or a partition."""
 
     topic: str | None = None
     partition: int | None = None
@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """``priorities`` by topic, 0 where nothing is said."""
+    """``priorities`` are by topic (default: 0)."""
 
     paused: frozenset[Target] = frozenset()
     priorities: Mapping[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Flow:
         return any(target.covers(partition) for target in self.paused)
 
     def open(self, claims: Iterable[Claim], ends: Mapping[TopicPartition, int]) -> list[Claim]:
-        """Those that have something to read now: not paused, and of the topics with the highest priority that have any."""
+        """The claims to read now: not paused, with records to read, and of the highest priority among those."""
         todo = [claim for claim in claims if ends[claim.partition] > claim.position and not self.is_paused(claim.partition)]
         best = max((self._priority(claim) for claim in todo), default=0)
         return [claim for claim in todo if self._priority(claim) == best]
@@ -57,11 +57,11 @@ class Flow:
         times_at: Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, int]],
         offsets_for: Callable[[Collection[TopicPartition], int], Mapping[TopicPartition, int]],
     ) -> dict[TopicPartition, int]:
-        """The ends of ``claims``, none further ahead in event time than `max_ahead` beyond the next records of the other topics.
+        """The ends of ``claims``, limited so that none is more than `max_ahead` in event time ahead of the other topics' next records.
 
-        ``times_at`` tells the timestamp (ms) of the next record of each partition, ``offsets_for`` the first offset whose timestamp is
-        that or later. The partition that is furthest behind always has something to read. Where a record before its position has a later
-        timestamp than the bound, ``offsets_for`` tells nothing of it, and its end stays as it is.
+        ``times_at`` returns the timestamp (ms) of each partition's next record, ``offsets_for`` the first offset with a given or a later
+        timestamp. The partition that is furthest behind always has something to read. If a record before its position has a timestamp
+        beyond the bound, ``offsets_for`` gives no usable limit, and its end stays unchanged.
         """
         found = {claim.partition: ends[claim.partition] for claim in claims}
         if self.max_ahead is None or len({partition.topic for partition in found}) < 2:
@@ -76,7 +76,7 @@ class Flow:
         if others := [time for partition, time in times.items() if partition.topic != last.topic]:
             bound = min(others) + ahead_ms
             at = {claim.partition: claim.position for claim in claims}
-            within = {last, *(one for one in behind if times.get(one, bound) < bound)}  # their next records are, whatever came before
+            within = {last, *(one for one in behind if times.get(one, bound) < bound)}  # at least their next records are
             limits |= {one: limit for one, limit in offsets_for(behind, bound).items() if limit > at[one] or one not in within}
         return {partition: min(end, limits.get(partition, end)) for partition, end in found.items()}
 
@@ -85,7 +85,7 @@ class Flow:
 
 
 def read(cur: Cursor, group_id: int) -> Flow:
-    """What holds for a group now. Locks nothing."""
+    """A group's current settings. Locks nothing."""
     cur.execute(SQL["read"], {"group_id": group_id})
     paused, priorities, max_ahead = set(), {}, None
     for topic, partition, is_paused, priority, ahead in cur.fetchall():
@@ -103,7 +103,7 @@ def pause(cur: Cursor, group_id: int, targets: Iterable[Target], reason: str) ->
 
 
 def resume(cur: Cursor, group_id: int, targets: Iterable[Target]) -> list[Target]:
-    """Ends the pauses of these, and of what is below them; returns those that were ended."""
+    """Ends the pauses of these targets and of everything below them; returns the pauses that were ended."""
     ended = []
     for target in targets:
         cur.execute(SQL["resume"], _key(group_id, target))

@@ -1,17 +1,17 @@
--- Statements on what an operator has said about a group's reading.
+-- Statements on an operator's settings for a group's reading.
 
 -- name: read
 SELECT topic, partition, paused, priority, max_ahead FROM tidemark.flow WHERE group_id = %(group_id)s;
 
 -- name: pause
--- Locks the row, if there is one.
+-- Locks the row if it exists.
 INSERT INTO tidemark.flow (group_id, topic, partition, paused, reason)
 VALUES (%(group_id)s, %(topic)s, %(partition)s, true, %(reason)s)
 ON CONFLICT (group_id, topic, partition)
 DO UPDATE SET paused = true, reason = excluded.reason, changed_by = excluded.changed_by, changed_at = excluded.changed_at;
 
 -- name: resume
--- Locks the rows of the target and of what is below it.
+-- Locks the rows of the target and of everything below it.
 UPDATE tidemark.flow SET paused = false, reason = '', changed_by = current_user, changed_at = clock_timestamp()
  WHERE group_id = %(group_id)s AND paused AND (%(topic)s::text IS NULL OR topic = %(topic)s)
    AND (%(partition)s::integer IS NULL OR partition = %(partition)s)

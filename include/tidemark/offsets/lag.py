@@ -1,4 +1,4 @@
-"""How far a group is behind: its positions beside the ends of its topics."""
+"""How far a group is behind: its positions compared with the ends of its topics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemark.records.ranges import Log, TopicPartition
 class PartitionLag:
     """``position`` is `None` for a partition that was never claimed; ``end`` is the last stable offset.
 
-    ``truncated``: what was read up to the position is not in the log any more. How much there is to read instead is unknown.
+    ``truncated``: the records that were read up to the position are no longer in the log. How much there is to read instead is unknown.
     """
 
     topic: str
@@ -31,15 +31,15 @@ class PartitionLag:
 
 
 Truncated = Callable[[Mapping[TopicPartition, tuple[int, int]]], dict[TopicPartition, int | None]]
-"""As `tidemark.kafka.history.truncated`."""
+"""The signature of `tidemark.kafka.history.truncated`."""
 
 
 def truncations(
     positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log], ask: Truncated
 ) -> dict[TopicPartition, LogTruncated]:
-    """Positions that are not in their log any more, with the error that a run has for each. ``logs`` were looked at after the positions.
+    """Positions that are no longer in their log, each with the error that a run would raise. Look up ``logs`` after the positions.
 
-    ``ask`` is called for those whose log has elected a leader since they were stored.
+    ``ask`` is called for positions whose log has elected a new leader since they were stored.
     """
     held = _held(positions, uuids, logs)
     doubtful = {
@@ -64,9 +64,9 @@ def lags(
     logs: Mapping[TopicPartition, Log],
     truncated: Iterable[TopicPartition],
 ) -> list[PartitionLag]:
-    """Each partition that the topics have now, ordered. ``uuids`` by topic: positions on an earlier incarnation do not count.
+    """Every current partition of the topics, ordered. ``uuids`` are by topic: positions in an earlier incarnation do not count.
 
-    Offsets that retention took are no lag: it counts from the log start where the position lies before it.
+    Offsets that retention removed do not count as lag: if the position is before the log start, lag counts from the log start.
     """
     held = _held(positions, uuids, logs)
     cut = set(truncated)

@@ -1,4 +1,4 @@
-"""Waiting for a lock for as long as the sessions that hold it live, and reporting who they are."""
+"""Waits for a lock for as long as the sessions that hold it exist, and logs which sessions these are."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SQL = statements("tidemark.offsets", "locks.sql")
 
 
 class LockWait:
-    """One wait for a lock that is asked for again and again. ``what``: the log's name for the lock."""
+    """One wait for a lock that is requested repeatedly. ``what``: the lock's name in the log."""
 
     def __init__(self, what: str) -> None:
         self._what, self._since, self._next_s = what, time.monotonic(), 0.0
 
     def say(self, cur: Cursor, key: Mapping[str, Any]) -> None:
-        """Logs who holds the lock: the first time, and then at growing intervals.
+        """Logs who holds the lock, on the first call and then at growing intervals.
 
-        ``key``: the ``class`` of a group's advisory lock and its ``group_id``, and of a position ``topic_id`` and ``partition``, or `None`.
+        ``key``: the ``class`` and ``group_id`` of a group's advisory lock, and the ``topic_id`` and ``partition`` of a position, or `None`.
         """
         waited_s = time.monotonic() - self._since
         if waited_s < self._next_s:
@@ -38,6 +38,6 @@ class LockWait:
 
 
 def held_by_writer(cur: Cursor, group_id: int, topic_id: int, partition: int) -> bool:
-    """Does a commit hold this position, of a consumer or of a drain? A rewind is none, nor is a session of somebody else."""
+    """Does a commit of a consumer or a drain hold this position? A rewind does not count, nor does a session that is not Tidemark's."""
     cur.execute(SQL["writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition})
     return cur.fetchone() is not None

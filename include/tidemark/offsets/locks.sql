@@ -1,6 +1,6 @@
 -- name: holders
 -- Sessions that hold the advisory lock of a group's rewinds, or that have written a position in a transaction that is still open. Locks
--- nothing. When a session of another role began its transaction is not visible to every role.
+-- nothing. Not every role may see when another role's session began its transaction.
 SELECT DISTINCT pid, application_name, usename, date_trunc('second', xact_start)
   FROM pg_locks held JOIN pg_stat_activity USING (pid)
  WHERE held.granted AND pid <> pg_backend_pid()
@@ -12,7 +12,7 @@ SELECT DISTINCT pid, application_name, usename, date_trunc('second', xact_start)
  ORDER BY pid;
 
 -- name: writers
--- Sessions of commits that have written a position in a transaction that is still open. Locks nothing.
+-- Committing sessions that have written a position in a transaction that is still open. Locks nothing.
 SELECT pid
   FROM tidemark.partition_offset part
   JOIN pg_locks held ON held.locktype = 'transactionid' AND held.transactionid = part.xmax AND held.granted

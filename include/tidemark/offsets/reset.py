@@ -1,4 +1,4 @@
-"""Where a partition starts, and what to do when its position is not in the log any more. Values in, values out (I5)."""
+"""Where a partition starts, and what to do when its position is no longer in the log (I5). Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemark.spec.model import OffsetReset
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A move over records that nobody will read: ``lost`` is the range ``[start, end)`` to be stored, if it holds any."""
+    """A move past records that will not be read. ``lost`` is the range ``[start, end)`` to store, if any."""
 
     to: int
     lost: tuple[int, int] | None
@@ -21,19 +21,17 @@ class Jump:
 
 @dataclass(kw_only=True, eq=False)
 class NoPosition(Refused):
-    """A partition has no position, and the spec says not to choose one."""
+    """A partition has no position, and the spec does not allow choosing one."""
 
     partition: TopicPartition
 
     def __str__(self) -> str:
-        return (
-            f"{self.partition} has no position yet, and offset_reset is none. Write offset_reset: earliest (or latest) for the first run."
-        )
+        return f"{self.partition} has no position yet, and offset_reset is none. Set offset_reset: earliest (or latest) for the first run."
 
 
 @dataclass(kw_only=True, eq=False)
 class OffsetOutOfRange(Refused):
-    """The position is not in the log; going on would lose or double records."""
+    """The position is not in the log; continuing would lose or duplicate records."""
 
     kafka_name = "OFFSET_OUT_OF_RANGE"
     partition: TopicPartition
@@ -43,16 +41,17 @@ class OffsetOutOfRange(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.partition}: records {self.position} to {self.start - 1} are gone, retention took them before they were read. Nothing "
-            "was read; to go on, write offset_reset: earliest (or latest): what is skipped is then stored as a lost_range row."
+            f"{self.partition}: records {self.position} to {self.start - 1} are gone: retention deleted them before they were read. "
+            "Nothing was read. To continue, set offset_reset: earliest (or latest); the skipped range is then stored as a lost_range row."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class LogTruncated(Refused):
-    """The log was truncated below the position: what it holds there now, or will hold, is not what was loaded.
+    """The log was truncated below the position: its records there, now or later, are not those that were loaded.
 
-    ``leader_epoch``: in which the position was read; ``end``: where the log of that epoch, or at all, ends now. `None`: unknown.
+    ``leader_epoch``: the one under which the position was read, or `None`. ``end``: where the log ends now, in that epoch if it is known;
+    `None`: the log no longer has this epoch.
     """
 
     kafka_name = "OFFSET_OUT_OF_RANGE"
@@ -65,27 +64,27 @@ class LogTruncated(Refused):
     def __str__(self) -> str:
         epoch = "" if self.leader_epoch is None else f", which was read in leader epoch {self.leader_epoch}"
         if self.end is None:
-            left = "The log has no such epoch any more, so it is another one"
+            left = "The log no longer has this epoch, so it is a different log"
         elif self.leader_epoch is None:
-            left = f"The log ends at {self.end}; what was read is left up to there, or less of it"
+            left = f"The log ends at {self.end}; the records that were read remain up to there at most"
         else:
-            left = f"What was read is left up to {self.end}"
+            left = f"The records that were read remain up to {self.end}"
         said = f"{self.partition}: the log was truncated below the position {self.position}{epoch}. {left}. Nothing was read."
         if self.drained:
             return (
-                f"{said} Delete the retry topic {self.partition.topic}: the records that wait in it are kept in Postgres and are published "
-                "again to a new one."
+                f"{said} Delete the retry topic {self.partition.topic}: its waiting records are kept in Postgres and will be published "
+                "again to a new topic."
             )
         to = "OFFSET" if self.end is None else str(self.end)
         return (
-            f"{said} To take the rows of the lost records out and read on from there: `tidemark rewind plan NAME --to-offset {to} --topic "
+            f"{said} To remove the rows of the lost records and continue from there: `tidemark rewind plan NAME --to-offset {to} --topic "
             f"{self.partition.topic}:{self.partition.partition} --reason ...`."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class TopicRecreated(Refused):
-    """The topic was deleted and created again; what the old one still held cannot be read."""
+    """The topic was deleted and created again; unread records of the old topic are lost."""
 
     topic: str
     positions: dict[int, int]
@@ -93,16 +92,16 @@ class TopicRecreated(Refused):
     def __str__(self) -> str:
         read = ", ".join(f"{number}: {position}" for number, position in sorted(self.positions.items()))
         return (
-            f"Topic {self.topic} was deleted and created again since it was read (positions in the old one: {read}). Nothing was read; to "
-            "go on with the new one, write offset_reset: earliest (or latest): the old one's rest is then stored as lost_range rows."
+            f"Topic {self.topic} was deleted and created again since it was read (positions in the old topic: {read}). Nothing was read. "
+            "To continue with the new one, set offset_reset: earliest (or latest); the old one's rest is then stored as lost_range rows."
         )
 
 
 def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) -> int:
-    """Where a partition without a position starts.
+    """Where a partition without a position starts. Raises `NoPosition`.
 
-    A partition that was added to a topic the group already reads starts at its first record also under ``latest``: what was produced
-    to it before anyone noticed is not skipped. Raises `NoPosition`.
+    A partition that is added to a topic that the group already reads starts at its first record even under ``latest``: the records produced
+    before the group noticed the partition are not skipped.
     """
     if reset is OffsetReset.NONE:
         raise NoPosition(partition=log.partition)
@@ -110,7 +109,7 @@ def first_position(log: Log, reset: OffsetReset | None, *, topic_known: bool) ->
 
 
 def check_position(log: Log, position: int, reset: OffsetReset | None) -> Jump | None:
-    """`None` if reading can go on at ``position``, else where the spec allows to jump. Raises `OffsetOutOfRange` or `LogTruncated`."""
+    """`None` if reading can continue at ``position``, else the jump that the spec allows. Raises `OffsetOutOfRange` or `LogTruncated`."""
     if log.start <= position <= log.end:
         return None
     if position > log.end:

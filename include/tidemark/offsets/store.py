@@ -1,4 +1,4 @@
-"""The statements on positions, attempts and the ledger, one typed function each. None commits; the caller's transaction does."""
+"""The statements on positions, attempts and the ledger, one typed function each. They never commit: the caller's transaction does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LostReason = Literal["retention", "topic re-created", "reset to latest"]
 
 @dataclass(kw_only=True, eq=False)
 class OffsetFenced(Fenced):
-    """The partition was taken from this writer; nothing of its batch was stored."""
+    """The partition was taken from this writer; nothing from its batch was stored."""
 
     kafka_name = "ILLEGAL_GENERATION"
     partition: TopicPartition
@@ -40,20 +40,20 @@ class OffsetFenced(Fenced):
     def __str__(self) -> str:
         return (
             f"{self.partition} is fenced: this attempt holds epoch {self.held}, the row is at epoch {self.current}, offset "
-            f"{self.position}, owner {self.owner or 'nobody'}. Nothing of this slice was stored; claim the partition again."
+            f"{self.position}, owner {self.owner or 'nobody'}. Nothing from this slice was stored; claim the partition again."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class PositionDeleted(Refused):
-    """Somebody has deleted the row of a partition that a run holds."""
+    """The position of a partition was deleted while a run held it."""
 
     partition: TopicPartition
 
     def __str__(self) -> str:
         return (
-            f"The position of {self.partition} was deleted while this run held it (tidemark groups delete, or by hand). Nothing of this "
-            "slice was stored; the next run starts where offset_reset says, so see first which of its rows are in the sink."
+            f"The position of {self.partition} was deleted while this run held it (by tidemark groups delete, or manually). Nothing from "
+            "this slice was stored. The next run starts as offset_reset says; check first which of its rows are already in the sink."
         )
 
 
@@ -78,22 +78,22 @@ class ClaimRefused(Fenced):
 
     def __str__(self) -> str:
         return (
-            f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is no "
-            "newer one and cannot take it."
+            f"{self.partition} belongs to {self.owner or 'nobody'} in generation {self.current}; generation {self.generation} is not "
+            "newer and cannot claim it."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class SessionNotEnded(Unavailable):
-    """A commit holds a partition for too long, and this role may not end its session; ``message`` is Postgres' own."""
+    """A commit has held a partition for too long, and this role may not end its session; ``message`` is Postgres' own."""
 
     partition: TopicPartition
     message: str
 
     def __str__(self) -> str:
         return (
-            f"A commit holds {self.partition}, and its session could not be ended: {self.message} Use the role of that session, or grant "
-            "pg_signal_backend to this one. Nothing was stored; the same call may succeed once the commit has ended."
+            f"A commit holds {self.partition}, and its session could not be ended: {self.message} Use that session's role, or grant "
+            "pg_signal_backend to the current one. Nothing was stored; try again when the commit has ended."
         )
 
 
@@ -107,8 +107,8 @@ class NotSkipped(Broken):
 
     def __str__(self) -> str:
         return (
-            f"{self.partition} [{self.start}, {self.end}) was to be backfilled, but no lost_range row of a rewind covers it: somebody has "
-            "changed tidemark.lost_range or tidemark.backfill. Nothing was stored."
+            f"{self.partition} [{self.start}, {self.end}) was to be backfilled, but no lost_range row of a rewind covers it: "
+            "tidemark.lost_range or tidemark.backfill was changed manually. Nothing was stored."
         )
 
 
@@ -132,7 +132,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """Which Airflow task an attempt is a try of. All `None`: a run from the command line."""
+    """The Airflow task that an attempt is a try of. All `None`: a run from the command line."""
 
     dag_id: str | None = None
     run_id: str | None = None
@@ -142,23 +142,23 @@ class TaskIdentity:
 
 
 def ensure_group(cur: Cursor, name: str) -> int:
-    """The id of the group called ``name``, which is made if there is none."""
+    """The id of the group called ``name``; creates the group if it does not exist."""
     return _ensured(cur, SQL["ensure_group"], {"name": name})
 
 
 def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
-    """The id of this incarnation of a topic; a re-created one gets an id of its own."""
+    """The id of this incarnation of a topic; a re-created topic gets its own id."""
     return _ensured(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
 
 
 def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int, *, drained: bool = False) -> None:
-    """Gives a partition that has no position its first one. ``drained``: it is a retry topic's."""
+    """Stores the first position of a partition that has none. ``drained``: the topic is a retry topic."""
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition}
     cur.execute(SQL["start_partition"], {**key, "offset": offset, "drained": drained})
 
 
 def positions(cur: Cursor, group: str) -> list[Position]:
-    """Every position of a group, ordered by topic, incarnation and partition; without those of its retry topics."""
+    """Every position of a group except those of its retry topics, ordered by topic, incarnation and partition."""
     cur.execute(SQL["positions"], {"group": group})
     return [
         Position(
@@ -179,7 +179,7 @@ def positions(cur: Cursor, group: str) -> list[Position]:
 
 
 def next_generation(cur: Cursor) -> Generation:
-    """A generation greater than any handed out before."""
+    """A generation greater than any before."""
     cur.execute(SQL["next_generation"])
     return Generation(int(_one(cur)[0]))
 
@@ -195,9 +195,9 @@ def claim(
     instance_id: str | None = None,
     end: int = 0,
 ) -> Claim:
-    """Takes a partition: its epoch rises, its position comes back. Waits for a commit that is in flight on the row.
+    """Claims a partition: raises its epoch and returns its position. Waits for a commit in flight on the row.
 
-    Where there is something to read below ``end``, the partition is remembered as the static member's with this ``instance_id``.
+    If there are records to read below ``end``, the static member with this ``instance_id`` is remembered as the partition's reader.
 
     Raises `ClaimRefused` if a newer generation holds it, `PositionDeleted` if it has no row.
     """
@@ -211,13 +211,13 @@ def claim(
 
 
 def group_generation(cur: Cursor, group_id: int) -> Generation:
-    """The generation that the group protocol has come to; 0 for a group that never had members."""
+    """The group protocol's current generation; 0 for a group that never had members."""
     cur.execute(SQL["group_generation"], {"group_id": group_id})
     return Generation(int(_one(cur)[0]))
 
 
 def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) -> None:
-    """Raises `OffsetFenced` for the first of these partitions whose epoch is another by now, `PositionDeleted` for one without a row."""
+    """Raises `OffsetFenced` for the first of these partitions whose epoch has changed, `PositionDeleted` for one without a row."""
     held = {(claim.topic_id, claim.partition.partition): claim for claim in claims}
     cur.execute(SQL["epochs"], {"group_id": group_id, "topic_ids": sorted({claim.topic_id for claim in claims})})
     for topic_id, partition, epoch, position, owner in cur.fetchall():
@@ -229,9 +229,9 @@ def require_held(cur: Cursor, group_id: int, claims: Sequence[Claim | Slice]) ->
 
 
 def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition) -> int:
-    """Ends the session that has moved a partition in a transaction that is still open; returns how many there were.
+    """Ends the session that has moved a partition in a transaction that is still open; returns how many were ended.
 
-    Raises `SessionNotEnded` if the role may not.
+    Raises `SessionNotEnded` if the role is not allowed to.
     """
     try:
         cur.execute(SQL["end_writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition})
@@ -249,27 +249,27 @@ def instance_id_of(cur: Cursor, attempt_id: int) -> str | None:
 
 
 def partitions_of_instance(cur: Cursor, group_id: int, instance_id: str) -> tuple[tuple[TopicPartition, ...], Generation]:
-    """What a static member claimed last, and the newest generation in which it did; (), -1 for a new one."""
+    """The partitions that a static member claimed last, and the newest generation of these claims; (), -1 for a new member."""
     cur.execute(SQL["partitions_of_instance"], {"group_id": group_id, "instance_id": instance_id})
     found = cur.fetchall()
     return tuple(TopicPartition(topic, number) for topic, number, _ in found), Generation(max((row[2] for row in found), default=-1))
 
 
 def release(cur: Cursor, group_id: int, held: Claim) -> None:
-    """Gives a partition up; does nothing if somebody else has claimed it since."""
+    """Releases a partition; does nothing if another owner has claimed it since."""
     cur.execute(
         SQL["release"], {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition, "epoch": held.epoch}
     )
 
 
 def note_leader_epoch(cur: Cursor, group_id: int, held: Claim) -> None:
-    """Writes the leader epoch of a held position; does nothing if the row is locked, or no longer where the claim says."""
+    """Stores the leader epoch of a held position; does nothing if the row is locked or has moved on."""
     key = {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition}
     cur.execute(SQL["note_leader_epoch"], {**key, "epoch": held.epoch, "position": held.position, "leader_epoch": held.leader_epoch})
 
 
 def jump(cur: Cursor, group_id: int, held: Claim, to: int) -> Claim:
-    """Moves a held position without reading what lies between. Raises `OffsetFenced`."""
+    """Moves a held position without reading the records in between. Raises `OffsetFenced`."""
     key = {"group_id": group_id, "topic_id": held.topic_id, "partition": held.partition.partition}
     cur.execute(SQL["jump"], {**key, "start": held.position, "to": to, "epoch": held.epoch})
     if cur.fetchone() is None:
@@ -280,7 +280,7 @@ def jump(cur: Cursor, group_id: int, held: Claim, to: int) -> Claim:
 def record_lost(
     cur: Cursor, group_id: int, attempt_id: int, topic_id: int, partition: int, start: int, end: int | None, reason: LostReason
 ) -> None:
-    """Stores a range that will never be read (I5); ``end`` is `None` where nobody can know it any more."""
+    """Stores a range that will never be read (I5); ``end`` is `None` if it can no longer be known."""
     cur.execute(
         SQL["lost_range"],
         {
@@ -296,10 +296,10 @@ def record_lost(
 
 
 def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:
-    """Moves the partition's offset from ``part.start`` to ``part.end`` (I2). ``ledger``: the group whose ledger it is, if another one.
+    """Moves the partition's offset from ``part.start`` to ``part.end`` (I2). ``ledger``: the group of the ledger (default: ``group_id``).
 
-    Comes before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` when the
-    offset was moved, and the ledger's counts if a twin of this task (retried, speculative) had already committed the very slice.
+    Call it before the COPY in the same transaction: a zombie waits here and fails before it has sent a byte. Returns `None` if the
+    offset was moved, or the ledger's counts if a twin of this task (retried, speculative) has already committed the same slice.
     Raises `OffsetFenced` if the row's epoch or offset is not what the caller was given, `PositionDeleted` if there is no row, and
     `PositionLocked` if another session holds the row for longer than ``lock_timeout``.
     """
@@ -318,7 +318,7 @@ def move_offset(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None =
 
 @contextlib.contextmanager
 def locked_position(group_id: int, part: Slice) -> Iterator[None]:
-    """A lock that is not granted within ``lock_timeout``, or to a rewind that waits for this session, shows as `PositionLocked`."""
+    """Raises `PositionLocked` if a lock is not granted within ``lock_timeout``, or deadlocks with a rewind that waits for this session."""
     try:
         yield
     except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected) as error:
@@ -326,9 +326,9 @@ def locked_position(group_id: int, part: Slice) -> Iterator[None]:
 
 
 def committed(cur: Cursor, group_id: int, part: Slice, *, ledger: int | None = None) -> RecordCounts | None:
-    """The ledger's counts of exactly this slice under this epoch, or `None`. Waits for a commit that is in flight on the row.
+    """The ledger's counts for exactly this slice and epoch, or `None`. Waits for a commit in flight on the row.
 
-    Only the ledger (``ledger``: of that group) is asked: a newer owner may have moved the row on since.
+    Only the ledger decides (``ledger``: that group's), because a newer owner may have moved the row since.
     """
     cur.execute(SQL["read_offset"], _key(group_id, part))
     return _ledger(cur, _key(group_id if ledger is None else ledger, part))
@@ -341,7 +341,7 @@ def insert_batch(cur: Cursor, group_id: int, attempt_id: int, part: Slice, count
 
 
 def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicPartition, start: int, end: int) -> None:
-    """Says that ``[start, end)``, the head of a range that a rewind has skipped, is accounted for otherwise now. Raises `NotSkipped`."""
+    """Removes ``[start, end)`` from the head of a range that a rewind skipped: it is now accounted for. Raises `NotSkipped`."""
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition.partition}
     cur.execute(SQL["shorten_skipped"], {**key, "start": start, "end": end})
     if cur.fetchone() is None:
@@ -349,24 +349,24 @@ def shorten_skipped(cur: Cursor, group_id: int, topic_id: int, partition: TopicP
 
 
 def anchor_batches(cur: Cursor, batch_ids: Sequence[int]) -> None:
-    """Says that the rows of these batches belong to all of them, and have the start of the first one as their lineage."""
+    """Records that the rows of these batches belong to all of them, with the start of the first batch as their lineage."""
     cur.execute(SQL["anchor_batches"], {"anchor_id": batch_ids[0], "batch_ids": list(batch_ids)})
 
 
 def new_attempt(cur: Cursor, group_id: int, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
-    """Writes the row of a new attempt and returns its id. ``backfill_of``: it reads what this rewind has skipped, and nothing else."""
+    """Writes the row of a new attempt and returns its id. ``backfill_of``: it reads only what this rewind skipped."""
     cur.execute(SQL["new_attempt"], {"group_id": group_id, "backfill_of": backfill_of, **asdict(task)})
     return int(_one(cur)[0])
 
 
 def earlier_attempts(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
-    """Attempts of the same Airflow task before this one (``attempt_id, state, planned``), newest first."""
+    """Earlier attempts of the same Airflow task (``attempt_id, state, planned``), newest first."""
     cur.execute(SQL["earlier_attempts"], {"attempt_id": attempt_id})
     return rows(cur)
 
 
 def has_newer_attempt(cur: Cursor, attempt_id: int) -> bool:
-    """Has another run of the same group, or of the same backfill, begun after this attempt?"""
+    """Has another run of the same group or backfill started after this attempt?"""
     cur.execute(SQL["newer_attempt"], {"attempt_id": attempt_id})
     return cur.fetchone() is not None
 
@@ -379,18 +379,18 @@ def read_attempt(cur: Cursor, attempt_id: int) -> dict[str, Any] | None:
 
 
 def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, Any]]) -> None:
-    """Stores what the run will read; a run is bounded by what was there when it started."""
+    """Stores what the run will read: only records that existed when it started."""
     cur.execute(SQL["plan_attempt"], {"attempt_id": attempt_id, "planned": json.dumps(list(planned))})
 
 
 def end_abandoned(cur: Cursor, after: timedelta = ABANDONED_AFTER) -> list[int]:
-    """Ends attempts that began longer ago than ``after`` and whose driver is gone; returns which."""
+    """Ends attempts that started longer ago than ``after`` and whose driver is gone; returns their ids."""
     cur.execute(SQL["end_abandoned"], {"after": after})
     return [attempt_id for (attempt_id,) in cur.fetchall()]
 
 
 def end_attempt(cur: Cursor, attempt_id: int, error: Mapping[str, str] | None = None) -> None:
-    """Ends an attempt, as COMMITTED or, with an error, as FAILED. The first word counts."""
+    """Ends an attempt as COMMITTED or, with an error, as FAILED. Only the first call has an effect."""
     cur.execute(
         SQL["end_attempt"],
         {"attempt_id": attempt_id, "state": "FAILED" if error else "COMMITTED", "error": json.dumps(error) if error else None},
@@ -398,13 +398,13 @@ def end_attempt(cur: Cursor, attempt_id: int, error: Mapping[str, str] | None = 
 
 
 def attempt_ledger(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
-    """What an attempt has committed: a row a partition with its range and counts."""
+    """What an attempt has committed: one row per partition with its range and counts."""
     cur.execute(SQL["attempt_ledger"], {"attempt_id": attempt_id})
     return rows(cur)
 
 
 def attempt_lost(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
-    """The ranges that were stored as lost by an attempt."""
+    """The ranges that an attempt stored as lost."""
     cur.execute(SQL["attempt_lost"], {"attempt_id": attempt_id})
     return rows(cur)
 
@@ -433,7 +433,7 @@ def _fenced(cur: Cursor, key: dict[str, Any], partition: TopicPartition, held: E
 
 
 def _row(cur: Cursor, key: Mapping[str, Any], partition: TopicPartition) -> tuple[Any, ...]:
-    """``next_offset, owner_epoch, owner, generation`` of a position that was there. Raises `PositionDeleted`."""
+    """``next_offset, owner_epoch, owner, generation`` of a position that existed before. Raises `PositionDeleted`."""
     cur.execute(SQL["read_offset"], key)
     row = cur.fetchone()
     if row is None:
@@ -442,7 +442,7 @@ def _row(cur: Cursor, key: Mapping[str, Any], partition: TopicPartition) -> tupl
 
 
 def _ensured(cur: Cursor, statement: str, parameters: Mapping[str, str]) -> int:
-    """The id of a row that is made if it is not there. Whoever makes it at the same moment is waited for, and seen by a second look."""
+    """The id of a row, which is created if it does not exist. If another session creates it at the same time, a second query finds it."""
     cur.execute(statement, parameters)
     row = cur.fetchone()
     if row is None:

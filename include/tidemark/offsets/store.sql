@@ -1,7 +1,7 @@
 -- Statements on positions, attempts and the ledger. Lock order: group, members, partitions by (topic, partition).
 
 -- name: ensure_group
--- The group's id; makes the row if there is none. Locks nothing that exists. No row returned: somebody made it just now, ask again.
+-- The group's id; creates the row if it does not exist. Locks no existing row. No row returned: another session has just created it, repeat.
 WITH known AS (
     SELECT group_id FROM tidemark.consumer_group WHERE name = %(name)s
 ), made AS (
@@ -11,8 +11,8 @@ WITH known AS (
 SELECT group_id FROM known UNION ALL SELECT group_id FROM made;
 
 -- name: ensure_topic
--- The topic's id; a name that comes with a new UUID gets a new row. Locks nothing that exists. No row returned: as above.
--- Inserts only what is not there: an insert that conflicts would use up one of the 32,767 ids all the same.
+-- The topic's id; a name with a new UUID gets a new row. Locks no existing row. No row returned: as above.
+-- Does not insert a row that exists: an insert with a conflict would still use up one of the 32,767 ids.
 WITH known AS (
     SELECT topic_id FROM tidemark.topic WHERE name = %(name)s AND kafka_uuid = %(kafka_uuid)s
 ), made AS (
@@ -22,12 +22,12 @@ WITH known AS (
 SELECT topic_id FROM known UNION ALL SELECT topic_id FROM made;
 
 -- name: start_partition
--- Gives a partition its first position; does nothing if it has one. Locks the new row.
+-- Stores the first position of a partition; does nothing if it has one. Locks the new row.
 INSERT INTO tidemark.partition_offset (group_id, topic_id, partition, next_offset, validated_offset, drained)
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(offset)s, %(offset)s, %(drained)s) ON CONFLICT DO NOTHING;
 
 -- name: positions
--- Every position of a group, also on topics that were re-created since, but not on its retry topics. Locks nothing.
+-- Every position of a group, including earlier incarnations of topics, but without its retry topics. Locks nothing.
 SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, validated_offset, part.generation, owner, owner_epoch, seat,
        committed_at, leader_epoch
   FROM tidemark.partition_offset part JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
@@ -38,8 +38,8 @@ SELECT topic.name AS topic, topic.kafka_uuid, topic_id, partition, next_offset, 
 SELECT nextval('tidemark.generation');
 
 -- name: claim
--- Takes a partition for a generation. Locks its row. No row returned: a newer generation holds it, or another owner of the same one. What
--- was released may be claimed again in its generation: by the next process in the seat of a static member that ended before it left.
+-- Claims a partition for a generation. Locks its row. No row returned: a newer generation holds it, or another owner in the same one. A
+-- released partition can be claimed again in its generation: by the next process of a static member that ended before it left the group.
 UPDATE tidemark.partition_offset
    SET owner = %(owner)s, generation = %(generation)s, owner_epoch = owner_epoch + 1,
        seat = CASE WHEN next_offset < %(end)s THEN %(instance_id)s ELSE seat END
@@ -52,12 +52,12 @@ RETURNING next_offset, owner_epoch, drained, leader_epoch;
 SELECT generation FROM tidemark.consumer_group WHERE group_id = %(group_id)s;
 
 -- name: epochs
--- The fences of a group's partitions. Locks nothing.
+-- The epochs of a group's partitions. Locks nothing.
 SELECT topic_id, partition, owner_epoch, next_offset, owner FROM tidemark.partition_offset
  WHERE group_id = %(group_id)s AND topic_id = ANY (%(topic_ids)s::smallint[]) ORDER BY topic_id, partition;
 
 -- name: end_writers
--- Ends the database session of a commit that has moved a partition and is still open. Locks nothing.
+-- Ends the database session of an open commit that has moved a partition. Locks nothing.
 SELECT pg_terminate_backend(pid)
   FROM tidemark.partition_offset part
   JOIN pg_locks held ON held.locktype = 'transactionid' AND held.transactionid = part.xmax AND held.granted
@@ -66,16 +66,16 @@ SELECT pg_terminate_backend(pid)
    AND pid <> pg_backend_pid() AND application_name LIKE 'tidemark/%%';
 
 -- name: instance_id_of
--- The instance id of an attempt's Airflow task; no row returned for one that was started by hand.
+-- The instance id of an attempt's Airflow task; no row returned for an attempt that was started manually.
 SELECT dag_id || '/' || task_id || '/' || map_index FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s AND dag_id IS NOT NULL;
 
 -- name: partitions_of_instance
--- What a seat claimed last and nobody else has claimed since. Locks nothing.
+-- The partitions that a static member claimed last and no other member has claimed since. Locks nothing.
 SELECT topic.name, partition, generation FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s AND seat = %(instance_id)s ORDER BY topic.name, partition;
 
 -- name: note_leader_epoch
--- Writes the leader epoch of a position that was found in the log, if it still is where it was. Waits for nobody: a commit writes it, too.
+-- Stores the leader epoch of a position that was found in the log, unless it has moved. Never waits for a lock: a commit stores it, too.
 UPDATE tidemark.partition_offset pos SET leader_epoch = %(leader_epoch)s
   FROM (SELECT group_id, topic_id, partition FROM tidemark.partition_offset
          WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
@@ -83,7 +83,7 @@ UPDATE tidemark.partition_offset pos SET leader_epoch = %(leader_epoch)s
  WHERE pos.group_id = held.group_id AND pos.topic_id = held.topic_id AND pos.partition = held.partition;
 
 -- name: release
--- Gives a partition up, if it is still held. Locks its row. The epoch stays: what is in flight may still commit.
+-- Releases a partition if it is still held. Locks its row. The epoch does not change: a batch in flight may still commit.
 UPDATE tidemark.partition_offset SET owner = NULL
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s AND owner_epoch = %(epoch)s;
 
@@ -98,13 +98,13 @@ INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, en
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(reason)s, %(attempt_id)s) ON CONFLICT DO NOTHING;
 
 -- name: move_offset
--- Moves one partition's offset if the caller still owns it. Locks that row. No row returned: fenced, or a twin was first.
+-- Moves one partition's offset if the caller still owns it. Locks that row. No row returned: fenced, or a twin has already committed.
 UPDATE tidemark.partition_offset SET next_offset = %(end)s, leader_epoch = %(leader_epoch)s, committed_at = clock_timestamp()
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND owner_epoch = %(epoch)s AND next_offset = %(start)s RETURNING next_offset;
 
 -- name: read_offset
--- The row as it is once whoever is writing it has finished. Locks it.
+-- The row, once any session that is writing it has finished. Locks it.
 SELECT next_offset, owner_epoch, owner, generation FROM tidemark.partition_offset
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s FOR UPDATE;
 
@@ -115,8 +115,8 @@ VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(epoch)s
         %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s, %(drained)s) RETURNING batch_id;
 
 -- name: shorten_skipped
--- What a backfill has read is skipped no more: the lost range that starts there starts behind it, and goes if nothing of it is left. Locks
--- that row. No row returned: there is no such range.
+-- Removes what a backfill has read from the skipped range that starts there; deletes the range if nothing is left. Locks that row. No row
+-- returned: the range does not exist.
 WITH skipped AS (
     SELECT lost_range_id, end_offset FROM tidemark.lost_range
      WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
@@ -131,7 +131,7 @@ WITH skipped AS (
 SELECT end_offset FROM skipped;
 
 -- name: anchor_batches
--- Says that the rows of these batches, new ones of the same transaction, have the lineage of the first of them.
+-- Gives the rows of these batches, all new in the same transaction, the lineage of the first batch.
 UPDATE tidemark.batch SET anchor_id = %(anchor_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
 
 -- name: read_batch
@@ -141,7 +141,7 @@ SELECT loaded, skipped, retried, failed, unaccounted, sink_rows FROM tidemark.ba
    AND start_offset = %(start)s AND end_offset = %(end)s AND owner_epoch = %(epoch)s;
 
 -- name: new_attempt
--- Writes the attempt's row. Its older tries that nobody ended are ended with it. Locks those.
+-- Writes the attempt's row and ends older tries of its task that are still running. Locks their rows.
 WITH ended AS (
     UPDATE tidemark.attempt
        SET state = 'FAILED', ended_at = clock_timestamp(),
@@ -152,14 +152,14 @@ INSERT INTO tidemark.attempt (group_id, dag_id, run_id, task_id, map_index, try_
 VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(task_id)s, %(map_index)s, %(try_number)s, %(backfill_of)s) RETURNING attempt_id;
 
 -- name: earlier_attempts
--- The attempts of one Airflow task before this one, newest first. Locks nothing.
+-- Earlier attempts of the same Airflow task, newest first. Locks nothing.
 SELECT earlier.attempt_id, earlier.state, earlier.planned
   FROM tidemark.attempt me JOIN tidemark.attempt earlier USING (dag_id, run_id, task_id, map_index)
  WHERE me.attempt_id = %(attempt_id)s AND earlier.attempt_id < me.attempt_id
  ORDER BY earlier.attempt_id DESC;
 
 -- name: newer_attempt
--- An attempt that reads the same and began after this one. Locks nothing.
+-- A later attempt of the same group or backfill. Locks nothing.
 SELECT newer.attempt_id
   FROM tidemark.attempt me JOIN tidemark.attempt newer USING (group_id)
  WHERE me.attempt_id = %(attempt_id)s AND newer.attempt_id > me.attempt_id AND newer.backfill_of IS NOT DISTINCT FROM me.backfill_of
@@ -172,22 +172,22 @@ SELECT attempt_id, state, planned, error FROM tidemark.attempt WHERE attempt_id 
 UPDATE tidemark.attempt SET planned = %(planned)s WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING';
 
 -- name: end_attempt
--- Ends an attempt that is still running; who comes second changes nothing. Locks its row.
+-- Ends an attempt that is still running; a second call changes nothing. Locks its row.
 UPDATE tidemark.attempt SET state = %(state)s, error = %(error)s, ended_at = clock_timestamp()
  WHERE attempt_id = %(attempt_id)s AND state = 'RUNNING';
 
 -- name: end_abandoned
--- Ends attempts of long ago whose driver has no session any more: it was killed, and nobody followed it. Locks their rows.
+-- Ends old attempts whose driver no longer has a session: it was killed, and no later try ended the attempt. Locks their rows.
 UPDATE tidemark.attempt
    SET state = 'FAILED', ended_at = clock_timestamp(),
-       error = jsonb_build_object('kind', 'unavailable', 'type', 'DriverGone', 'text', 'Its driver ended without a word.')
+       error = jsonb_build_object('kind', 'unavailable', 'type', 'DriverGone', 'text', 'The driver ended without reporting a result.')
  WHERE state = 'RUNNING' AND started_at < clock_timestamp() - %(after)s
    AND NOT EXISTS (SELECT FROM pg_stat_activity
                     WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt_id)
 RETURNING attempt_id;
 
 -- name: attempt_ledger
--- What an attempt has committed so far, a row a partition. Locks nothing.
+-- What an attempt has committed so far, one row per partition. Locks nothing.
 SELECT topic.name AS topic, partition, min(start_offset) AS start, max(end_offset) AS end, count(*) AS batches,
        sum(loaded)::bigint AS loaded, sum(skipped)::bigint AS skipped, sum(retried)::bigint AS retried,
        sum(failed)::bigint AS failed, sum(unaccounted)::bigint AS unaccounted, sum(sink_rows)::bigint AS sink_rows

@@ -1,21 +1,11 @@
-"""Assignors: who reads which partition. Pure functions of the topics and of what the members report, built in or the user's own.
+"""Assignors decide which member reads which partition. They are pure functions of the topics and the members' subscriptions.
 
-`range`, `roundrobin` and `sticky` are eager, `cooperative-sticky` is cooperative (KIP-429); they answer as Kafka's do, racks included
-(KIP-881). `random` is the example of one's own: any class that implements `Assignor` is found as ``module:Class``.
+`range`, `roundrobin` and `sticky` are eager, `cooperative-sticky` is cooperative (KIP-429). They give the same results as Kafka's, racks
+included (KIP-881). `random` is an example for custom assignors: any class that implements `Assignor` can be named as ``module:Class``.
 
-Modules::
-
-    base          what an assignor gets and returns
-    board         members, topics and partitions as numbers
-    check         the check of an assignment
-    claims        previous owners, and contradictory claims (KIP-792)
-    general       sticky assignment with unequal subscriptions
-    racks         which members are near which replicas (KIP-881)
-    random        `random`, the example of a custom assignor
-    range         `range`
-    roundrobin    `roundrobin`
-    sticky        `sticky` and `cooperative-sticky`
-    uniform       sticky assignment with equal subscriptions
+`base` defines the interface and `check` validates an assignment before it is stored. `range`, `roundrobin`, `sticky` and `random` are the
+built-in assignors. The sticky ones share `uniform` (equal subscriptions), `general` (different ones) and `claims` (previous owners).
+`numbered` maps a group to integers, `racks` says which members are near which partitions.
 """
 
 from __future__ import annotations
@@ -44,17 +34,17 @@ __all__ = [
 ASSIGNORS: dict[str, type[Assignor]] = {
     one.name: one for one in (RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor, RandomAssignor)
 }
-"""The built-in assignors by the names that a spec's ``assignment`` uses."""
+"""The built-in assignors, by their names in a spec's ``assignment``."""
 
 
 def find_assignor(name: str) -> Assignor:
-    """The assignor of this name: a built-in one, or the class that ``module:Class`` names, made without arguments.
+    """A new assignor: a built-in one, or an instance of the class that ``module:Class`` names, created without arguments.
 
-    Raises `BadInput` for a name that is neither, and for a class that is no assignor.
+    Raises `BadInput` for a name that is neither, and for a class that is not an assignor.
     """
     if name in ASSIGNORS:
         return ASSIGNORS[name]()
-    fix = f"Write one of {', '.join(ASSIGNORS)}, or module:Class of one of your own."
+    fix = f"Write one of {', '.join(ASSIGNORS)}, or module:Class of your own assignor."
     found = find_class(name, Assignor, what="assignor", fix=fix)  # type: ignore[type-abstract]
     problem = _unusable(found)
     if problem:

@@ -1,4 +1,4 @@
-"""What an assignor is given and what it answers: the words that the built-in ones, users' own and the group's leader share."""
+"""The interface of an assignor, its input and its output."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, ClassVar, Literal, Self
 from tidemark.records.ranges import TopicPartition
 
 UNKNOWN_GENERATION = -1
-"""Kafka's value on the wire for a member that does not know which generation its partitions are of."""
+"""Kafka's wire value for a member that does not know the generation of its partitions."""
 
 Assignment = Mapping[str, Sequence[TopicPartition]]
-"""Member id -> its partitions; every member is there, if only with an empty list."""
+"""Member id -> its partitions. Contains every member, even those without partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """What a member reports when it joins: the topics it reads and the partitions it holds.
 
-    ``generation`` is that of ``owned`` (KIP-792): where two members claim one partition, the newer generation is believed, and nobody if
-    they are equal. ``rack`` is where the member runs (KIP-881), ``instance_id`` names a static member (KIP-345). ``user_data`` is for
-    assignors of one's own; like all the rest it must be expressible in JSON.
+    ``generation`` is that of ``owned`` (KIP-792): if two members claim one partition, the claim of the newer generation counts, and neither
+    if they are equal. ``rack`` is where the member runs (KIP-881), ``instance_id`` names a static member (KIP-345). ``user_data`` is for
+    custom assignors. Like the other fields, it must be expressible in JSON.
     """
 
     topics: frozenset[str] | tuple[str, ...]
@@ -33,7 +33,7 @@ class Subscription:
     user_data: object | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary that `json` can write; equal for equal subscriptions, so that the coordinator can compare it."""
+        """A dictionary for `json`. Equal subscriptions give equal dictionaries, so that the coordinator can compare them."""
         owned: dict[str, list[int]] = {}
         for part in sorted(self.owned):
             owned.setdefault(part.topic, []).append(part.partition)
@@ -48,7 +48,7 @@ class Subscription:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The subscription that `to_json` wrote; what is absent has its default, what is unknown is left alone (a newer member's)."""
+        """Reads what `to_json` wrote. Missing fields get their defaults; unknown ones (from a newer version) are ignored."""
         return cls(
             topics=frozenset(data["topics"]),
             owned=tuple(TopicPartition(topic, number) for topic, numbers in data.get("owned", {}).items() for number in numbers),
@@ -61,10 +61,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the leader saw it: its number of partitions, and on which racks the replicas of each are.
+    """A topic as the leader saw it: its number of partitions, and the racks of their replicas.
 
-    ``racks`` has an entry for each partition, in it one for each replica (``None``: its broker has no rack). It is ``None`` as a whole
-    where nothing is known.
+    ``racks`` has an entry for each partition, which has one for each replica (``None``: its broker has no rack). ``racks`` is ``None`` if
+    nothing is known.
     """
 
     partitions: int
@@ -73,7 +73,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The topics that exist, by name. Topics that nobody subscribes to may be there: nothing of them is given away."""
+    """The topics that exist, by name. It may contain topics that no member subscribes to; those are not assigned."""
 
     topics: Mapping[str, TopicInfo] = field(default_factory=dict)
 
@@ -84,15 +84,15 @@ class Metadata:
 
 
 class Assignor(ABC):
-    """Divides the partitions of a group; implement it for a way of your own and name it ``module:Class`` in the spec.
+    """Divides the partitions of a group among its members. For a custom assignor, implement it and name it ``module:Class`` in the spec.
 
-    Tidemark makes one object per group member, without arguments. On the leader, `assign` is called once a rebalance, outside of any
-    transaction; it must answer the same for equal input, whatever the order of the mappings, and touch nothing. What it answers is
-    checked with `check_assignment` before it is stored.
+    Tidemark creates one object per group member, without arguments. The leader calls `assign` once per rebalance, outside any transaction.
+    It must be deterministic, whatever the order of the mappings, and must not modify its input. `check_assignment` checks the result before
+    it is stored.
 
-    ``protocol`` says whether members let go of everything before a rebalance (``eager``) or keep what stays theirs (``cooperative``,
-    KIP-429). Under ``cooperative`` a partition that a member reports as owned must not be given to another in the same round: leave it
-    out, its owner lets go, and the next round, which follows at once, gives it away.
+    ``protocol`` says whether members give up all partitions before a rebalance (``eager``) or only those that move (``cooperative``,
+    KIP-429). A ``cooperative`` assignor must not assign a partition that one member reports as owned to another member in the same round:
+    leave it unassigned, so that its owner gives it up; the next round follows immediately and assigns it.
     """
 
     name: ClassVar[str]
@@ -104,7 +104,7 @@ class Assignor(ABC):
 
 
 def member_order(subscriptions: Mapping[str, Subscription]) -> list[str]:
-    """Member ids in the order in which members are served: static ones by instance id, then dynamic ones by member id."""
+    """Member ids in the order of assignment: static members by instance id, then dynamic ones by member id."""
 
     def key(member: str) -> tuple[bool, str, str]:
         instance = subscriptions[member].instance_id

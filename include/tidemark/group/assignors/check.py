@@ -1,4 +1,4 @@
-"""What an assignor answered, judged before the group hears of it."""
+"""Checks an assignor's result before it is stored."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from tidemark.records.ranges import TopicPartition
 
 
 def check_assignment(assignor: Assignor, metadata: Metadata, subscriptions: Mapping[str, Subscription], assignment: Assignment) -> None:
-    """Refuses, with `BadInput`, an assignment that cannot be stored.
+    """Raises `BadInput` for an assignment that cannot be stored.
 
-    That is one with a partition that does not exist, that is given twice, or given to somebody who is no member; and of a cooperative
-    assignor one that hands over a partition which another member reports as its own, for two would then work on it. The built-in
-    ``cooperative-sticky`` is not held to that last rule, as in Kafka: it keeps it, and knows better which claims are stale. Partitions of
-    topics that a member does not subscribe to are allowed, as in Kafka.
+    Every partition must exist, be assigned only once, and be assigned to a member. A cooperative assignor must also not assign a partition
+    that another member reports as its own, because two members would then work on it. As in Kafka, the built-in ``cooperative-sticky`` is
+    exempt from this last check: it keeps the rule and knows which claims are stale. Members may get partitions of topics that they do not
+    subscribe to, as in Kafka.
     """
     given: dict[TopicPartition, str] = {}
     for member, parts in assignment.items():
         if member not in subscriptions:
-            raise _refusal(assignor, f"{member!r} got partitions and is not a member of the group", "give partitions to members only")
+            raise _refusal(assignor, f"{member!r} got partitions but is not a member of the group", "assign partitions to members only")
         for part in parts:
             topic = metadata.topics.get(part.topic)
             if topic is None or not 0 <= part.partition < topic.partitions:
-                raise _refusal(assignor, f"{part} was given to {member!r} and does not exist", "give away partitions of the metadata only")
+                raise _refusal(assignor, f"{part} was assigned to {member!r} but does not exist", "assign partitions of the metadata only")
             if part in given:
-                raise _refusal(assignor, f"{part} was given to {given[part]!r} and to {member!r}", "give each partition to one member")
+                raise _refusal(assignor, f"{part} was assigned to {given[part]!r} and {member!r}", "assign each partition to one member")
             given[part] = member
     if assignor.protocol == "cooperative" and type(assignor) is not CooperativeStickyAssignor:
         for part, holder in _let_go(subscriptions, given):
             member = given[part]
             if part not in subscriptions[member].owned:
-                found = f"{part} was given to {member!r} while {holder!r} reports it as its own"
-                fix = "Under the cooperative protocol leave such a partition out: its owner lets go of it, and the next round gives it away"
+                found = f"{part} was assigned to {member!r} while {holder!r} reports it as its own"
+                fix = "Under the cooperative protocol, leave it unassigned: its owner gives it up, and the next round assigns it"
                 raise _refusal(assignor, found, fix)
 
 
 def _let_go(subscriptions: Mapping[str, Subscription], given: Mapping[TopicPartition, str]) -> Iterator[tuple[TopicPartition, str]]:
-    """The partitions that a member reports and another one got, and who reports them."""
+    """The partitions that one member reports but another one got, each with the member that reports it."""
     for member, subscription in subscriptions.items():
         for part in subscription.owned:
             if given.get(part, member) != member:

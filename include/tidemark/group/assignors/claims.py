@@ -1,4 +1,4 @@
-"""Who held which partition before: members' claims, with the rules for those that contradict each other (KIP-792)."""
+"""Previous owners: members' claims to partitions, and the rules for claims that contradict each other (KIP-792)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """``owner`` is the believed owner of each partition, or `NOBODY`; ``contested`` are those that two claimed in one generation.
+    """``owner`` is the accepted owner of each partition, or `NOBODY`. ``contested`` are partitions that two members claimed in the same
+    generation.
 
-    ``previous`` is, for partitions claimed by members that have missed generations, the newest of those members.
+    ``previous`` is for partitions claimed by members that have missed generations: the member with the newest such claim.
     """
 
     owner: list[int]
@@ -22,7 +23,7 @@ class Claims:
 
 
 def settle(group: NumberedGroup) -> Claims:
-    """Decides every claim: the only claimant is believed, of several the one of the highest generation, of equals nobody."""
+    """Decides every claim: a single claim is accepted; of several, that of the highest generation; with equal generations, none."""
     owner = [NOBODY] * group.total
     believed = [NOBODY] * group.total  # the generation of the owner
     contested: set[int] = set()
@@ -52,9 +53,9 @@ def settle(group: NumberedGroup) -> Claims:
 
 
 def moving(group: NumberedGroup, after: list[int]) -> dict[int, int]:
-    """Partitions that a member would get although another, as far as that one knows, still holds them: partition -> who would get it.
+    """Partitions that would go to one member while another one still believes that it owns them: partition -> new member.
 
-    Under a cooperative protocol these stay with nobody for a round, until their holders have let go.
+    Under a cooperative protocol they stay unassigned for one round, until their owners have given them up.
     """
     let_go: set[int] = set()
     kept: set[int] = set()

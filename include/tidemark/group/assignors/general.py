@@ -1,4 +1,4 @@
-"""Sticky division among members with different subscriptions: as even as the subscriptions allow, with as few moves as that takes."""
+"""Sticky division among members with different subscriptions: as even as these allow, with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tidemark.group.assignors.numbered import NumberedGroup
 from tidemark.group.assignors.racks import Racks, split
 
 _FREE_PASSES = 100
-"""After so many passes only moves that even out are made: the swaps that keep moves one-way could otherwise go round for ever."""
+"""After this many passes, only moves that improve the balance are made: the swaps that keep moves one-way could loop endlessly."""
 
 
 def divide(group: NumberedGroup, claims: Claims, racks: Racks) -> list[list[int]]:
     """The partitions of each member.
 
-    ① members keep what they hold and still subscribe to; ② what is free goes to the subscriber that has least, topics with few
-    subscribers first, and all that can go to a near subscriber before the rest; ③ partitions move from members that have two or more
-    above another subscriber, first of what was free, then of everything, until none can; ④ if that did not make it more even, it is undone.
+    ① Members keep the partitions that they own and still subscribe to. ② Free partitions go to the subscriber that has the fewest: topics
+    with few subscribers first, and partitions with a near subscriber before the rest. ③ Partitions move from a member to a subscriber that
+    has at least two fewer: first those that were free, then all, until no move is left. ④ If ③ did not improve the balance, it is undone.
     """
     if not group.members:
         return []
@@ -67,7 +67,7 @@ class _Balance:
         return parts
 
     def _let_go(self) -> bool:
-        """Takes away what a member no longer subscribes to or is far from; was there such a partition?"""
+        """Frees partitions whose owner no longer subscribes to them or is far from them; were there any?"""
         lost = False
         for part, member in enumerate(self._owner):
             if member != NOBODY and (
@@ -96,7 +96,7 @@ class _Balance:
         self._pools.changed(member)
 
     def _even_out(self, parts: list[int]) -> bool:
-        """Moves partitions from larger members to smaller ones as long as that evens out; was any moved?"""
+        """Moves partitions from larger to smaller members as long as that improves the balance; was any moved?"""
         moved_any = False
         for passes in range(1_000_000):
             moved = False
@@ -112,7 +112,7 @@ class _Balance:
         return moved_any
 
     def _uneven(self, parts: list[int]) -> bool:
-        """Can any partition move at all? A quick look before a pass over all of them."""
+        """Can any partition move at all? A quick check before a pass over all of them."""
         if not parts:
             return False
         least = [self._sizes[self._pools.least_of(audience)] for audience in range(len(self._group.audiences))]
@@ -121,7 +121,7 @@ class _Balance:
         return bool(np.any(sizes > by_topic[self._group.topic_of[parts]] + 1))
 
     def _better(self, part: int) -> int | None:
-        """A subscriber that should rather have the partition: its owner before, or the one that has least, wherever that is."""
+        """A subscriber that should have the partition instead: its previous owner, or the smallest subscriber, whatever its rack."""
         owner, topic = self._owner[part], self._topic_of[part]
         most = self._sizes[owner] - 1
         before = self._previous.get(part)
@@ -145,7 +145,7 @@ class _Balance:
         return True
 
     def _taking_part(self, shared: list[bool], sizes: list[int], owner: list[int]) -> list[int]:
-        """Members that could have gained or lost something: those that have not all they subscribe to, or have some that others want."""
+        """Members that could have gained or lost partitions: they lack some that they subscribe to, or own some that others could have."""
         group = self._group
         most = [sum(group.counts[topic] for topic in topics) for topics in group.kind_topics]
         wanted = {member for part, member in enumerate(owner) if shared[self._topic_of[part]]}
@@ -153,7 +153,7 @@ class _Balance:
 
 
 def _unevenness(sizes: list[int]) -> int:
-    """The differences of all pairs, summed up."""
+    """The sum of the differences between all pairs."""
     ascending = sorted(sizes)
     return sum(at * size - below for at, (size, below) in enumerate(zip(ascending, accumulate(ascending, initial=0), strict=False)))
 
@@ -161,7 +161,7 @@ def _unevenness(sizes: list[int]) -> int:
 class _Pools:
     """The smallest member (by size, then by order) of every audience, and of every rack in it.
 
-    Heaps of ``size * width + member``; an entry whose size is no longer the member's is thrown away when it comes to the top.
+    Uses heaps of ``size * width + member``. An entry with an outdated size is dropped when it reaches the top.
     """
 
     def __init__(self, group: NumberedGroup, racks: Racks, sizes: list[int]) -> None:
@@ -181,7 +181,7 @@ class _Pools:
             heap.sort()
 
     def changed(self, member: int) -> None:
-        """The member's size is another now."""
+        """The member's size has changed."""
         key = self._sizes[member] * self._width + member
         for heap in self._of_member[member]:
             heappush(heap, key)
@@ -209,7 +209,7 @@ class _Pools:
 
 
 class _Moves:
-    """The moves made so far, so that two members do not hand partitions of a topic to each other: one of the earlier goes back instead."""
+    """The moves made so far. They keep two members from swapping partitions of a topic: an earlier one goes back instead."""
 
     def __init__(self) -> None:
         self._pair: dict[int, tuple[int, int]] = {}  # partition -> from, to

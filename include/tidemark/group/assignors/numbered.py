@@ -1,7 +1,7 @@
-"""The group as numbers: members, topics and partitions are counted through once, so that assignors compute on flat lists.
+"""The group as integers: members, topics and partitions are numbered once, so that assignors work on flat lists.
 
-Partitions are numbered topic by topic (in order of name) and partition by partition; members as the assignor orders them. Members with
-equal subscriptions are of one *kind*, topics with the same subscribers have one *audience*: groups of thousands usually have one of each.
+Partitions are numbered by topic name, then by partition; members in the assignor's order. Members with equal subscriptions are of one
+*kind*, topics with the same subscribers have one *audience*. Groups of thousands of members usually have one of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemark.records.ranges import TopicPartition
 
 
 class NumberedGroup:
-    """An integer view of one assignment's input; only topics that exist and that somebody subscribes to are on it."""
+    """An integer view of one assignment's input. It contains only topics that exist and have subscribers."""
 
     def __init__(self, metadata: Metadata, subscriptions: Mapping[str, Subscription], members: Sequence[str]) -> None:
         self.members = list(members)
@@ -25,7 +25,7 @@ class NumberedGroup:
         self.kind_of = [kinds.setdefault(topics, len(kinds)) for topics in wanted]
         """The kind of each member."""
         self.equal = len(kinds) <= 1
-        """Do all members name the same topics, those that do not exist included?"""
+        """Do all members name the same topics, including those that do not exist?"""
 
         self.topics = sorted(topic for topic in set().union(*kinds) if topic in metadata.topics)
         self.counts = [metadata.topics[topic].partitions for topic in self.topics]
@@ -56,13 +56,13 @@ class NumberedGroup:
         return topic in self.kind_topics[self.kind_of[member]]
 
     def number(self, part: TopicPartition) -> int | None:
-        """The partition's number; None for one that is not on the group (deleted, or nobody's)."""
+        """The partition's number; None if it was deleted or its topic has no subscribers."""
         topic = self.number_of.get(part.topic)
         if topic is None or not 0 <= part.partition < self.counts[topic]:
             return None
         return self.starts[topic] + part.partition
 
     def assignment(self, parts: Iterable[Iterable[int]]) -> dict[str, list[TopicPartition]]:
-        """Back to names: the numbers of each member's partitions, in the order given."""
+        """Translates the numbers of each member's partitions back to names, in the given order."""
         every = [TopicPartition(topic, number) for topic, count in zip(self.topics, self.counts, strict=True) for number in range(count)]
         return {member: [every[part] for part in mine] for member, mine in zip(self.members, parts, strict=True)}

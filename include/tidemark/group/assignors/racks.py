@@ -1,4 +1,4 @@
-"""Which members are near which partitions (KIP-881): all replicas count, whether in sync or not."""
+"""Which members are near which partitions (KIP-881). All replicas count, in sync or not."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tidemark.group.assignors.numbered import NumberedGroup
 
 
 class Racks:
-    """Racks as bits: a member's rack is one bit (0: none known), a partition's are the bits of all its replicas' racks.
+    """Racks as bits: a member's rack is one bit (0: unknown), a partition's are the bits of all its replicas' racks.
 
-    ``matter`` says whether they can change an assignment: members have racks, some of them are brokers' racks too, and not every
-    partition is on every rack. ``force`` looks at them even then, for tests: the answer must be the same.
+    ``matter`` says whether racks can change an assignment: members have racks, some of these are also brokers' racks, and not every
+    partition is on every rack. ``force`` (for tests) uses racks even if every partition is on every rack; the result must be the same.
     """
 
     def __init__(self, group: NumberedGroup, metadata: Metadata, *, force: bool = False) -> None:
@@ -30,11 +30,11 @@ class Racks:
         self._near: dict[tuple[int, int], int] = {}
 
     def far(self, member: int, part: int) -> bool:
-        """Has the member a rack on which no replica is?"""
+        """Does the member have a rack, but none of the replicas is on it?"""
         return self.member[member] != 0 and not self.member[member] & self.partition[part]
 
     def fewest_near_first(self, group: NumberedGroup, parts: list[int]) -> list[int]:
-        """The partitions with the fewest subscribers on their racks first: those have the least choice. Otherwise the order stays."""
+        """Sorts partitions by the number of subscribers on their racks, fewest first: these have the least choice. The sort is stable."""
         topics = group.topic_of[parts].tolist() if parts else []
         keys = [self._count_near(group, group.audience_of[topic], self.partition[part]) for topic, part in zip(topics, parts, strict=True)]
         return [parts[at] for at in np.argsort(np.array(keys, dtype=np.int64), kind="stable").tolist()]
@@ -61,7 +61,7 @@ def matter(members: set[int], partitions: list[int], *, force: bool) -> bool:
 
 
 def split(bits: int) -> list[int]:
-    """The single bits of a set of racks, lowest first."""
+    """The individual bits of a set of racks, lowest first."""
     single = []
     while bits:
         single.append(bits & -bits)

@@ -1,4 +1,4 @@
-"""`random`: the smallest useful assignor, as an example of one's own."""
+"""`random`: a minimal assignor, as an example for custom ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemark.records.ranges import TopicPartition
 
 
 class RandomAssignor(Assignor):
-    """Gives every partition to any of its subscribers. The dice are thrown from the partition's name, so equal input, equal answer."""
+    """Assigns each partition to a random subscriber. The topic's name is the seed, so that equal input gives the same assignment."""
 
     name = "random"
 
@@ -18,7 +18,7 @@ class RandomAssignor(Assignor):
         assignment: dict[str, list[TopicPartition]] = {member: [] for member in sorted(subscriptions)}
         for topic in sorted(metadata.topics):
             subscribers = [member for member in assignment if topic in subscriptions[member].topics]
-            dice = Random(topic)  # noqa: S311 - nothing is kept secret here
+            dice = Random(topic)  # noqa: S311 - not used for cryptography
             for number in range(metadata.topics[topic].partitions if subscribers else 0):
                 assignment[dice.choice(subscribers)].append(TopicPartition(topic, number))
         return assignment

@@ -1,4 +1,4 @@
-"""`range`: of each topic, every member gets one run of neighbouring partitions."""
+"""`range`: every member gets one contiguous range of partitions of each topic."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tidemark.group.assignors.racks import Racks, matter
 
 
 class RangeAssignor(Assignor):
-    """Kafka's ``range``: topics are divided one by one, the first members get the larger shares.
+    """Kafka's ``range``: divides the topics one by one; the first members get the larger shares.
 
-    Topics with as many partitions and the same subscribers stay side by side: partition *n* of all of them goes to one member. With racks
-    (KIP-881) a member first gets partitions that have a replica on its rack, as long as the shares stay the same and side by side.
+    Topics with equal numbers of partitions and the same subscribers are co-partitioned: partition *n* of all of them goes to the same
+    member. With racks (KIP-881), a member first gets partitions that have a replica on its rack, as long as the shares stay the same and
+    co-partitioned.
     """
 
     name = "range"
@@ -34,7 +35,7 @@ class RangeAssignor(Assignor):
 
 
 class _Topic:
-    """What is left of a topic while it is divided: partitions that nobody has yet, and how many each subscriber may still take."""
+    """A topic while it is divided: its unassigned partitions, and how many more each subscriber may take."""
 
     def __init__(self, group: NumberedGroup, racks: Racks, number: int, mine: list[list[int]], *, force: bool) -> None:
         self.audience = group.audience_of[number]
@@ -49,7 +50,7 @@ class _Topic:
         self.racks_matter = matter(members, racks.partition[self.start : self.start + self.count], force=force)
 
     def room(self, member: int) -> int:
-        """How many more the member may take: one above the even share as long as such larger shares are left."""
+        """How many more the member may take. One above the even share is allowed while larger shares are left."""
         return max(0, self._share + (self._larger > 0) - self._taken[member])
 
     def take(self, member: int, parts: list[int]) -> None:
@@ -60,7 +61,7 @@ class _Topic:
         self.free = [part for part in self.free if part not in gone] if parts != self.free[: len(parts)] else self.free[len(parts) :]
 
     def fill(self, suits: Callable[[int, int], bool]) -> None:
-        """Gives each subscriber, in order, what suits it, lowest partitions first."""
+        """Gives each subscriber, in order, the free partitions that suit it, lowest numbers first."""
         for member in self.subscribers:
             room = self.room(member)
             chosen: list[int] = []
@@ -74,7 +75,7 @@ class _Topic:
 
 
 def _near_ones(topics: list[_Topic], racks: Racks) -> None:
-    """Gives away what has a replica on the member's rack; topics that lie side by side together, or not at all."""
+    """Assigns partitions that have a replica on the member's rack. Co-partitioned topics are assigned together, or not at all."""
     side_by_side: dict[tuple[int, int], list[_Topic]] = {}
     for topic in topics:
         side_by_side.setdefault((topic.audience, topic.count), []).append(topic)
@@ -86,7 +87,7 @@ def _near_ones(topics: list[_Topic], racks: Racks) -> None:
 
 
 def _near_rows(group: list[_Topic], racks: Racks) -> None:
-    """A row is partition *n* of each topic of the group: it goes to the first member that has room and is near to all of the row."""
+    """A row is partition *n* of each topic of the group. It goes to the first member that has room and is near all of it."""
     open_to = list(group[0].subscribers)
     for row in range(group[0].count):
         for member in open_to:

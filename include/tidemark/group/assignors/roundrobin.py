@@ -1,4 +1,4 @@
-"""`roundrobin`: all partitions in a row, dealt out one at a time."""
+"""`roundrobin`: all partitions, assigned one at a time to each member in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemark.group.assignors.numbered import NumberedGroup
 
 
 class RoundRobinAssignor(Assignor):
-    """Kafka's ``roundrobin``: partitions in order of topic and number, members in turn; one that does not subscribe is passed over."""
+    """Kafka's ``roundrobin``: partitions ordered by topic and number go to members in turn, skipping members that do not subscribe."""
 
     name = "roundrobin"
 

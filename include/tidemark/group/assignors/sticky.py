@@ -1,4 +1,4 @@
-"""`sticky` and `cooperative-sticky`: balanced, and members keep what they have."""
+"""`sticky` and `cooperative-sticky`: balanced assignments in which members keep their partitions where possible."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tidemark.records.ranges import TopicPartition
 
 
 class StickyAssignor(Assignor):
-    """Kafka's ``sticky`` (KIP-54): as balanced as subscriptions allow; among such assignments, one with few moves.
+    """Kafka's ``sticky`` (KIP-54): as balanced as the subscriptions allow, with few moves.
 
-    Racks are looked at where they matter (KIP-881): balance comes before nearness, nearness before keeping. Members are served in order
+    Racks are used where they matter (KIP-881): balance comes before nearness, and nearness before stickiness. Members are served in order
     of their ids.
     """
 
@@ -29,7 +29,7 @@ class StickyAssignor(Assignor):
         return group.assignment(parts)
 
     def transferring(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> dict[TopicPartition, str]:
-        """The partitions that go from a member that reports them to another one, and to whom."""
+        """The partitions that move away from a member that reports them, each with its new member."""
         group, _, moves = self._divide(metadata, subscriptions)
         names = [TopicPartition(topic, number) for topic, count in zip(group.topics, group.counts, strict=True) for number in range(count)]
         return {names[part]: group.members[member] for part, member in moves.items()}
@@ -52,10 +52,10 @@ class StickyAssignor(Assignor):
 
 
 class CooperativeStickyAssignor(StickyAssignor):
-    """Kafka's ``cooperative-sticky`` (KIP-429): the same division, but what another member still holds is given to nobody for a round.
+    """Kafka's ``cooperative-sticky`` (KIP-429): as `sticky`, but a partition that another member still owns stays unassigned for one round.
 
-    Four rounds are enough, with one exception that Kafka's has too: with racks *and* unequal subscriptions, nearness can take a partition
-    from a member and balance give it back, round after round. It is rare (1 of 1,700 random groups).
+    Four rounds are enough, with one exception that Kafka shares: with racks *and* unequal subscriptions, nearness can take a partition from
+    a member and balance can give it back, round after round. This is rare (1 of 1,700 random groups).
     """
 
     name = "cooperative-sticky"

@@ -1,4 +1,4 @@
-"""Sticky division among members that all subscribe to the same topics: everybody gets the even share, or one more."""
+"""Sticky division among members that all subscribe to the same topics: each gets the even share, or one more."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tidemark.group.assignors.racks import Racks, split
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The partitions of each member, and those that change hands while their holders do not know yet: partition -> new member."""
+    """The partitions of each member, and those that move before their owners know of it: partition -> new member."""
 
     parts: list[list[int]]
     moving: dict[int, int]
 
 
 def divide(group: NumberedGroup, claims: Claims, racks: Racks) -> Division:
-    """Members keep what they have up to the share that is theirs; what is left is dealt out round robin, near racks first.
+    """Members keep their partitions up to their share; the rest is assigned round robin, near racks first.
 
-    ① each member keeps its partitions up to its share, lowest partition numbers first, so that shares stay even topic by topic;
-    ② what has a replica on the rack of a member with room goes there; ③ the rest goes round among the members below the even share,
-    then one each to those that may have one more.
+    ① Each member keeps its partitions up to its share, lowest partition numbers first, so that shares stay even topic by topic.
+    ② Partitions with a replica on the rack of a member with room go to that member. ③ The rest goes round robin to the members below the
+    even share, then one each to those that may have one more.
     """
     if not group.members:
         return Division([], {})
@@ -87,7 +87,7 @@ class _Shares:
         self._taken_away.update(owned[len(kept) :])
 
     def deal_near(self, parts: list[int], racks: Racks) -> list[int]:
-        """Deals out what has a replica on the rack of a member with room, and answers what is left."""
+        """Assigns the partitions with a replica on the rack of a member with room; returns the rest."""
         below, even = _Ring(self._below, racks), _Queue(self._even, racks)
         left = []
         for part in parts:
@@ -109,7 +109,7 @@ class _Shares:
         return left
 
     def deal(self, parts: list[int]) -> None:
-        """Round robin among those below the even share; then one each to those that have it."""
+        """Round robin among members below the even share, then one each to those that have it."""
         left = iter(parts)
         below = self._below
         while below:
@@ -134,7 +134,7 @@ class _Shares:
 
 
 class _Ring:
-    """Members in a circle, asked for the next one on any of some racks."""
+    """Members in a circle; finds the next one on any of the given racks."""
 
     def __init__(self, members: list[int], racks: Racks) -> None:
         self._rack_of = racks.member
@@ -144,7 +144,7 @@ class _Ring:
         self._turn = 0
 
     def next(self, bits: list[int]) -> int | None:
-        """The next member in the circle; the one after it is next in turn."""
+        """The next member in the circle on any of these racks; the search then continues after it."""
         found: tuple[bool, int] | None = None
         for bit in bits:
             if on_rack := self._on_rack.get(bit):
@@ -168,7 +168,7 @@ class _Ring:
 
 
 class _Queue:
-    """Members in order of arrival, asked for the first one on any of some racks."""
+    """Members in order of arrival; finds the first one on any of the given racks."""
 
     def __init__(self, members: deque[int], racks: Racks) -> None:
         self._rack_of = racks.member
