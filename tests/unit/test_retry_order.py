@@ -146,7 +146,7 @@ def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first
     with pytest.raises(HeldTooMany) as raised:
         order.check(PART, 2)
     assert (raised.value.held, raised.value.more, raised.value.keys, raised.value.retriable) == (4, 2, 2, False)
-    assert r'behind 2 keys of which one waits for a retry: "a", "\xff". With the 4 ' in str(raised.value)
+    assert r'earlier records of 2 keys wait for a retry: "a", "\xff". With the 4 ' in str(raised.value)
 
 
 def test_no_transform_can_say_that_a_record_is_held() -> None:

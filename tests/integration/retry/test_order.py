@@ -305,8 +305,8 @@ def test_slice_that_would_hold_too_many_records_is_given_up(scenario: Scenario, 
             lab.run()
         assert not raised.value.retriable
         assert str(raised.value).startswith(
-            f'{lab.topic}/0 [3, 6): 2 records would be held, behind 2 keys of which one waits for a retry: "a", "b". With the 1 of this '
-            "partition that are held already these are more than retry.max_held, 2. Nothing of this slice was stored"
+            f'{lab.topic}/0 [3, 6): 2 records would be held, because earlier records of 2 keys wait for a retry: "a", "b". '
+            "With the 1 already held in this partition, that is more than retry.max_held (2). Nothing of this slice was stored"
         )
         assert (lab.loaded(), states(lab)) == ([], {"a1": "WAITING", "a2": "HELD", "b1": "WAITING"})
         lab.check()
