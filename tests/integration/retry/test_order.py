@@ -341,7 +341,7 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
         assert [record.offset for record in held] == [1, 2, 3]
         with pytest.raises(NotEditable, match="it is held until a record of its key is settled"):
             edit(connection, ordered.group, held[0].number, lambda was: Payload(was.key, b"x", ()), reason="the value was wrong", by="ann")
-        with pytest.raises(BadInput, match="there is nothing to send round: states HELD; 3 wait for a retry already"):
+        with pytest.raises(BadInput, match="no record to redrive: states HELD; 3 already wait for a retry"):
             redrive.plan(connection, ordered.spec, Filter(states=(RecordState.HELD,)), reason="they are held", by="ann")
         assert discard(connection, ordered.group, Filter(numbers=(held[1].number,)), reason="not wanted any more", by="ann") == 1
         assert discard(connection, ordered.group, Filter(from_offset=0, to_offset=1), reason="not wanted any more", by="ann") == 1
