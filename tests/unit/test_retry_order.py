@@ -152,5 +152,5 @@ def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first
 def test_no_transform_can_say_that_a_record_is_held() -> None:
     from tidemark.records.outcome import BadOutput
 
-    with pytest.raises(BadOutput, match="disposition 'held' is none of load, skip, retry, fail"):
+    with pytest.raises(BadOutput, match="disposition 'held' is not one of load, skip, retry, fail"):
         by_list(KeyOrder(1), [Message(START, b"a", Disposition.HELD.name.lower())])

@@ -181,12 +181,12 @@ def test_disposition_and_error_do_not_reach_the_sink() -> None:
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"disposition": pa.array(["later"])}, "disposition 'later' is none of load, skip, retry, fail"),
-        ({"disposition": pa.array([2])}, "disposition came as int64"),
-        ({"disposition": pa.array(["fail"]), "error": pa.array([3])}, "error came as int64"),
+        ({"disposition": pa.array(["later"])}, "disposition 'later' is not one of load, skip, retry, fail"),
+        ({"disposition": pa.array([2])}, "disposition has type int64"),
+        ({"disposition": pa.array(["fail"]), "error": pa.array([3])}, "error has type int64"),
         ({"kafka_topic": None}, "lacks the lineage columns kafka_topic"),
         ({"city": None}, "lacks column city"),
-        ({"city": pa.array([1])}, "city came as int64; the table is text"),
+        ({"city": pa.array([1])}, "city has type int64; the table has text"),
         ({"country": pa.array(["DE"])}, "a column that the table lacks: country"),
     ],
 )
