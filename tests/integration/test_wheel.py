@@ -53,7 +53,7 @@ def test_wheel_brings_the_entry_point_and_takes_the_users_files_from_the_current
     assert Path(root) == scenario.folder
     code = f"import runpy, sys; sys.argv = ['consume', '--help']; runpy.run_path({job!r}, run_name='__main__')"
     consumed = run(installed, scenario, code)
-    assert "One run of a consumer." in consumed.stdout, consumed.stderr
+    assert "Run a consumer once." in consumed.stdout, consumed.stderr
 
 
 def test_migrate_without_migrations_is_refused(scenario: Scenario) -> None:

@@ -91,7 +91,7 @@ def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_
         words = pa.array([word for _, word in batch], pa.string())
         judged = split_output(rows(*(offset for offset, _ in batch), disposition=words), PART)
         if clash:
-            with pytest.raises(BadOutput, match="with the dispositions"):
+            with pytest.raises(BadOutput, match="with dispositions"):
                 counted.take(judged)
             return
         counted.take(judged)
