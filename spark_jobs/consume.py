@@ -1,10 +1,10 @@
-"""The driver of one run of a consumer: what the command line, Airflow and spark-submit start.
+"""The driver of one run of a consumer, started by the command line, Airflow or spark-submit.
 
     python spark_jobs/consume.py NAME
     spark-submit spark_jobs/consume.py NAME          # client mode, and cluster mode on YARN and Kubernetes
 
-Addresses and credentials come from the environment (see `tidemark.connections`), never from arguments. With ``--attempt`` the caller
-has written the attempt's row and follows it; without, the driver writes one itself. Exit status: 0 done, 1 refused or failed.
+Addresses and credentials come from the environment (see `tidemark.connections`), never from arguments. With ``--attempt``, the caller
+has written the attempt's row and watches it; otherwise the driver writes the row. Exit status: 0 done, 1 refused or failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemark.waiting import watch
 def main() -> int:
     die_with_parent()
     options = _parser().parse_args()
-    said = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")  # stderr itself is kept back while the JVM starts
+    said = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")  # stderr itself is held back while the JVM starts
     logging.basicConfig(stream=said, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     watch()
@@ -48,7 +48,7 @@ def _consume(options: argparse.Namespace) -> None:
     connections = from_env()
     spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)
     folders = [*options.transforms, project.transforms()]
-    import_from(folders)  # an assignor of the user's is needed before the transform is
+    import_from(folders)  # a user's assignor is needed before the transform
     attempt = options.attempt or open_attempt(connections.database_url, spec.group, TaskIdentity())
 
     def start(records: int | None) -> Engine:
@@ -61,13 +61,13 @@ def _consume(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="One run of a consumer.")
-    parser.add_argument("name", help="the consumer's name: its file's stem")
-    parser.add_argument("--consumers", type=Path, metavar="DIR", help="where the consumers' files are")
-    parser.add_argument("--transforms", type=Path, action="append", default=[], metavar="DIR", help="a further folder of transforms")
-    parser.add_argument("--drain", action="store_true", help="read what is due in its retry topics, and not its topics")
+    parser = argparse.ArgumentParser(description="Run a consumer once.")
+    parser.add_argument("name", help="name of the consumer: its file name without the extension")
+    parser.add_argument("--consumers", type=Path, metavar="DIR", help="folder of the consumers' files")
+    parser.add_argument("--transforms", type=Path, action="append", default=[], metavar="DIR", help="another folder of transforms")
+    parser.add_argument("--drain", action="store_true", help="read the due records of its retry topics instead of its topics")
     parser.add_argument("--partition", action="append", default=[], metavar="TOPIC:0,1,5-9", help="read only these partitions")
-    parser.add_argument("--attempt", type=int, metavar="ID", help="the attempt whose row is written")
+    parser.add_argument("--attempt", type=int, metavar="ID", help="id of an attempt whose row already exists")
     return parser
 
 

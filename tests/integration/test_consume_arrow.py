@@ -61,7 +61,11 @@ WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
     "nothing": ("return None", TransformFailed, "it returned NoneType; it must return a pyarrow.RecordBatch"),
     "a column less": ("return given", BadOutput, "lacks column payload, which it had before"),
     "all that it was given": ("return batch", BadOutput, "lacks column payload, which it had before"),
-    "another type": (with_column("payload", "batch['offset']") + "; return given", BadOutput, "payload came as int64; the table is bytea"),
+    "another type": (
+        with_column("payload", "batch['offset']") + "; return given",
+        BadOutput,
+        "payload has type int64; the table has bytea",
+    ),
     "one more column": (with_column("extra", "batch['value']"), BadOutput, "a column that the table lacks: extra"),
     "offsets of others": (set_column("kafka_offset", "pc.add(batch['offset'], 100)"), BadOutput, "kafka_offset 100 is outside the range"),
     "another partition": (set_column("kafka_partition", "pc.add(batch['partition'], 1)"), BadOutput, "a row belongs to another partition"),
@@ -80,13 +84,13 @@ WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
     "a word that is none": (
         with_column("disposition", "pa.array(['drop'] * len(batch))"),
         BadOutput,
-        "'drop' is none of load, skip, retry, fail",
+        "'drop' is not one of load, skip, retry, fail",
     ),
-    "a number as disposition": (with_column("disposition", "batch['offset']"), BadOutput, "disposition came as int64; it must be text"),
+    "a number as disposition": (with_column("disposition", "batch['offset']"), BadOutput, "disposition has type int64; it must be text"),
     "a number as error": (
         with_column("disposition", "pa.array(['fail'] * len(batch))") + "; " + with_column("error", "batch['offset']"),
         BadOutput,
-        "error came as int64; it must be text",
+        "error has type int64; it must be text",
     ),
 }
 
@@ -113,7 +117,7 @@ def test_record_with_contradicting_rows_refuses_the_slice(scenario: Scenario, su
             body += "given = twice.select(LINEAGE).append_column('payload', twice['value'])\n"
             body += "return given.append_column('disposition', pa.array(words, pa.string()))"
             scenario.write(arrow(body), topics=topic)
-            refused(scenario, BadOutput, "record 0 has rows with the dispositions .* give all one")
+            refused(scenario, BadOutput, "record 0 has rows with dispositions .* give all the same")
     scenario.check()
 
 

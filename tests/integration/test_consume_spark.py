@@ -289,9 +289,9 @@ UNFIT: dict[str, tuple[str, type[TidemarkError], str]] = {
     "a number as disposition": (
         'records.selectExpr(*L, "value AS payload", "1 AS disposition")',
         SinkMismatch,
-        "disposition must be text, it is int32",
+        "disposition must be text, but is int32",
     ),
-    "a number as error": ('records.selectExpr(*L, "value AS payload", "1 AS error")', SinkMismatch, "error must be text, it is int32"),
+    "a number as error": ('records.selectExpr(*L, "value AS payload", "1 AS error")', SinkMismatch, "error must be text, but is int32"),
     "part of the lineage": (
         'records.selectExpr("kafka_topic", "kafka_offset", "value AS payload")',
         SinkMismatch,
@@ -363,7 +363,7 @@ WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
     "another type in the next batch": (
         f'{PAYLOAD} if calls == 1 else records.selectExpr(*L, "offset AS payload")',
         BadOutput,
-        "payload came as int64; the table is bytea",
+        "payload has type int64; the table has bytea",
     ),
     "a column less in the next batch": (
         f"{PAYLOAD} if calls == 1 else records.selectExpr(*L)",
@@ -404,12 +404,12 @@ WRONG: dict[str, tuple[str, type[TidemarkError], str]] = {
     "no disposition": (
         'records.selectExpr(*L, "value AS payload", "\'drop\' AS disposition")',
         BadOutput,
-        "'drop' is none of load, skip, retry, fail",
+        "'drop' is not one of load, skip, retry, fail",
     ),
     "two dispositions": (
         "records.selectExpr(*L, \"value AS payload\", \"explode(array('fail', 'skip')) AS disposition\")",
         BadOutput,
-        "record 0 has rows with the dispositions fail and skip: give all one",
+        "record 0 has rows with dispositions fail and skip: give all the same",
     ),
 }
 

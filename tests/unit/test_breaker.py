@@ -45,7 +45,7 @@ def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found
     with pytest.raises(BreakerTripped) as raised:
         breaker.check(PART, found, in_a_row, REJECTS)
     assert not raised.value.retriable
-    assert "Mostly: Timeout: no answer." in str(raised.value)
+    assert "Most common error: Timeout: no answer." in str(raised.value)
 
 
 def test_breaker_says_which_of_its_limits_it_was() -> None:

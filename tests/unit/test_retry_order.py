@@ -147,11 +147,11 @@ def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first
     with pytest.raises(HeldTooMany) as raised:
         order.check(PART, 2)
     assert (raised.value.held, raised.value.more, raised.value.keys, raised.value.retriable) == (4, 2, 2, False)
-    assert r'behind 2 keys of which one waits for a retry: "a", "\xff". With the 4 ' in str(raised.value)
+    assert r'earlier records of 2 keys wait for a retry: "a", "\xff". With the 4 ' in str(raised.value)
 
 
 def test_no_transform_can_say_that_a_record_is_held() -> None:
     from tidemark.records.outcome import BadOutput
 
-    with pytest.raises(BadOutput, match="disposition 'held' is none of load, skip, retry, fail"):
+    with pytest.raises(BadOutput, match="disposition 'held' is not one of load, skip, retry, fail"):
         by_list(KeyOrder(1), [Message(START, b"a", Disposition.HELD.name.lower())])

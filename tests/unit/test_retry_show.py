@@ -45,11 +45,11 @@ def test_plan_is_shown_with_counts_examples_and_what_is_no_part_of_it() -> None:
     """One line each, long texts cut, what stands in a record's error on one line."""
     said = lines(replace(preview(per_second=50), waiting=3, worn_out=2))
     assert said == [
-        "Redrive 7 (PLANNED): 1,200 records of departures to the first delay, 50 a second at most",
+        "Redrive 7 (PLANNED): 1,200 records of departures to the first delay, at most 50 per second",
         "Which: error type KeyError",
         "Reason: the codes are mended",
-        "Not part of it: 3 that wait for a retry already",
-        "Not part of it: 2 that were sent round 3 times",
+        "Not included: 3 that already wait for a retry",
+        "Not included: 2 that were redriven 3 times",
         f"    1,200  KeyError: {'x' * 199}…",
         "    1,200  of topic flights",
         "4711: flights/3@12 KeyError: '*dest*' <b>",
@@ -60,8 +60,8 @@ def test_redrive_that_has_begun_is_shown_with_what_became_of_its_records() -> No
     """Examples of a plan are none of what is done."""
     done = preview(state=Phase.DONE, destination=Destination.NOW, started_at=AT, planned=0, redriven=1150, passed_over=50)
     said = lines(replace(done, passed_over={"was loaded meanwhile": 50}))
-    assert said[0] == "Redrive 7 (DONE): 1,200 records of departures for one try at once"
-    assert said[3:5] == ["1,150 sent round, 50 passed over, 0 left", "Passed over, was loaded meanwhile: 50"]
+    assert said[0] == "Redrive 7 (DONE): 1,200 records of departures for one immediate try"
+    assert said[3:5] == ["1,150 redriven, 50 passed over, 0 left", "Passed over, was loaded meanwhile: 50"]
     assert not any(line.startswith("4711") for line in said)
 
 

@@ -61,12 +61,12 @@ def test_all_differences_are_told_at_once_with_the_ddl_that_mends_the_table() ->
     found, ddl = problems(columns, output(("city", pa.string())), lineage_index=False)
     assert found == [
         "the table lacks the lineage column kafka_topic_id",
-        "the table's kafka_partition is bigint, it must be integer",
+        "the table's kafka_partition is bigint, but must be integer",
         "the table lacks the lineage column kafka_offset",
         "the table lacks the lineage column kafka_seq",
         "the table has no unique index on its lineage columns",
         "the table has no column city",
-        "column must is NOT NULL without a default, and the output lacks it",
+        "column must is NOT NULL without a default, but the output lacks it",
     ]
     assert 'ALTER TABLE "analytics"."departures" ADD COLUMN "city" text;' in ddl
     assert len(ddl.splitlines()) == 6
@@ -81,9 +81,9 @@ def test_all_differences_are_told_at_once_with_the_ddl_that_mends_the_table() ->
             [*GIVEN[:2], ("kafka_offset", pa.float64())],
             "the lineage column kafka_offset is double: return it as the transform was given it",
         ),
-        ([*GIVEN, ("kafka_seq", pa.int32())], "the output has the lineage column kafka_seq, which is filled in for it: leave it out"),
-        ([*GIVEN, ("disposition", pa.int8())], "disposition must be text, it is int8"),
-        ([*GIVEN, ("error", pa.binary())], "error must be text, it is binary"),
+        ([*GIVEN, ("kafka_seq", pa.int32())], "the output has the lineage column kafka_seq, which Tidemark fills in: remove it"),
+        ([*GIVEN, ("disposition", pa.int8())], "disposition must be text, but is int8"),
+        ([*GIVEN, ("error", pa.binary())], "error must be text, but is binary"),
         ([*GIVEN, ("city", pa.string()), ("city", pa.string())], "the output has the column city 2 times"),
     ],
 )

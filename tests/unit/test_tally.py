@@ -92,7 +92,7 @@ def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_
         words = pa.array([word for _, word in batch], pa.string())
         judged = split_output(rows(*(offset for offset, _ in batch), disposition=words), PART)
         if clash:
-            with pytest.raises(BadOutput, match="with the dispositions"):
+            with pytest.raises(BadOutput, match="with dispositions"):
                 counted.take(judged)
             return
         counted.take(judged)
@@ -182,12 +182,12 @@ def test_disposition_and_error_do_not_reach_the_sink() -> None:
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"disposition": pa.array(["later"])}, "disposition 'later' is none of load, skip, retry, fail"),
-        ({"disposition": pa.array([2])}, "disposition came as int64"),
-        ({"disposition": pa.array(["fail"]), "error": pa.array([3])}, "error came as int64"),
+        ({"disposition": pa.array(["later"])}, "disposition 'later' is not one of load, skip, retry, fail"),
+        ({"disposition": pa.array([2])}, "disposition has type int64"),
+        ({"disposition": pa.array(["fail"]), "error": pa.array([3])}, "error has type int64"),
         ({"kafka_topic": None}, "lacks the lineage columns kafka_topic"),
         ({"city": None}, "lacks column city"),
-        ({"city": pa.array([1])}, "city came as int64; the table is text"),
+        ({"city": pa.array([1])}, "city has type int64; the table has text"),
         ({"country": pa.array(["DE"])}, "a column that the table lacks: country"),
     ],
 )

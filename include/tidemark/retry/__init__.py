@@ -1,36 +1,27 @@
-"""What becomes of a record that was not loaded: a ladder of delays, each with a Kafka topic, drained by bounded runs.
+"""Retries of records that were not loaded: a ladder of delays, one Kafka topic per delay, drained by bounded runs.
 
-Owns the life of a row of ``tidemark.failed_record``, and keeps I1, I3, I4, I6 and I7 for it::
+Owns the life cycle of a row of ``tidemark.failed_record`` and keeps I1, I3, I4, I6 and I7 for it::
 
       hand-off            relay                    drain, once due
     ------------> WAITING ------> <group>.retry.5m ---------------> LOADED | SKIPPED
          |           ^                                    |
-         |           +--- the next delay: published anew -+ fails again
+         |           +--- next delay: published again ----+ fails again
          v                                                v
-       FAILED ----------> <group>.failed <------ ladder, budget over, or permanent
+       FAILED ----------> <group>.failed <------ ladder or budget over, or permanent
 
-Where the order is by key, a later record of a key that waits is HELD, and is WAITING once nothing before it waits any more.
+With ``order: key``, later records of a key that is waiting are HELD. They become WAITING once no earlier record of the key is waiting.
 
-Postgres is the authority: the state, the due time and the payload stand in the record's row, and only the one message that is
-registered there is ever tried. What else is in a retry topic - published twice, by a relay that died before it could say so, or by
-somebody else - is read past and dropped. Due times are the database's clock's.
+- ``ladder`` computes where a record goes next. ``breaker`` gives a slice up when too many of its records fail. ``order`` keeps the records
+  of a key in order.
+- ``store`` holds the statements of a drain's commit: what is due, how far each retry topic may be read, what became of each record.
+- ``topics`` creates and checks the topics, ``messages`` encodes a record as a Kafka message, ``relay`` publishes.
+- ``pending`` reports what there is to publish and to try between runs.
+- ``admin`` and ``redrive`` are an operator's actions, ``filter`` selects the records for them, ``show`` displays a redrive.
+- ``retention`` deletes the payloads of settled records.
 
-Modules::
-
-    admin        list, count, show, export, discard and edit failed records
-    agenda       which groups have records to publish or due records
-    audit        where every record is, and that none is missing (I3)
-    breaker      aborts a slice in which too many records fail
-    filter       selects failed records by state, error, origin, key or time
-    hop          a failed record as a message, with Tidemark's headers
-    ladder       the next delay of a record that was not loaded
-    order        holds later records of a key while one waits
-    redrive      sends failed records again: plan, apply, stop
-    relay        publishes the outbox and registers the messages
-    retention    removes payloads of settled records
-    show         a redrive as text and Markdown
-    store        the statements of a drain's commit
-    topics       creates and checks the retry topics
+Postgres is the authority. The record's row holds its state, due time and payload, and only the one message that is registered there is
+ever tried. Any other message in a retry topic is skipped: a duplicate from a relay that died before it registered the message, or a
+message from another producer. Due times are by the database's clock.
 """
 
 from tidemark.retry.ladder import Ladder, Rung

@@ -1,7 +1,7 @@
-"""What an operator sees of records that were not loaded, and does with them: list, count, show, export, discard, edit.
+"""An operator's view of the records that were not loaded, and the actions on them: list, count, show, export, discard, edit.
 
-Each action is one transaction with its row in ``retry_action``: who, when, why, on which records, how many. Reading changes nothing and
-locks nothing. A record is edited in its place: what it was is kept, with the action, and can be seen from either side.
+Each action is one transaction, with a row in ``retry_action``: who, when, why, which records, how many. Reading changes nothing and locks
+nothing. A record is edited in place; its original is kept together with the action.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SQL = {name: statement(text) for name, text in statements("tidemark.retry", "adm
 Headers = Sequence[tuple[str, bytes | None]]
 
 LOCK_MS = 30_000
-"""How long an action waits for a relay's or a drain's transaction."""
+"""How long an action waits for the transaction of a relay or a drain."""
 AT_A_TIME = 200
-"""Records whose payloads are held at once."""
+"""Records read at a time with their payloads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A failed record without its payload. ``due``: a waiting one whose time has come."""
+    """A failed record without its payload. ``due``: it is waiting and its due time has passed."""
 
     number: int
     state: RecordState
@@ -44,7 +44,7 @@ class Summary:
     partition: int
     offset: int
     timestamp: datetime | str | None
-    """As Postgres writes it where Python has no such time."""
+    """As Postgres' text if Python cannot represent it."""
     retry_number: int
     due_at: datetime | None
     due: bool | None
@@ -62,8 +62,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Records of one state with one type of error. ``texts``: how many different error texts they have; ``example``: the newest one.
-    ``refused``: how many of them the broker did not take."""
+    """The records of one state with one error type. ``texts``: the number of different error texts; ``example``: the newest text.
+    ``refused``: how many of the records the broker rejected."""
 
     state: RecordState
     error_type: str
@@ -84,7 +84,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What a record was, until somebody changed it."""
+    """A record's payload before an edit."""
 
     action_id: int
     by: str
@@ -95,7 +95,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A failed record with all that is known of it. ``tries`` are its earlier ones, ``row`` is the rest of its columns."""
+    """Everything known about a failed record. ``tries`` are its earlier tries, ``row`` holds its other columns."""
 
     number: int
     payload: Payload
@@ -103,21 +103,21 @@ class Whole:
     edits: Sequence[Edit]
     redrives: Sequence[Mapping[str, Any]]
     action: Mapping[str, Any] | None
-    """The last thing that an operator did with it."""
+    """An operator's latest action on it."""
     row: Mapping[str, Any]
 
 
 @dataclass(kw_only=True, eq=False)
 class NotEditable(Refused):
-    """A record that is on its way, or has arrived."""
+    """The record's state does not allow an edit: it is being retried, or it is settled."""
 
     number: int
     state: RecordState
 
     def __str__(self) -> str:
         why = {
-            RecordState.WAITING: "it waits for its next retry, and stands in a topic as it was. Edit it when it has failed, or discard it",
-            RecordState.HELD: "it is held until a record of its key is settled. Edit it when it has failed, or discard it",
+            RecordState.WAITING: "it is waiting for its next retry. Edit it once it has failed, or discard it",
+            RecordState.HELD: "it is held until an earlier record of its key is settled. Edit it once it has failed, or discard it",
             RecordState.LOADED: "it has been loaded",
             RecordState.SKIPPED: "it has been skipped",
             RecordState.DISCARDED: "it has been discarded. Redrive it first (tidemark redrive plan --state DISCARDED)",
@@ -126,26 +126,26 @@ class NotEditable(Refused):
 
 
 def list_records(connection: Connection, group: str, wanted: Filter, *, limit: int, after: int = 0) -> list[Summary]:
-    """The first of those that are meant, in the order in which they were handed off, behind the number ``after``."""
+    """The first ``limit`` matching records with numbers above ``after``, in the order in which they were handed off."""
     with transaction(connection) as cur:
         cur.execute(SQL["records"], {**_key(cur, group), **wanted.parameters(group), "after": after, "limit": limit})
         return [Summary(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
 
 
 def count_records(connection: Connection, group: str, wanted: Filter) -> list[Count]:
-    """How many there are of those that are meant, by state and type of error."""
+    """Counts the matching records by state and error type."""
     with transaction(connection) as cur:
         return counted(cur, group, wanted)
 
 
 def counted(cur: Cursor, group: str, wanted: Filter) -> list[Count]:
-    """As `count_records`, in the caller's transaction."""
+    """Like `count_records`, in the caller's transaction."""
     cur.execute(SQL["counts"], {**_key(cur, group), **wanted.parameters(group)})
     return [Count(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
 
 
 def show_record(connection: Connection, group: str, number: int) -> Whole:
-    """All that is known of a record. Raises `BadInput` if the group has none of this number."""
+    """Everything known about a record. Raises `BadInput` if the group has no record of this number."""
     with transaction(connection) as cur:
         found = list(_whole(cur, group, Filter(numbers=(number,)), 0, 1))
         if not found:
@@ -162,7 +162,7 @@ def show_record(connection: Connection, group: str, number: int) -> Whole:
 
 
 def export_records(connection: Connection, group: str, wanted: Filter) -> Iterator[dict[str, Any]]:
-    """Those that are meant, one by one, as plain values: key, value and headers' values in base64; `parse_edit` reads them again."""
+    """Yields the matching records as JSON values; key, value and header values are in base64. `parse_edit` reads such a line."""
     after = 0
     while True:
         with transaction(connection) as cur:
@@ -178,13 +178,13 @@ def export_records(connection: Connection, group: str, wanted: Filter) -> Iterat
 
 
 def discard(connection: Connection, group: str, wanted: Filter, *, reason: str, by: str) -> int:
-    """Settles those that are meant and wait, are held or have failed; nobody tries them again. Returns how many.
+    """Discards the matching records that are waiting, held or failed, so that they are not tried again. Returns how many.
 
-    Raises `BadInput` for a reason that says nothing, for a filter that says nothing, and for numbers of which one is none.
+    Raises `BadInput` for an empty reason, an empty filter, or a number that is not a record of the group.
     """
     why = check_reason(reason)
     if not wanted:
-        raise BadInput(what="filter", found="it names every record of the group", fix="Say which: numbers, an error, a topic, a time.")
+        raise BadInput(what="filter", found="it matches every record of the group", fix="Filter by numbers, error, topic or time.")
     with transaction(connection) as cur:
         key = _begin(cur, group)
         _require(cur, group, wanted)
@@ -197,9 +197,9 @@ def discard(connection: Connection, group: str, wanted: Filter, *, reason: str, 
 
 
 def edit(connection: Connection, group: str, number: int, change: Callable[[Payload], Payload], *, reason: str, by: str) -> int | None:
-    """Gives a record that has failed another payload, and keeps what it was; returns the action, `None` if nothing is different.
+    """Replaces the payload of a failed record and keeps the original. Returns the action's id, or `None` if nothing changed.
 
-    Nothing is tried by this: a redrive does that. Raises `NotEditable`, or `BadInput`.
+    This does not retry the record; a redrive does. Raises `NotEditable` or `BadInput`.
     """
     why = check_reason(reason)
     with transaction(connection) as cur:
@@ -223,25 +223,25 @@ def edit(connection: Connection, group: str, number: int, change: Callable[[Payl
 
 
 def actions(connection: Connection, group: str, *, limit: int) -> list[dict[str, Any]]:
-    """What operators have done with the group's records, the newest first."""
+    """The operators' actions on the group's records, newest first."""
     with transaction(connection) as cur:
         cur.execute(SQL["actions"], {**_key(cur, group), "limit": limit})
         return rows(cur)
 
 
 def parse_edit(line: str) -> tuple[int, Payload]:
-    """A record's number and payload, from a line as `export_records` has it. Raises `BadInput`."""
+    """Parses a record's number and payload from a line written by `export_records`. Raises `BadInput`."""
     try:
         said = json.loads(line)
         headers = tuple((str(name), _bytes(value)) for name, value in said["headers"])
         return int(said["number"]), Payload(_bytes(said["key"]), _bytes(said["value"]), headers)
     except (ValueError, KeyError, TypeError) as error:
         fix = 'Write {"number": 7, "key": null, "value": "base64", "headers": [["name", "base64"]]}, as `tidemark retries export` does.'
-        raise BadInput(what="record", found=f"this is no line of an export ({error}): {line[:80]}", fix=fix) from None
+        raise BadInput(what="record", found=f"this is not a line of an export ({error}): {line[:80]}", fix=fix) from None
 
 
 def payload_json(payload: Payload) -> dict[str, Any]:
-    """Plain values, as a line of an export has them."""
+    """The payload as JSON values, as in a line of an export."""
     return {"key": _base64(payload.key), "value": _base64(payload.value), "headers": headers_json(payload.headers)}
 
 
@@ -254,12 +254,12 @@ def headers_json(headers: Headers) -> list[list[str | None]]:
 
 
 def group_key(cur: Cursor, group: str) -> dict[str, int]:
-    """``group_id``, for statements. Raises `BadInput` for a group that has never run."""
+    """``group_id`` as a statement parameter. Raises `BadInput` for a group that has never run."""
     return _key(cur, group)
 
 
 def add_action(cur: Cursor, group_id: int, kind: str, wanted: Filter, reason: str, by: str, *, records: int = 0) -> int:
-    """The row that says who did what, when and why; its id."""
+    """Records who did what, when and why. Returns the id of the row."""
     return _add_action(cur, group_id, kind, wanted, reason, by, records=records)
 
 
@@ -267,12 +267,12 @@ def _key(cur: Cursor, group: str) -> dict[str, int]:
     cur.execute("SELECT group_id FROM tidemark.consumer_group WHERE name = %s", (group,))
     found = cur.fetchone()
     if found is None:
-        raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="tidemark groups list shows those that have.")
+        raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="tidemark groups list shows the groups that have.")
     return {"group_id": int(found[0])}
 
 
 def begin_change(cur: Cursor, group_id: int) -> None:
-    """Bounds the waiting for locks, and holds rewinds of the group off until the transaction ends, as drains do."""
+    """Sets the lock timeout and blocks rewinds of the group until the transaction ends, as drains do."""
     cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
     cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
 
@@ -284,7 +284,7 @@ def _begin(cur: Cursor, group: str) -> dict[str, int]:
 
 
 def _require(cur: Cursor, group: str, wanted: Filter) -> None:
-    """Each number is a record of the group."""
+    """Raises `BadInput` unless each number of the filter is a record of the group."""
     if wanted.numbers:
         cur.execute(SQL["records"], {
             **_key(cur, group), **Filter(numbers=wanted.numbers).parameters(group), "after": 0, "limit": len(wanted.numbers),

@@ -1,12 +1,12 @@
--- Statements of what operators look at and change. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock
--- against rewinds, records as drains lock them, by hop.
+-- Statements for an operator's view and actions. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock
+-- against rewinds, then records by hop, as drains lock them.
 
 -- name: lock_out_rewinds
--- No rewind of the group takes records out until this transaction ends. Who changes records is not in each other's way.
+-- Blocks rewinds of the group until this transaction ends, so that none withdraws records. Actions do not block each other.
 SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 
 -- name: records
--- The records that are meant, without their payloads, in the order of their ids from one on. Locks nothing.
+-- The matching records after a given one, without payloads, in id order. Locks nothing.
 SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
        retry_number, due_at, due_at <= clock_timestamp() AS due, hop_topic, hop_partition, hop_offset, publish_error, error_type, error_text,
        redrives, created_at, changed_at, coalesce(octet_length(value), 0) AS value_bytes
@@ -15,7 +15,7 @@ SELECT failed_record_id AS number, state, topic.name AS topic, record.partition,
  ORDER BY failed_record_id LIMIT %(limit)s;
 
 -- name: counts
--- How many they are, by state and error, most first, with the newest one's text and how many texts there are. Locks nothing.
+-- Counts by state and error type, largest first, with the newest error text and the number of different texts. Locks nothing.
 SELECT state, error_type, count(*) AS records, count(DISTINCT error_text) AS texts, min(created_at) AS first, max(created_at) AS last,
        (array_agg(error_text ORDER BY failed_record_id DESC))[1] AS example,
        count(*) FILTER (WHERE publish_error IS NOT NULL) AS refused
@@ -24,7 +24,7 @@ SELECT state, error_type, count(*) AS records, count(DISTINCT error_text) AS tex
  GROUP BY state, error_type ORDER BY records DESC, state, error_type;
 
 -- name: whole
--- The records that are meant, all of each, from one on. Locks nothing.
+-- The matching records after a given one, with all columns. Locks nothing.
 SELECT failed_record_id AS number, state, topic.name AS topic, record.partition, record_offset AS offset, record_timestamp AS timestamp,
        key, value, headers, disposition, error_type, error_text, attempt_id, retry_number, due_at, hop_topic, hop_partition, hop_offset,
        publish_error, story, sink_rows, redrives, created_at, changed_at, ladder_at, tried_at, tried_late, emptied_at
@@ -33,7 +33,7 @@ SELECT failed_record_id AS number, state, topic.name AS topic, record.partition,
  ORDER BY failed_record_id LIMIT %(limit)s;
 
 -- name: edits
--- What a record was before each edit of it, the first one first. Locks nothing.
+-- A record's payload before each of its edits, oldest first. Locks nothing.
 SELECT action_id, done_by AS by, done_at AS at, reason, edit.key, edit.value, edit.headers
   FROM tidemark.failed_record_edit edit JOIN tidemark.retry_action USING (action_id)
  WHERE failed_record_id = %(number)s ORDER BY action_id;
@@ -43,7 +43,7 @@ SELECT action.action_id, kind, done_by AS by, done_at AS at, reason
   FROM tidemark.failed_record JOIN tidemark.retry_action action USING (action_id) WHERE failed_record_id = %(number)s;
 
 -- name: redrives
--- The redrives that a record is part of. Locks nothing.
+-- The redrives that include a record. Locks nothing.
 SELECT redrive_id, redrive_record.state, why, destination, reason, planned_by AS by, done_at AS at
   FROM tidemark.redrive_record JOIN tidemark.redrive USING (redrive_id) WHERE failed_record_id = %(number)s ORDER BY redrive_id;
 
@@ -52,7 +52,7 @@ INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, reco
 VALUES (%(group_id)s, %(kind)s, %(filter)s, %(reason)s, %(by)s, %(records)s) RETURNING action_id;
 
 -- name: discard
--- Settles records that wait, are held or have failed; what is registered in a topic stays there, and is dropped by whoever reads it. Locks them.
+-- Discards records that are waiting, held or failed. Their messages stay in the retry topics; drains skip them. Locks the records.
 WITH meant AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record record
      WHERE group_id = %(group_id)s AND state IN ('WAITING', 'HELD', 'FAILED') AND {where}
@@ -75,11 +75,11 @@ INSERT INTO tidemark.failed_record_edit (action_id, failed_record_id, key, value
 SELECT %(action_id)s, failed_record_id, key, value, headers FROM tidemark.failed_record WHERE failed_record_id = %(number)s;
 
 -- name: edit
--- Needs the record's lock. One that the broker did not take may be taken now.
+-- Needs the record's lock. Clears publish_error: the broker may accept the edited record.
 UPDATE tidemark.failed_record SET key = %(key)s, value = %(value)s, headers = %(headers)s, publish_error = NULL, action_id = %(action_id)s
  WHERE failed_record_id = %(number)s;
 
 -- name: actions
--- What operators have done, the newest first. Locks nothing.
+-- The operators' actions, newest first. Locks nothing.
 SELECT action_id, kind, filter, reason, done_by AS by, done_at AS at, records FROM tidemark.retry_action
  WHERE group_id = %(group_id)s ORDER BY action_id DESC LIMIT %(limit)s;

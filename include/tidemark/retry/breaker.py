@@ -1,4 +1,4 @@
-"""When so many records fail at once that it is no matter of single records, nothing is handed off: the slice is given up (I1)."""
+"""The circuit breaker: if too many records of a slice fail, nothing is handed off and the slice is given up (I1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class BreakerTripped(Refused):
-    """More records of a slice failed than the spec's breaker lets pass."""
+    """More records of a slice failed than the spec's breaker allows."""
 
     part: Slice
     judged: int
@@ -35,16 +35,16 @@ class BreakerTripped(Refused):
             found, key = f"{self.failed} of {self.judged} records failed ({self.failed / self.judged:.1%})", "ratio"
             allowed = f"{self.ratio:g}"
         return (
-            f"{self.part}: {found}, retry.breaker.{key} is {allowed}. Mostly: {self.commonest}. Nothing of this slice was stored and no "
-            f"offset was moved; what was committed before stays. Mend what all of them met, and run again; if they really are so many, "
+            f"{self.part}: {found}, retry.breaker.{key} is {allowed}. Most common error: {self.commonest}. Nothing of this slice was "
+            f"stored and no offset was moved; earlier commits stay. Fix the common cause and run again. If so many failures are expected, "
             f"raise retry.breaker.{key} for this run, or remove it."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """``ratio``: the share of a slice's records that may fail, where it has ``minimum`` of them or more; ``consecutive``: how many of them
-    one after the other. `None`: any."""
+    """``ratio``: the share of a slice's records that may fail, checked only if the slice has at least ``minimum`` records.
+    ``consecutive``: how many records in a row may fail. `None`: no limit."""
 
     ratio: float | None
     consecutive: int | None
@@ -56,7 +56,7 @@ class Breaker:
         return None if said is None else cls(said.ratio, said.consecutive, said.minimum)
 
     def check(self, part: Slice, counts: RecordCounts, in_a_row: int, rejects: Collection[Reject]) -> None:
-        """Raises `BreakerTripped`. ``in_a_row``: the longest run of records that failed one after the other."""
+        """Raises `BreakerTripped`. ``in_a_row``: the longest run of consecutive failures."""
         failed = counts.retried + counts.failed
         judged = failed + counts.loaded + counts.skipped
         by_ratio = self.ratio is not None and judged >= self.minimum and failed > self.ratio * judged

@@ -1,4 +1,4 @@
-"""Which failed records an operator means: by state, error, origin, key, time, tier, or by number."""
+"""Selects failed records by state, error, origin, key, time, tier or number."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tidemark.text.moment import iso
 
 
 class RecordState(StrEnum):
-    """What is so of a failed record now."""
+    """The current state of a failed record."""
 
     WAITING = "WAITING"
     """For its next retry."""
     HELD = "HELD"
-    """Not tried: one of its key waits."""
+    """Not tried yet: an earlier record of its key is waiting."""
     FAILED = "FAILED"
-    """Its ladder is over, or it never had one."""
+    """Its ladder is over, or the consumer has none."""
     LOADED = "LOADED"
     SKIPPED = "SKIPPED"
     DISCARDED = "DISCARDED"
@@ -34,10 +34,10 @@ FAILED_TIER = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All that is set must be true of a record; without anything set it is every record of the group.
+    """A record matches if all fields that are set match it. An empty filter matches every record of the group.
 
-    ``error_text`` is a part of the text, in whatever case. Offsets are ``[from_offset, to_offset)``, times of the record's first failing
-    ``[since, until)``. ``tier`` is ``5m``, ``now`` or ``failed``. ``refused``: the broker did not take it.
+    ``error_text`` is a substring, case-insensitive. Offsets are ``[from_offset, to_offset)``; the time of the first failure is
+    ``[since, until)``. ``tier`` is ``5m``, ``now`` or ``failed``. ``refused``: the broker rejected the record.
     """
 
     numbers: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class Filter:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """What is set, as plain values, from which `from_json` makes the same again."""
+        """The fields that are set, as JSON values; `from_json` restores the filter."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -127,14 +127,14 @@ CONDITION = """(%(numbers)s::bigint[] IS NULL OR record.failed_record_id = ANY (
    AND (%(until)s::timestamptz IS NULL OR record.created_at < %(until)s)
    AND (%(hop_topic)s::text IS NULL OR record.hop_topic = %(hop_topic)s)
    AND (NOT %(refused)s::boolean OR record.publish_error IS NOT NULL)"""
-"""In SQL, of a row ``record`` of ``failed_record``; takes the place of ``{where}`` in a statement."""
+"""The filter in SQL, on a row ``record`` of ``failed_record``. It replaces ``{where}`` in a statement."""
 
 _ZERO_COUNTS = ("partition", "from_offset", "to_offset", "key", "error_text")
-"""Fields of which zero, or an empty value, is one."""
+"""Fields for which zero, or an empty value, counts as set."""
 
 
 def statement(text: str) -> str:
-    """A statement with the filter's condition in it."""
+    """Puts the filter's condition into a statement."""
     return text.replace("{where}", CONDITION)
 
 
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 def _key(key: bytes) -> str:
-    """As text, if it can be printed."""
+    """As text if printable, otherwise in hex."""
     text = key.decode(errors="replace")
     return f'"{text}"' if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
 

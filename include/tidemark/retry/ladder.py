@@ -1,4 +1,4 @@
-"""Where a record goes that was not loaded. Values in, values out."""
+"""Computes where a record goes that was not loaded. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """The ``number``-th retry of a record: after ``delay``, by way of ``topic``."""
+    """The ``number``-th retry of a record: after ``delay``, through ``topic``."""
 
     number: int
     delay: timedelta
@@ -23,9 +23,9 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """A group's delays in order; one topic for each distinct delay. Without delays a record that was not loaded has failed at once.
+    """A group's delays in order, with one topic per distinct delay. Without delays, a record that was not loaded has failed at once.
 
-    ``budget``: no try is begun that would come due later than this after the record was handed off, or redriven; `None`: no limit.
+    ``budget``: no retry is scheduled to come due later than this after the record was handed off or redriven. `None`: no limit.
     """
 
     group: str
@@ -41,26 +41,25 @@ class Ladder:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The retry topics, in the order in which a record comes to them."""
+        """The retry topics, in the order in which a record passes through them."""
         return tuple(dict.fromkeys(retry_topic(self.group, delay) for delay in self.delays))
 
     @property
     def failed_topic(self) -> str | None:
-        """Where records go that failed for good; `None`: without a ladder they stay in their table."""
+        """The topic for permanently failed records. `None` without a ladder: they stay in the table."""
         return failed_topic(self.group) if self.delays else None
 
     def rung(self, number: int) -> Rung | None:
-        """The ``number``-th retry, from 1; `None` beyond the end of the ladder."""
+        """The ``number``-th retry, counted from 1. `None` beyond the end of the ladder."""
         if not 1 <= number <= len(self.delays):
             return None
         delay = self.delays[number - 1]
         return Rung(number, delay, retry_topic(self.group, delay))
 
     def after(self, tries: int, age: timedelta) -> Rung | None:
-        """Where a record goes that has failed at its first reading and ``tries`` retries, and has been on its way for ``age``.
+        """The next retry of a record whose first try and ``tries`` retries failed, ``age`` after it was handed off. `None`: it has failed.
 
-        The ladder is the one of now, also for a record that began on another: its next delay is the one behind as many as it has had.
-        `None`: it has failed.
+        The current ladder applies even to a record that began on an older one: its next rung is number ``tries + 1``.
         """
         rung = self.rung(tries + 1)
         over = rung is not None and self.budget is not None and age + rung.delay > self.budget
@@ -68,4 +67,4 @@ class Ladder:
 
 
 NO_LADDER = Ladder("")
-"""What is not loaded has failed, and is published nowhere."""
+"""Records that are not loaded have failed, and are not published."""

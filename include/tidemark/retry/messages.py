@@ -1,8 +1,8 @@
-"""A failed record as a message of a retry topic or of the failed topic: its own key, value and headers, and then ours.
+"""A failed record as a Kafka message of a retry topic or the failed topic: its own key, value and headers, then Tidemark's headers.
 
-Ours are for people and other tools. There are always `COUNT` of them, they come last, and Tidemark never believes them (I7): whoever
-reads the message takes them off by their number (`own_headers`), and what they say from Postgres. So a producer that forges them, or a
-record that has been through another consumer's failed topic, changes nothing.
+Tidemark's headers are for people and other tools. There are always `COUNT` of them and they come last. Tidemark never trusts them (I7): a
+drain strips the last `COUNT` headers (`own_headers`) and reads the facts from Postgres. So forged headers, or the headers of another
+consumer's failed topic, change nothing.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ T = TypeVar("T")
 
 NAMES = (
     "tidemark.group",
-    "tidemark.record",  # as `tidemark retries show` knows it
+    "tidemark.record",  # its number, for `tidemark retries show`
     "tidemark.retry_number",
-    "tidemark.retry_timestamp",  # not before; null on the failed topic
+    "tidemark.retry_timestamp",  # when it is due; null on the failed topic
     "tidemark.topic",
     "tidemark.partition",
     "tidemark.offset",
-    "tidemark.timestamp",  # of the record itself; null if it has none
+    "tidemark.timestamp",  # the record's own; null if it has none
     "tidemark.error_type",
     "tidemark.error_text",
 )
-"""Of our headers, in their order. Values are UTF-8: numbers in digits, times in ISO 8601."""
+"""The names of Tidemark's headers, in order. Values are UTF-8: numbers in digits, times in ISO 8601."""
 COUNT = len(NAMES)
 TYPE_BYTES, TEXT_BYTES = 250, 2_000
-"""What a header says of an error at most; Postgres has all of it."""
+"""Size limits of the error headers; Postgres keeps the full error."""
 HEADER_BYTES = 4_096
-"""Our headers take no more: by so much a retry topic's max.message.bytes must exceed the source's."""
+"""Upper bound for the size of Tidemark's headers. A retry topic's max.message.bytes must exceed the source's by this."""
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 YEARS_A_CYCLE, CYCLE_MS = 400, 146_097 * 86_400_000
-"""The Gregorian calendar repeats after so long."""
+"""The period of the Gregorian calendar."""
 
 
 def outgoing(group: str, record: Mapping[str, Any], partitions: int) -> Outgoing:
-    """The message of a row of ``failed_record`` (with its topic's name), for a topic of so many partitions.
+    """Builds the message for a row of ``failed_record`` (with its topic's name), for a topic with ``partitions`` partitions.
 
-    A record keeps its origin's partition, modulo their number: records of one key stay together and in order, as they were there.
+    A record keeps its original partition, modulo ``partitions``, so records of one key stay together and in order.
     """
     own = [(name, None if text is None else base64.b64decode(text)) for name, text in record["headers"]]
     return Outgoing(
@@ -55,7 +55,7 @@ def outgoing(group: str, record: Mapping[str, Any], partitions: int) -> Outgoing
 
 
 def ours(group: str, record: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
-    """Our headers, all of them, in the order of `NAMES`."""
+    """All of Tidemark's headers, in the order of `NAMES`."""
     values = (
         group,
         str(record["failed_record_id"]),
@@ -72,12 +72,12 @@ def ours(group: str, record: Mapping[str, Any]) -> list[tuple[str, bytes | None]
 
 
 def own_headers(headers: Sequence[T]) -> Sequence[T]:
-    """A message's headers without ours."""
+    """A message's headers without Tidemark's."""
     return headers[:-COUNT]
 
 
 def cut(text: str, size: int) -> str:
-    """``text`` in no more than ``size`` bytes of UTF-8, ended by an ellipsis where something is missing."""
+    """Truncates ``text`` to at most ``size`` bytes of UTF-8, ending in an ellipsis if anything was cut."""
     encoded = text.encode()
     return text if len(encoded) <= size else encoded[: size - len("…".encode())].decode(errors="ignore") + "…"
 
@@ -94,7 +94,7 @@ def _iso(millis: int | None) -> str | None:
     """Milliseconds since 1970 in ISO 8601. Years before 0 and after 9999 have a sign, as Java's Instant writes them."""
     if millis is None:
         return None
-    cycles, rest = divmod(millis, CYCLE_MS)  # the calendar repeats: Python need not know the year
+    cycles, rest = divmod(millis, CYCLE_MS)  # Python's years end at 9999, so compute within one period
     moment = UNIX_EPOCH + timedelta(milliseconds=rest)
     year = moment.year + YEARS_A_CYCLE * cycles
     sign = "+" if year > 9999 else "-" if year < 0 else ""

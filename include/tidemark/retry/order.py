@@ -1,8 +1,8 @@
-"""Order by key: while a record waits for a retry, later ones of its key, of the same Kafka partition, are held and not tried.
+"""Order by key: while a record waits for a retry, later records of its key in the same Kafka partition are held.
 
-A slice asks about its records in the order in which it reads them: `Order.behind` says which record must be settled first, `Order.tried`
-is told what came of one. `KeyOrder` is of a consumer's own slices and goes by the key; `TurnOrder` is of slices of retry topics, whose
-records know the one before them. Records without a key have no order.
+A slice asks about its records in the order in which it reads them. `Order.behind` returns the record that must be settled first;
+`Order.tried` takes the outcome of a try. `KeyOrder` is for slices of the consumer's own topics and compares keys. `TurnOrder` is for
+slices of retry topics, whose records know their predecessor. Records without a key have no order.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class HasOffset(Protocol):
 
 
 class HasKey(HasOffset, Protocol):
-    """A message of Kafka's, of the consumer's own topic."""
+    """A Kafka message of one of the consumer's own topics."""
 
     def key(self) -> Any: ...
 
 
 class HasTurn(HasOffset, Protocol):
-    """A message of a retry topic, which stands for a record that waits."""
+    """A message of a retry topic, with the waiting record that it belongs to."""
 
     @property
     def record(self) -> Waiting: ...
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=HasTurn)
 
 @dataclass(kw_only=True, eq=False)
 class HeldTooMany(Refused):
-    """More records of a partition would be held than the spec lets be."""
+    """The slice would exceed the spec's limit of held records per partition."""
 
     part: Slice
     held: int
@@ -59,45 +59,45 @@ class HeldTooMany(Refused):
     def __str__(self) -> str:
         named = ", ".join(f'"{key[:50].decode(errors="backslashreplace")}"' for key in self.examples)
         return (
-            f"{self.part}: {self.more} records would be held, behind {self.keys} keys of which one waits for a retry: {named}"
-            f"{', ...' if self.keys > len(self.examples) else ''}. With the {self.held} of this partition that are held already these are "
-            f"more than retry.max_held, {self.limit}. Nothing of this slice was stored and no offset was moved; what was committed before "
-            "stays. Drain or discard what they wait for (tidemark retries list --state WAITING), and run again; or raise retry.max_held."
+            f"{self.part}: {self.more} records would be held, because earlier records of {self.keys} keys wait for a retry: {named}"
+            f"{', ...' if self.keys > len(self.examples) else ''}. With the {self.held} already held in this partition, that is "
+            f"more than retry.max_held ({self.limit}). Nothing of this slice was stored and no offset was moved; earlier commits stay. "
+            "Drain or discard the records they wait for (tidemark retries list --state WAITING) and run again, or raise retry.max_held."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class KeysBlocked(Unavailable):
-    """A slice was judged before its transaction, and other keys are blocked now."""
+    """More keys were blocked between the slice's transform and its transaction."""
 
     part: Slice
     keys: int
 
     def __str__(self) -> str:
         return (
-            f"{self.part}: while the transform ran, records of {self.keys} more keys came to wait for a retry. Nothing of this slice was "
+            f"{self.part}: while the transform ran, records of {self.keys} more keys began to wait for a retry. Nothing of this slice was "
             "stored; read it again."
         )
 
 
 class Order(ABC, Generic[M]):
-    """What is asked of while a slice is read, record by record, in the order of the log."""
+    """Decides which records of a slice may be tried. Call it for each record, in log order."""
 
     @abstractmethod
     def behind(self, message: M) -> int | None:
-        """The offset of the record of its key that must be settled first; `None`: it may be tried."""
+        """The offset of the earlier record of its key that must be settled first. `None`: it may be tried."""
 
     @abstractmethod
     def tried(self, message: M, *, again: bool) -> None:
-        """What came of one. ``again``: it is to be retried, so that what follows of its key is held."""
+        """Takes the outcome of a try. ``again``: it will be retried, so later records of its key are held."""
 
     @abstractmethod
     def split(self, messages: Sequence[M]) -> tuple[Sequence[M], list[tuple[M, int]]]:
-        """For a transform that takes them all at once: those that may be tried as far as is known, and those that are held, with the offset
-        that they are behind. `sift` its answer."""
+        """For a transform that takes all messages at once: those that may be tried as far as is known, and those to hold, each with the
+        offset that blocks it. Pass the transform's output to `sift`."""
 
     def sift(self, part: Slice, messages: Sequence[M], judged: TransformOutput) -> TransformOutput:
-        """The answer to ``messages`` without what was said of records behind one of their key that is to be retried: they are held."""
+        """Holds each record whose key has an earlier record to be retried, and drops the transform's output for it."""
         again = {reject.offset for reject in judged.rejects if reject.disposition in (Disposition.RETRY, Disposition.HELD)}
         back = []
         for message in messages:
@@ -113,7 +113,7 @@ class Order(ABC, Generic[M]):
 
 
 class KeyOrder(Order[HasKey]):
-    """Of a consumer's own slice. Knows nothing until `begin`; ``limit``: how many records of a partition may be held."""
+    """The order within a slice of the consumer's own topic. Call `begin` first. ``limit``: maximum number of held records per partition."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -123,14 +123,16 @@ class KeyOrder(Order[HasKey]):
         self._keys: set[bytes] = set()
 
     def begin(self, blocked: Sequence[Blocked]) -> None:
-        """The keys of the partition that are blocked now. From here on nobody else may commit records of it, or `confirm` is asked."""
+        """Starts with the keys of the partition that are blocked now. If others may commit its records from now on, `confirm` later."""
         self._began = {one.key: one.first for one in blocked}
         self._first = dict(self._began)
         self._held = sum(one.held for one in blocked)
 
     def confirm(self, part: Slice, blocked: Sequence[Blocked]) -> None:
-        """The keys that are blocked when the slice is committed, after it was judged. One that is settled since holds what it holds until
-        the next release. Raises `KeysBlocked` where a record of the slice may have been tried that is behind another one now."""
+        """Checks the keys that are blocked at commit. A key settled since `begin` holds its records until the next release.
+
+        Raises `KeysBlocked` if a record of the slice may have been tried although an earlier record of its key waits now.
+        """
         more = [one for one in blocked if one.first < min(part.end, self._began.get(one.key, part.end))]
         if more:
             raise KeysBlocked(part=part, keys=len(more))
@@ -140,7 +142,7 @@ class KeyOrder(Order[HasKey]):
         if not self._first or (key := message.key()) is None:
             return None
         first = self._first.get(key)
-        if first is None or first >= _offset(message):  # a backfill reads what lies before
+        if first is None or first >= _offset(message):  # a backfill reads earlier offsets
             return None
         self._keys.add(key)
         return first
@@ -163,21 +165,21 @@ class KeyOrder(Order[HasKey]):
         return free, blocked
 
     def sift(self, part: Slice, messages: Sequence[HasKey], judged: TransformOutput) -> TransformOutput:
-        """As `Order.sift`; costs nothing where nothing is to be retried."""
+        """Like `Order.sift`, but free if nothing is to be retried."""
         again = any(reject.disposition is Disposition.RETRY for reject in judged.rejects)
         return super().sift(part, messages, judged) if again else judged
 
     def check(self, part: Slice, more: int) -> None:
-        """Raises `HeldTooMany` if the partition would have too many held records with ``more``."""
+        """Raises `HeldTooMany` if ``more`` held records would exceed the limit."""
         if more and self._held + more > self._limit:
             examples = tuple(sorted(self._keys)[:EXAMPLES])
             raise HeldTooMany(part=part, held=self._held, more=more, limit=self._limit, keys=len(self._keys), examples=examples)
 
 
 class TurnOrder(Order[T]):
-    """Of the records of one origin in a slice of a retry topic: each comes behind the one before it, once that is settled.
+    """The order within a slice of a retry topic: a record may be tried once its predecessor is settled.
 
-    What several relays have published out of order is not sorted: it is held once more, and its turn comes with a later drain.
+    Records that several relays published out of order are not sorted. They are held again and tried by a later drain.
     """
 
     def __init__(self) -> None:
@@ -206,7 +208,7 @@ class TurnOrder(Order[T]):
 
 
 def held(message: HasOffset, behind: int) -> Reject:
-    """What becomes of a record that is not tried, because one of its key waits."""
+    """The outcome of a record that is not tried because an earlier record of its key is waiting."""
     return Reject(_offset(message), Disposition.HELD, HELD_BACK, f"behind offset {behind}, which has the same key and is to be retried")
 
 

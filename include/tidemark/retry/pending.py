@@ -1,4 +1,4 @@
-"""What there is to do between the runs of consumers: whose records are to be published, of whom something is due."""
+"""The work between consumer runs: which groups have records to publish, and which have records due."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SQL = statements("tidemark.retry", "pending.sql")
 
 @dataclass(frozen=True, slots=True)
 class DueRecords:
-    """The records of a group that are due, and their lateness: for how long they have been."""
+    """The due records of a group and their lateness, the time since they came due."""
 
     records: int
     median: timedelta
@@ -36,7 +36,7 @@ class DueRecords:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The records of a group of which the last try was in the last 24 hours, and the lateness of these tries: from due to the commit."""
+    """The records of a group last tried within 24 hours, and the lateness of these tries: from the due time to the commit."""
 
     records: int
     median: timedelta
@@ -45,14 +45,14 @@ class Tried:
 
 
 def busy(connection: Connection) -> list[str]:
-    """The groups of a database of which a record is to be published, or waits, by name. Of the others there is nothing to do."""
+    """The groups of a database with records to publish, waiting or held, by name. The others need nothing."""
     with transaction(connection) as cur:
         cur.execute(SQL["busy"])
         return [name for (name,) in cur.fetchall()]
 
 
 def due(connection: Connection, group: str) -> DueRecords | None:
-    """What a drain of the group would find to try now; `None`: nothing. By the database's clock (I6)."""
+    """The records that a drain of the group would try now, by the database's clock (I6). `None`: nothing is due."""
     with transaction(connection) as cur:
         cur.execute(SQL["group_id"], {"group": group})
         found = cur.fetchone()
@@ -64,7 +64,7 @@ def due(connection: Connection, group: str) -> DueRecords | None:
 
 
 def tried(connection: Connection, group: str) -> Tried | None:
-    """How late the tries of the last 24 hours were; `None`: there were none. By the database's clock (I6)."""
+    """The lateness of the last 24 hours' tries, by the database's clock (I6). `None`: there were no tries."""
     with transaction(connection) as cur:
         cur.execute(SQL["tried"], {"group": group})
         (late,) = rows(cur)
@@ -72,30 +72,30 @@ def tried(connection: Connection, group: str) -> Tried | None:
 
 
 def relay_at_end(connections: Connections, spec: ConsumerSpec) -> list[str]:
-    """Publishes what a run of a consumer has handed off, and says what keeps records from it.
+    """Publishes what a consumer's run has handed off. Returns the obstacles, if any.
 
-    The run has committed, so nothing that goes wrong here is its fault, and nothing is raised: what is not published stays in the outbox,
-    for the next relay.
+    The run has already committed, so a failure here must not fail it: nothing is raised. Unpublished records stay in the outbox for the
+    next relay.
     """
     try:
         with session(connections.database_url, application="tidemark relay") as connection:
             done = relay(connection, connections.kafka, spec)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run has committed
-        return [f"What failed is not published yet: {trouble(error)}"]
+    except Exception as error:  # noqa: BLE001 - the run has committed, so no error here may fail it
+        return [f"Failed records are not published yet: {trouble(error)}"]
     return obstacles(done, spec.name)
 
 
 def trouble(error: Exception) -> str:
-    """What to say of an error that ends one consumer's part and no other's. One that nobody expected is logged with its traceback."""
+    """Text for an error that stops one consumer's part only. An unexpected error is logged with its traceback."""
     if isinstance(error, TidemarkError | psycopg2.Error):
         return str(error).strip()
-    log.error("unexpected error, going on with the rest error=%s", type(error).__name__, exc_info=error)
+    log.error("unexpected error, continuing with the rest error=%s", type(error).__name__, exc_info=error)
     return f"{type(error).__name__}: {error}"
 
 
 def obstacles(done: Relayed, name: str) -> list[str]:
-    """Why records of the consumer ``name`` are not published, a sentence for each topic, and what to do."""
-    said = [f"{topic} takes nothing: {why}. See: tidemark retries topics {name}" for topic, why in sorted(done.blocked.items())]
+    """Why records of the consumer ``name`` are not published, and what to do: a sentence for each topic."""
+    said = [f"Cannot publish to {topic}: {why}. See: tidemark retries topics {name}" for topic, why in sorted(done.blocked.items())]
     if done.refused:
-        said.append(f"The broker did not take {done.refused} records. See: tidemark retries list {name} --refused")
+        said.append(f"The broker rejected {done.refused} records. See: tidemark retries list {name} --refused")
     return said

@@ -1,7 +1,7 @@
--- What there is to do for a database's groups, between their runs. Locks nothing.
+-- The work for a database's groups between their runs. Locks nothing.
 
 -- name: busy
--- Groups of which a record is to be published, or waits.
+-- Groups with records to publish, waiting or held.
 SELECT name FROM tidemark.consumer_group grp
  WHERE EXISTS (SELECT FROM tidemark.failed_record record WHERE record.group_id = grp.group_id AND state = 'WAITING')
     OR EXISTS (SELECT FROM tidemark.failed_record record WHERE record.group_id = grp.group_id AND state = 'HELD')
@@ -14,14 +14,14 @@ SELECT name FROM tidemark.consumer_group grp
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
 
 -- name: lateness
--- Of the records of a group that are due: how many they are, and for how long they have been.
+-- The number of a group's due records, and the time since they came due.
 SELECT count(*) AS records, percentile_disc(0.5) WITHIN GROUP (ORDER BY now - due_at) AS median,
        percentile_disc(0.99) WITHIN GROUP (ORDER BY now - due_at) AS p99, max(now - due_at) AS oldest
   FROM tidemark.failed_record, (SELECT clock_timestamp() AS now) now
  WHERE group_id = %(group_id)s AND state = 'WAITING' AND due_at <= now;
 
 -- name: tried
--- Of the records of a group that were tried in the last 24 hours: how many they are, and how late the last try of each was.
+-- The number of a group's records tried in the last 24 hours, and the lateness of each one's last try.
 SELECT count(*) AS records, make_interval(secs => percentile_disc(0.5) WITHIN GROUP (ORDER BY tried_late)) AS median,
        make_interval(secs => percentile_disc(0.99) WITHIN GROUP (ORDER BY tried_late)) AS p99,
        make_interval(secs => max(tried_late)) AS longest

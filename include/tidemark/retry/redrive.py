@@ -1,12 +1,12 @@
-"""Sending failed records round again: planned first, with its records chosen once and for all, then applied in bounded portions.
+"""Redrives: failed records are retried again. A plan fixes the set of records; apply then works through it in bounded portions.
 
-    ① plan: choose the records, store them, count them   ② apply: take the group's lock   ③ note who does it, and why
-    ④ a portion: judge its records, make them wait, note it, all in one transaction   ⑤ ④ again, no faster than the cap   ⑥ note the end
+    ① plan: choose, store and count the records   ② apply: take the group's lock   ③ record who applies it, and why
+    ④ a portion, in one transaction: check its records, make them wait, record it   ⑤ repeat ④, no faster than the cap   ⑥ record the end
 
-A redrive changes rows, and nothing else: from then on the records are as if they had just been handed off, and relay and drain do the
-rest. ``ladder`` sends them to the first delay; ``now`` gives them one try at once, by way of a topic of its own in which nothing waits,
-and what fails there has failed. A record whose ladder goes on already, that was loaded or discarded since, or that a rewind has withdrawn,
-is passed over. What dies between two portions leaves the rest planned, and apply goes on there.
+A redrive only changes rows: its records are then like records just handed off, and relay and drain do the rest. ``ladder`` sends them to
+the first delay. ``now`` gives them one immediate try, through a topic of its own without a delay; a record that fails there has failed.
+Apply passes over records that are waiting again, were loaded or discarded since the plan, or were withdrawn by a rewind. If it dies
+between two portions, the rest stays planned, and the next apply continues there.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ SQL = {name: statement(text) for name, text in statements("tidemark.retry", "red
 
 PORTION = 500
 MAX_REDRIVES = 3
-"""How often a record is sent round again, if nobody says anything else: what fails after that needs another mending."""
+"""Default limit of redrives per record: a record that still fails needs a different fix."""
 EXAMPLES = 5
 REDRIVEN = "Redriven"
-"""The type of error of a record that has not been tried since it was sent round."""
+"""The error type of a record that has not been tried since its redrive."""
 
 REDRIVABLE = (RecordState.FAILED, RecordState.WAITING, RecordState.HELD, RecordState.DISCARDED)
 
 
 class Destination(StrEnum):
     LADDER = "ladder"
-    """The first delay, and then the whole ladder."""
+    """The first delay, then the rest of the ladder."""
     NOW = "now"
-    """One try, by the next drain."""
+    """One try by the next drain."""
 
 
 class Phase(StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
-    """Or it was, until its process ended."""
+    """Or its process died while running."""
     STOPPED = "STOPPED"
     DONE = "DONE"
 
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A stored redrive, and how far it has come: ``planned`` records are left."""
+    """A stored redrive and its progress: ``planned`` records are left."""
 
     redrive_id: int
     state: Phase
@@ -92,8 +92,8 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A redrive with what it is made of. ``waiting`` and ``worn_out`` are meant by the filter and no part of it: their ladder goes on
-    already, or they were sent round too often; they are counted until it is started."""
+    """A redrive with its records summarized. ``waiting`` and ``worn_out`` count records that match the filter but are not part of it,
+    because they already wait for a retry or have reached the limit of redrives. Both are counted only until the redrive is started."""
 
     redrive: Redrive
     errors: Sequence[Mapping[str, Any]]
@@ -106,7 +106,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an application has come, of so many ``records``."""
+    """The progress of an apply. ``records`` is the total."""
 
     records: int
     redriven: int
@@ -120,17 +120,17 @@ class RedriveInProgress(Unavailable):
     group: str
 
     def __str__(self) -> str:
-        return f"A redrive of group {self.group} is being applied. Nothing was changed; try again when it is done, or stop it."
+        return f"A redrive of group {self.group} is being applied. Nothing was changed. Try again when it is done, or stop it."
 
 
 @dataclass(kw_only=True, eq=False)
 class NoLadder(Refused):
-    """There is no first delay to send records to."""
+    """The consumer has no delays, so there is no first delay to send records to."""
 
     consumer: str
 
     def __str__(self) -> str:
-        return f"{self.consumer} has no ladder (retry.delays). Redrive with --to now, or give it one. Nothing was changed."
+        return f"{self.consumer} has no ladder (retry.delays). Nothing was changed. Redrive with --to now, or set retry.delays."
 
 
 def plan(
@@ -147,17 +147,17 @@ def plan(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> Preview:
-    """① Stores which records a redrive would send round again, and returns it with counts and examples; changes no record.
+    """① Stores which records a redrive would retry, and returns the redrive with counts and examples. Changes no record.
 
-    Meant are failed records, and those that the broker did not take; discarded ones only where the filter names that state. ``limit``
-    takes the first ones. ``dag_id`` and ``run_id`` say for which Airflow run. Raises `NoLadder`, or `BadInput`: for what was asked for,
-    and where no record is left.
+    Selects failed records and those that the broker rejected; discarded records only if the filter names that state. ``limit`` takes the
+    first ones only. ``dag_id`` and ``run_id`` identify the Airflow run. Raises `NoLadder`, or `BadInput` for bad arguments or if no
+    record qualifies.
     """
     why = check_reason(reason)
     if destination is Destination.LADDER and not Ladder.of(spec):
         raise NoLadder(consumer=spec.name)
     if strange := [state for state in wanted.states if state not in REDRIVABLE]:
-        fix = "A record that was loaded or skipped is read again by a rewind."
+        fix = "Use a rewind to read loaded or skipped records again."
         raise BadInput(what="state", found=f"records that are {strange[0]} cannot be redriven", fix=fix)
     with transaction(connection) as cur:
         key = group_key(cur, spec.group)
@@ -169,10 +169,8 @@ def plan(
         cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": RecordState.DISCARDED in wanted.states})
         made = _preview(cur, redrive_id)
         if not made.redrive.records:
-            rest = f"; {made.waiting} wait for a retry already, {made.worn_out} were sent round {max_redrives} times"
-            raise BadInput(
-                what="redrive", found=f"there is nothing to send round: {wanted}{rest}", fix="tidemark retries count shows more."
-            )
+            rest = f"; {made.waiting} already wait for a retry, {made.worn_out} were redriven {max_redrives} times"
+            raise BadInput(what="redrive", found=f"no record to redrive: {wanted}{rest}", fix="See: tidemark retries count.")
     log.info("redrive planned redrive=%s group=%s records=%s by=%s", redrive_id, spec.group, made.redrive.records, by)
     return made
 
@@ -189,11 +187,11 @@ def apply(
     on_progress: Callable[[Progress], None] = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Preview:
-    """Sends round what was planned and is left of it, and returns what became of it. May be repeated: what is done is done.
+    """Redrives the planned records that are left and returns the result. Safe to repeat: records already redriven stay so.
 
-    ``connection`` is held for as long as it takes, outside of a transaction between portions. Ends early, without an error, when it is
-    stopped (`stop`). Raises `RedriveInProgress`, `NoLadder`, `TopicsUnfit` (of the topic for tries at once), `DatabaseUnavailable` or
-    `BrokerUnavailable`; then the portions before stay.
+    Holds ``connection`` throughout, but no transaction between portions. Ends early, without an error, if stopped (`stop`). Raises
+    `RedriveInProgress`, `NoLadder`, `TopicsUnfit` (for the topic of immediate tries), `DatabaseUnavailable` or `BrokerUnavailable`;
+    earlier portions stay applied.
     """
     known = read(connection, redrive_id)
     if known.state is Phase.DONE:
@@ -228,7 +226,7 @@ def apply(
 
 
 def stop(connection: Connection, redrive_id: int, *, reason: str, by: str) -> Redrive:
-    """Has a redrive end behind the portion that it is at; `apply` goes on with it. One that does not run is left as it is."""
+    """Stops a redrive after its current portion; `apply` continues it. A redrive that is not running is left unchanged."""
     why, known = check_reason(reason), read(connection, redrive_id)
     with transaction(connection) as cur:
         cur.execute(SQL["stop"], {"redrive_id": redrive_id})
@@ -238,19 +236,19 @@ def stop(connection: Connection, redrive_id: int, *, reason: str, by: str) -> Re
 
 
 def read(connection: Connection, redrive_id: int) -> Redrive:
-    """A stored redrive. Raises `BadInput` if there is none of this number."""
+    """A stored redrive. Raises `BadInput` if it does not exist."""
     with transaction(connection) as cur:
         return _read_one(cur, redrive_id)
 
 
 def preview(connection: Connection, redrive_id: int) -> Preview:
-    """A stored redrive with what it is made of. Raises `BadInput`."""
+    """A stored redrive with its records summarized. Raises `BadInput`."""
     with transaction(connection) as cur:
         return _preview(cur, redrive_id)
 
 
 def of_run(connection: Connection, dag_id: str, run_id: str) -> Redrive | None:
-    """The redrive that an Airflow run has planned; `None`: it has not planned one yet. If two of its tries have, the first one."""
+    """The redrive that an Airflow run has planned, the first one if two tries of the task did. `None`: not planned yet."""
     with transaction(connection) as cur:
         cur.execute(SQL["of_run"], {"dag_id": dag_id, "run_id": run_id})
         found = cur.fetchone()
@@ -258,14 +256,14 @@ def of_run(connection: Connection, dag_id: str, run_id: str) -> Redrive | None:
 
 
 def history(connection: Connection, group: str | None = None, *, limit: int = 50) -> list[Redrive]:
-    """The redrives of a group, or of all, the newest first."""
+    """The redrives of a group, or of all groups, newest first."""
     with transaction(connection) as cur:
         return _read(cur, None, group, limit)
 
 
 @contextlib.contextmanager
 def _alone(connection: Connection, group: str) -> Iterator[int]:
-    """Holds the group's redrive lock on this session."""
+    """Holds the group's redrive lock in this session."""
     with transaction(connection) as cur:
         key = {**group_key(cur, group), "class": REDRIVE_LOCK}
         cur.execute(SQL["lock_group"], key)
@@ -288,7 +286,7 @@ class _Done:
 
 
 def _portion(connection: Connection, group_id: int, values: Mapping[str, Any]) -> _Done | None:
-    """What was done with the next records; `None`: the redrive was stopped. Notes the end of the redrive with its last portion."""
+    """Processes the next records. `None`: the redrive was stopped. The last portion also records the end of the redrive."""
     with transaction(connection) as cur:
         begin_change(cur, group_id)
         cur.execute(SQL["state"], values)
@@ -304,7 +302,7 @@ def _portion(connection: Connection, group_id: int, values: Mapping[str, Any]) -
 
 
 def _target(cluster: Cluster, spec: ConsumerSpec, known: Redrive) -> dict[str, Any]:
-    """Where records go, as the spec is now: their retry's number, its delay, its topic."""
+    """Where records go by the current spec: number, delay and topic of their next retry."""
     ladder = Ladder.of(spec)
     if known.destination is Destination.NOW:
         ensure_topics(cluster, spec, now=True, only=[now_topic(spec.group)], missing_ok=spec.retry.topics.create)
@@ -334,7 +332,7 @@ def _preview(cur: Cursor, redrive_id: int) -> Preview:
 def _read_one(cur: Cursor, redrive_id: int) -> Redrive:
     found = _read(cur, redrive_id, None, 1)
     if not found:
-        raise BadInput(what="redrive", found=f"there is no redrive {redrive_id} in this database", fix="tidemark redrive list shows them.")
+        raise BadInput(what="redrive", found=f"there is no redrive {redrive_id} in this database", fix="See: tidemark redrive list.")
     return found[0]
 
 

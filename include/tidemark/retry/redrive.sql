@@ -1,8 +1,8 @@
--- Statements of redrives. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock (of the session), that
--- against rewinds, the redrive's row, records in the order of their ids.
+-- Statements for redrives. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock (session level), the
+-- advisory lock against rewinds, the redrive's row, records in id order.
 
 -- name: lock_group
--- One redrive of a group at a time: a lock of the session, which ends with the process, however it ends. False: somebody has it.
+-- One redrive of a group at a time. A session-level lock, so it is released whenever the process ends. False: another session holds it.
 SELECT pg_try_advisory_lock(%(class)s, %(group_id)s);
 
 -- name: unlock_group
@@ -14,11 +14,11 @@ VALUES (%(group_id)s, %(consumer)s, %(destination)s, %(filter)s, %(per_second)s,
 RETURNING redrive_id;
 
 -- name: of_run
--- The redrive that an Airflow run has planned first. Locks nothing.
+-- The first redrive planned by an Airflow run. Locks nothing.
 SELECT redrive_id FROM tidemark.redrive WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s ORDER BY redrive_id LIMIT 1;
 
 -- name: choose
--- The records that are meant and can be sent round again, once and for all. Locks nothing.
+-- Fixes the set of records: those that match and can be redriven. Locks nothing.
 INSERT INTO tidemark.redrive_record (redrive_id, failed_record_id)
 SELECT %(redrive_id)s, failed_record_id FROM tidemark.failed_record record
  WHERE group_id = %(group_id)s AND {where} AND redrives < %(max_redrives)s
@@ -26,7 +26,7 @@ SELECT %(redrive_id)s, failed_record_id FROM tidemark.failed_record record
  ORDER BY failed_record_id LIMIT %(limit)s;
 
 -- name: left_out
--- Of those that are meant: how many wait for a retry already, how many were sent round too often. Locks nothing.
+-- Of the matching records not chosen: how many already wait for a retry, how many have reached the limit of redrives. Locks nothing.
 SELECT count(*) FILTER (WHERE state = 'HELD' OR (state = 'WAITING' AND publish_error IS NULL)) AS waiting,
        count(*) FILTER (WHERE state = 'FAILED' AND redrives >= %(max_redrives)s) AS worn_out
   FROM tidemark.failed_record record
@@ -35,7 +35,7 @@ SELECT count(*) FILTER (WHERE state = 'HELD' OR (state = 'WAITING' AND publish_e
                     WHERE chosen.redrive_id = %(redrive_id)s AND chosen.failed_record_id = record.failed_record_id);
 
 -- name: read
--- Redrives of a group, or one of them, with how many records each has in which state; the newest first. Locks nothing.
+-- Redrives of a group, or a single one, with the number of records in each state, newest first. Locks nothing.
 SELECT redrive.redrive_id, redrive.state, consumer, grp.name AS group_name, destination, filter, per_second, max_redrives, reason, planned_by,
        planned_at, started_at, ended_at, approved_by, coalesce(planned, 0) AS planned, coalesce(redriven, 0) AS redriven,
        coalesce(passed_over, 0) AS passed_over
@@ -49,7 +49,7 @@ SELECT redrive.redrive_id, redrive.state, consumer, grp.name AS group_name, dest
  ORDER BY redrive.redrive_id DESC LIMIT %(limit)s;
 
 -- name: by_error
--- What a redrive is made of. Locks nothing.
+-- A redrive's records by error type. Locks nothing.
 SELECT coalesce(error_type, '(withdrawn)') AS error_type, count(*) AS records, (array_agg(error_text ORDER BY failed_record_id))[1] AS example
   FROM tidemark.redrive_record LEFT JOIN tidemark.failed_record USING (failed_record_id)
  WHERE redrive_id = %(redrive_id)s GROUP BY 1 ORDER BY records DESC, 1;
@@ -70,13 +70,13 @@ SELECT why, count(*) AS records FROM tidemark.redrive_record
  WHERE redrive_id = %(redrive_id)s AND state = 'PASSED OVER' GROUP BY why ORDER BY records DESC, why;
 
 -- name: start
--- Locks the redrive's row. No row returned: it is done already.
+-- Locks the redrive's row. No row returned: it is already done.
 UPDATE tidemark.redrive SET state = 'RUNNING', started_at = coalesce(started_at, clock_timestamp()),
        approved_by = coalesce(%(approved_by)s, approved_by)
  WHERE redrive_id = %(redrive_id)s AND state <> 'DONE' RETURNING redrive_id;
 
 -- name: state
--- Locks the redrive's row, so that who stops it is either before this portion or behind it.
+-- Locks the redrive's row, so that a stop takes effect either before or after this portion.
 SELECT state FROM tidemark.redrive WHERE redrive_id = %(redrive_id)s FOR UPDATE;
 
 -- name: stop
@@ -87,9 +87,9 @@ UPDATE tidemark.redrive SET state = 'STOPPED' WHERE redrive_id = %(redrive_id)s 
 UPDATE tidemark.redrive SET state = 'DONE', ended_at = clock_timestamp() WHERE redrive_id = %(redrive_id)s;
 
 -- name: send
--- The next portion: those that can still be sent round become waiting ones of the first retry, with nothing published yet; the others are
--- passed over, with the reason. What a record had last becomes a part of its story. Locks those that are sent, and none that a drain may
--- be trying. How many of each.
+-- The next portion: records that can still be redriven become WAITING, not yet published; the others are passed over, with the reason.
+-- A record's last error is appended to its story. Locks only the records that are redriven, never one that a drain may be trying. Returns
+-- the number of each.
 WITH portion AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.redrive_record
      WHERE redrive_id = %(redrive_id)s AND state = 'PLANNED' ORDER BY failed_record_id LIMIT %(records)s

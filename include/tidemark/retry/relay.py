@@ -1,18 +1,18 @@
-"""The relay: takes records that were handed off in Postgres to Kafka, and notes where each of them is.
+"""The relay: publishes records handed off in Postgres to their Kafka topics, and registers each message in the record's row.
 
-    ① take a portion of the outbox, and lock it   ② publish it   ③ wait for the broker's answers   ④ note them   ⑤ commit
+    ① lock a portion of the outbox   ② publish it   ③ wait for the broker's answers   ④ register the messages   ⑤ commit
 
-A row without a place in its topic (``hop_offset``) is to be published; a row with one has been. What dies between ② and ⑤ leaves
-messages that no row names, and nobody will try; their records are published again. So there is nothing to be lost, and nothing to be
-doubled. Several relays share the work, because each passes over what others have locked. One that hangs loses its session after `IDLE_MS`,
-and its portion with it; its late answers go nowhere.
+A row without ``hop_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that are registered in no row;
+they are never tried, and their records are published again. So no record is lost or tried twice. Several relays share the work, because
+each skips rows that others have locked. A relay that hangs loses its session, and with it its portion, after `IDLE_MS`; later answers are
+ignored.
 
-A topic that Tidemark has not seen before is looked at before anything is published to it, and made if it is not there
-(`tidemark.retry.topics`); one that is known costs nothing more than the look-up that tells its partitions.
+Before it publishes to a topic for the first time, the relay checks the topic, and creates it if missing (`tidemark.retry.topics`). A known
+topic costs only the metadata request for its partitions.
 
-A record that the broker does not take is tried once more, alone, because the broker refuses whole batches; then it gets a
-``publish_error``, and the others go on. A topic that is not there, wrong, or not allowed, holds up its own records and no others. When the
-broker does not answer, what it did answer is noted, and the relay gives up; no lock is held for longer than `ANSWER_S`.
+The broker rejects whole batches, so each record of a rejected batch is tried once more, alone. If it is rejected again, it gets a
+``publish_error``, and the relay continues with the others. A topic that is missing, misconfigured or not authorized blocks only its own
+records. If the broker stops answering, the relay registers the answers it has and gives up; it holds no lock longer than `ANSWER_S`.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ log = logging.getLogger(__name__)
 SQL = statements("tidemark.retry", "relay.sql")
 
 IDLE_MS = 9_000
-"""Longer than `tidemark.kafka.producer.ANSWER_S`, so that a relay which waits for the broker keeps its rows; shorter than a rewind waits
-for them (`tidemark.rewind.apply.GRACE_MS`), so that one which stands still holds up nobody."""
+"""Longer than `tidemark.kafka.producer.ANSWER_S`, so that a relay waiting for the broker keeps its rows. Shorter than a rewind waits for
+them (`tidemark.rewind.apply.GRACE_MS`), so that a relay that hangs does not block a rewind."""
 PORTION_RECORDS = 2_000
 PORTION_BYTES = 16 * 1024 * 1024
 MISSING = "it does not exist"
 NOT_ALLOWED = "{} on it is not allowed"
 ANY = 2**63 - 1
-"""No record, and no offset, has a greater number."""
+"""The largest record number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """What one call has done."""
+    """The result of one call."""
 
     published: Mapping[str, int] = field(default_factory=dict)
-    """Records by topic."""
+    """Number of records by topic."""
     refused: int = 0
-    """Records that have got a ``publish_error``."""
+    """Records that the broker rejected; they have a ``publish_error``."""
     again: int = 0
-    """Waiting records whose messages the log had no more, and that were put back into the outbox."""
+    """Waiting records whose messages are gone from the log; they were put back into the outbox."""
     blocked: Mapping[str, str] = field(default_factory=dict)
-    """Topics that take nothing, and why. Their records stay in the outbox."""
+    """Topics that cannot be published to, and why. Their records stay in the outbox."""
 
     @property
     def records(self) -> int:
@@ -81,12 +81,12 @@ def relay(
     portion: int = PORTION_RECORDS,
     publishers: Publishers | None = None,
 ) -> Relayed:
-    """Publishes what a consumer's group has in its outbox, up to ``limit`` records, each portion in a transaction of its own. Makes the
-    topics that it needs and that are missing, unless the spec says otherwise (``retry.topics.create``).
+    """Publishes up to ``limit`` records of a group's outbox, each portion in a transaction of its own. Creates missing topics, unless
+    the spec disables it (``retry.topics.create``).
 
-    ``publishers`` are those of an earlier call on the same cluster. What comes into the outbox meanwhile may be left for the next call.
-    Raises `BrokerUnavailable` when the broker does not answer, and `DatabaseUnavailable`, also when this process was so slow that its
-    session was ended; what was noted before stays, and the rest is still in the outbox.
+    ``publishers`` may be reused from an earlier call on the same cluster. Records that enter the outbox meanwhile may be left for the next
+    call. Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that
+    Postgres ended its session. Committed portions stay, and the rest is still in the outbox.
     """
     with transaction(connection) as cur:
         cur.execute(SQL["group_id"], {"group": spec.group})
@@ -103,7 +103,7 @@ class _Relay:
         self.connection, self.cluster, self.publishers = connection, cluster, publishers
         self.spec, self.group, self.group_id, self.portion = spec, spec.group, group_id, portion
         self.topics: dict[str, tuple[Topic, int]] = {}
-        """By name, with our id of this incarnation."""
+        """By name, with Tidemark's topic id of this incarnation."""
         self.published: Counter[str] = Counter()
         self.blocked: dict[str, str] = {}
         self.refused = 0
@@ -133,7 +133,7 @@ class _Relay:
         return done
 
     def _look_up(self) -> None:
-        """Finds the topics of the outbox in the cluster, before anything is locked, and looks at those that were not seen before."""
+        """Looks up the outbox's topics in the cluster, before anything is locked, and checks those not seen before."""
         with transaction(self.connection) as cur:
             cur.execute(SQL["outbox_topics"], {"group_id": self.group_id})
             names = [name for (name,) in cur.fetchall()]
@@ -149,8 +149,10 @@ class _Relay:
             }
 
     def _looked_at(self, names: Sequence[str]) -> dict[str, Topic]:
-        """Topics that are fit for what they are for; of the others it is noted why they are not. Whether one is fit that we may not look at
-        nobody knows: it is used."""
+        """The topics that exist, after creating missing ones. Marks those that are misconfigured or not authorized as blocked.
+
+        A topic whose settings the ACLs hide cannot be checked, and is used.
+        """
         largest = largest_of(self.cluster, self.spec, missing_ok=True)
         look = look_at(self.cluster, self.spec, needed(self.group, names), largest, create=self.spec.retry.topics.create)
         self.blocked |= {one.name: MISSING for one in look.missing}
@@ -159,7 +161,7 @@ class _Relay:
         return dict(look.there)
 
     def _put_back_gone(self) -> int:
-        """Messages of waiting records that retention took, or that went with their topic, are published again: Postgres has the records."""
+        """Puts waiting records back into the outbox if retention or a deleted topic took their messages."""
         with transaction(self.connection) as cur:
             cur.execute(SQL["published"], {"group_id": self.group_id})
             places = rows(cur)
@@ -182,7 +184,7 @@ class _Relay:
         return again
 
     def _publish(self, publisher: Publisher, after: int, count: int, *, upto: int = ANY, alone: bool = False) -> tuple[int, int, list[int]]:
-        """One portion behind a record: the last record that it took, how many, and those that are to be tried alone."""
+        """Publishes one portion after a record. Returns the last record taken, the number taken, and those to be tried alone."""
         allowed = [name for name in self.topics if name not in self.blocked]
         with transaction(self.connection) as cur:
             records = self._take(cur, after, upto, count, allowed)  # ①

@@ -1,31 +1,31 @@
--- Statements of the relay. It locks rows of failed_record, in the order of their ids, and passes over those that are locked already.
+-- Statements of the relay. It locks rows of failed_record in id order, and skips rows that are already locked.
 
 -- name: group_id
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
 
 -- name: limits
--- Who does nothing inside its transaction for so long loses its session, and so its rows. Locks nothing.
+-- A relay that is idle inside its transaction for this long loses its session, and so its row locks. Locks nothing.
 SELECT set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
 
 -- name: outbox_topics
--- The topics for which something is to be published. Locks nothing.
+-- The topics with records to publish. Locks nothing.
 SELECT DISTINCT hop_topic FROM tidemark.failed_record
  WHERE group_id = %(group_id)s
    AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED') ORDER BY 1;
 
 -- name: known
--- Those of these topics that were used before, each incarnation. Locks nothing.
+-- The known incarnations of these topics. Locks nothing.
 SELECT name, kafka_uuid FROM tidemark.topic WHERE name = ANY (%(names)s);
 
 -- name: published
--- Where messages of waiting records are, by partition, and the first of each. Locks nothing.
+-- The partitions that hold messages of waiting records, with the first such message. Locks nothing.
 SELECT hop_topic AS topic, hop_topic_id AS topic_id, topic.kafka_uuid, hop_partition AS partition, min(hop_offset) AS first
   FROM tidemark.failed_record JOIN tidemark.topic ON topic.topic_id = hop_topic_id
  WHERE group_id = %(group_id)s AND state = 'WAITING' AND hop_offset IS NOT NULL
  GROUP BY hop_topic, hop_topic_id, topic.kafka_uuid, hop_partition ORDER BY 1, 2, 4;
 
 -- name: take
--- The next records to be published: so many at most, and so many bytes; one at least. Locks them.
+-- The next records to publish, up to a number of records and bytes, but at least one. Locks them.
 WITH taken AS MATERIALIZED (
     SELECT failed_record_id, topic_id, partition, record_offset, key, value, headers, error_type, error_text, retry_number, due_at, hop_topic,
            CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END AS record_millis,
@@ -41,14 +41,14 @@ WITH taken AS MATERIALIZED (
 SELECT measured.*, topic.name AS topic FROM measured JOIN tidemark.topic USING (topic_id) WHERE before < %(bytes)s ORDER BY failed_record_id;
 
 -- name: note_stored
--- Where each message is. From now on it is the one that is tried. Needs the rows' locks.
+-- Registers the messages: from now on these are the ones that are tried. Needs the rows' locks.
 UPDATE tidemark.failed_record SET hop_topic_id = stored.topic_id, hop_partition = stored.partition, hop_offset = stored.offset_
   FROM unnest(%(ids)s::bigint[], %(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[])
        AS stored (failed_record_id, topic_id, partition, offset_)
  WHERE failed_record.failed_record_id = stored.failed_record_id;
 
 -- name: note_refused
--- Records that the broker does not take. They stay what they are, and are not published again until somebody changes them. As above.
+-- Marks records that the broker rejected. They keep their state, and are not published again until an operator changes them. Needs the locks.
 UPDATE tidemark.failed_record SET publish_error = refused.text
   FROM unnest(%(ids)s::bigint[], %(texts)s::text[]) AS refused (failed_record_id, text)
  WHERE failed_record.failed_record_id = refused.failed_record_id;

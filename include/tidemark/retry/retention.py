@@ -1,4 +1,4 @@
-"""How long the payload of a settled record is kept. All else of the record is kept for ever: ledger and audit count it."""
+"""Retention of the payloads of settled records. The rest of the row is kept permanently: ledger and audit count it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ AT_A_TIME = 5_000
 
 
 def empty_settled(connection: Connection, keep: timedelta, *, portion: int = AT_A_TIME) -> int:
-    """Takes key, value and headers out of records that were loaded, skipped or discarded longer ago than ``keep``, and out of what they
-    were before edits; so many in each transaction. Returns how many records that were."""
+    """Deletes key, value and headers of records that were loaded, skipped or discarded longer ago than ``keep``, and of their originals
+    before edits, ``portion`` records per transaction. Returns how many records it emptied."""
     after = emptied = 0
     while True:
         with transaction(connection) as cur:

@@ -1,8 +1,8 @@
--- Statements that empty records whose payload nobody needs any more.
+-- Statements that delete payloads that are no longer needed.
 
 -- name: empty
--- The next ones that were settled this long ago, behind a record: their payload goes, and what they were before edits. Locks them, and
--- passes over those that are locked. The number of the last of them, and how many.
+-- Deletes the payloads, and the originals before edits, of the next records after a given one that were settled this long ago. Locks them
+-- and skips locked ones. Returns the number of the last record, and how many there were.
 WITH settled AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record
      WHERE failed_record_id > %(after)s AND state IN ('LOADED', 'SKIPPED', 'DISCARDED') AND emptied_at IS NULL

@@ -1,4 +1,4 @@
-"""A redrive for people: as lines of a log, as Markdown for an approval."""
+"""Displays a redrive: as text lines for logs, as Markdown for an approval."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from tidemark.retry.redrive import Preview
 
 TEXT_CHARACTERS = 200
-"""Of an error's text."""
+"""Maximum length of an error text."""
 
 
 def heading(made: Preview) -> list[str]:
-    """What a redrive is, and how far it has come."""
+    """Summary and progress of a redrive."""
     one = made.redrive
-    where = "to the first delay" if one.destination == "ladder" else "for one try at once"
-    cap = "" if one.per_second is None else f", {one.per_second:,} a second at most"
+    where = "to the first delay" if one.destination == "ladder" else "for one immediate try"
+    cap = "" if one.per_second is None else f", at most {one.per_second:,} per second"
     said = [
         f"Redrive {one.redrive_id} ({one.state}): {counted(one.records, 'record')} of {one.consumer} {where}{cap}",
         f"Which: {one.filter}",
@@ -27,17 +27,17 @@ def heading(made: Preview) -> list[str]:
     if one.approved_by is not None:
         said.append(f"Approved by {one.approved_by}")
     if one.started_at is not None:
-        said.append(f"{one.redriven:,} sent round, {one.passed_over:,} passed over, {one.planned:,} left")
+        said.append(f"{one.redriven:,} redriven, {one.passed_over:,} passed over, {one.planned:,} left")
     said += [f"Passed over, {why}: {records:,}" for why, records in made.passed_over.items()]
     if made.waiting:
-        said.append(f"Not part of it: {made.waiting:,} that wait for a retry already")
+        said.append(f"Not included: {made.waiting:,} that already wait for a retry")
     if made.worn_out:
-        said.append(f"Not part of it: {made.worn_out:,} that were sent round {one.max_redrives} times")
+        said.append(f"Not included: {made.worn_out:,} that were redriven {one.max_redrives} times")
     return said
 
 
 def lines(made: Preview) -> list[str]:
-    """All of it: counts by error and by topic, and examples of what is still to be sent."""
+    """The full text: summary, counts by error and by topic, and, before it starts, examples."""
     said = heading(made)
     said += [f"{error['records']:>9,}  {error['error_type']}: {_cut(error['example'])}" for error in made.errors]
     said += [f"{topic['records']:>9,}  of topic {topic['topic']}" for topic in made.topics]
@@ -45,7 +45,7 @@ def lines(made: Preview) -> list[str]:
 
 
 def markdown(made: Preview) -> str:
-    """As GitHub's Markdown, for Airflow's approval page. What users wrote is shown letter by letter: no mark of it counts."""
+    """GitHub Markdown for Airflow's approval page. Users' texts are escaped."""
     blocks = ["  \n".join(map(escaped, heading(made)))]
     for column, counts in (
         ("error", [(error["records"], f"{error['error_type']}: {_cut(error['example'])}") for error in made.errors]),

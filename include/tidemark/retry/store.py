@@ -1,4 +1,4 @@
-"""The statements on records that wait for another try, one typed function each. None commits; the caller's transaction does."""
+"""Statements on records that wait for another try, one typed function each. None of them commits; the caller does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SQL = statements("tidemark.retry", "store.sql")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A record that waits, and is registered at ``hop_offset`` of the partition that is being drained. What it says is its origin's."""
+    """A waiting record, registered at ``hop_offset`` of the drained partition. The other fields describe the original record."""
 
     number: int
     hop_offset: int
@@ -30,20 +30,20 @@ class Waiting:
     offset: int
     millis: int | None
     headers: str | None
-    """As its table has them; `None`: it has none."""
+    """As stored in the row; `None`: it has no headers."""
     digests: tuple[bytes | None, ...] = ()
-    """The SHA-256 of key and value, where they were read (`read_due`)."""
+    """The SHA-256 of key and value, if read by `read_due`."""
     before: int | None = None
-    """Where there is an order by key: the offset of the record of its key that must be settled first."""
+    """With an order by key: the offset of the earlier record of its key that must be settled first."""
 
     def has(self, key: bytes | None, value: bytes | None) -> bool:
-        """Are these its key and value, byte for byte? Needs `read_due`."""
+        """Whether these are the record's key and value, byte for byte. Needs `read_due`."""
         return self.digests == (_sha256(key), _sha256(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A key of a partition of which a record waits, or is held; ``first`` is the first of them, ``held`` of how many are."""
+    """A key of a partition with waiting or held records. ``first`` is the offset of the first one, ``held`` the number of held ones."""
 
     key: bytes
     first: int
@@ -52,7 +52,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A try that failed. ``permanent``: none will succeed."""
+    """A failed try. ``permanent``: no retry can succeed."""
 
     number: int
     permanent: bool
@@ -73,21 +73,21 @@ class DueRange:
 
 @dataclass(kw_only=True, eq=False)
 class RecordsChanged(Broken):
-    """Records that were locked are not there any more."""
+    """Records that this transaction had locked could not be updated."""
 
     part: Slice
     wanted: int
     found: int
 
     def __str__(self) -> str:
-        return f"{self.part}: of {self.wanted} records that were tried, {self.found} could be changed. Nothing of this slice was stored."
+        return f"{self.part}: only {self.found} of the {self.wanted} records tried could be updated. Nothing of this slice was stored."
 
 
 def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
-    """The records of a drained slice that are due and still wait for it, by hop; until the transaction ends they are nobody else's.
+    """Locks the records of a drained slice that are due and still registered there, by hop, until the transaction ends.
 
-    What a rewind withdrew, an operator discarded, or somebody sent round again is not among them. Raises `PositionLocked` while a rewind of
-    the group goes on.
+    Records that a rewind withdrew or an operator discarded or redrove are not among them. Raises `PositionLocked` while a rewind of the
+    group is in progress.
     """
     with locked_position(group_id, part):
         cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
@@ -96,13 +96,13 @@ def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
 
 
 def read_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
-    """What `lock_due` would return now, with the digests of the payloads."""
+    """The records that `lock_due` would return now, with the digests of their payloads. Locks nothing."""
     cur.execute(SQL["read_due"], _key(group_id, part))
     return _waiting(cur)
 
 
 def in_order(cur: Cursor, group_id: int, records: Sequence[Waiting]) -> list[Waiting]:
-    """The same records, each with what must be settled `before` it, also elsewhere. Needs `lock_due`."""
+    """The same records with ``before`` set: the record that must be settled first, in this slice or elsewhere. Needs `lock_due`."""
     if not records:
         return []
     cur.execute(SQL["before"], {"group_id": group_id, "numbers": [record.number for record in records]})
@@ -111,14 +111,14 @@ def in_order(cur: Cursor, group_id: int, records: Sequence[Waiting]) -> list[Wai
 
 
 def read_blocked(cur: Cursor, group_id: int, part: Slice) -> list[Blocked]:
-    """The keys of a partition whose next records are to be held. Needs the lock of the position, so that nobody holds others meanwhile;
-    one that is settled meanwhile holds what it holds until the next `release`."""
+    """The keys of a partition whose next records must be held. Needs the lock of the position, so that no other slice adds blocked keys.
+    A key that is settled meanwhile still holds its records until the next `release`."""
     cur.execute(SQL["blocked"], _key(group_id, part))
     return [Blocked(bytes(key), first, held) for key, first, held in cur.fetchall()]
 
 
 def hold(cur: Cursor, part: Slice, numbers: Sequence[int]) -> None:
-    """Records whose turn it is not are held, with all that they were before. Needs `lock_due`."""
+    """Holds records that are not next of their key. They keep their retry number and error. Needs `lock_due`."""
     if not numbers:
         return
     cur.execute(SQL["hold"], {"numbers": list(numbers)})
@@ -127,8 +127,8 @@ def hold(cur: Cursor, part: Slice, numbers: Sequence[int]) -> None:
 
 
 def release(cur: Cursor, group_id: int, topic: str) -> int:
-    """Has held records tried, by way of ``topic``, as soon as nothing of their key waits before them; returns how many. All of a key go at
-    once: whoever tries them keeps their order."""
+    """Releases held records for a try through ``topic`` once no earlier record of their key is waiting. Returns how many. All records of a
+    key are released together; the drain keeps their order."""
     cur.execute(SQL["any_held"], {"group_id": group_id})
     if not (cur.fetchone() or (False,))[0]:
         return 0
@@ -137,7 +137,7 @@ def release(cur: Cursor, group_id: int, topic: str) -> int:
 
 
 def succeed(cur: Cursor, part: Slice, attempt_id: int, made: Mapping[int, int | None]) -> None:
-    """Records that were loaded, with how many rows they made, or, where that is `None`, skipped. Needs `lock_due`."""
+    """Settles records. ``made`` is the number of rows each produced; `None`: it was skipped. Needs `lock_due`."""
     if not made:
         return
     states = ["SKIPPED" if rows_ is None else "LOADED" for rows_ in made.values()]
@@ -148,7 +148,7 @@ def succeed(cur: Cursor, part: Slice, attempt_id: int, made: Mapping[int, int | 
 
 
 def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Sequence[Failure]) -> tuple[int, int]:
-    """Sends records that failed again to where they go next; how many will be tried again, and how many have failed for good.
+    """Sends records that failed again to their next delay, or fails them. Returns how many will be retried and how many have failed.
 
     Needs `lock_due`.
     """
@@ -176,7 +176,7 @@ def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Se
 
 
 def due(cur: Cursor, group_id: int) -> list[DueRange]:
-    """How far each partition of the group's retry topics may be read, where anything is due; by the database's clock (I6)."""
+    """How far each partition of the group's retry topics with due records may be read, by the database's clock (I6)."""
     cur.execute(SQL["due"], {"group_id": group_id})
     return [
         DueRange(TopicPartition(row["topic"], row["partition"]), row["topic_id"], row["kafka_uuid"], row["first"], row["end"])
@@ -185,13 +185,13 @@ def due(cur: Cursor, group_id: int) -> list[DueRange]:
 
 
 def publish_stranded(cur: Cursor, group_id: int) -> int:
-    """Has waiting records published anew whose message a drain has passed; returns how many."""
+    """Puts waiting records whose message a drain has already passed back into the outbox. Returns how many."""
     cur.execute(SQL["publish_stranded"], {"group_id": group_id})
     return cur.rowcount
 
 
 def publish_gone(cur: Cursor, group_id: int, topic_id: int, *, partition: int | None = None, before: int | None = None) -> int:
-    """Has waiting records published anew whose message is not in its log any more: the topic is gone, or what lay ``before`` an offset."""
+    """Puts waiting records back into the outbox whose message is gone: with its topic, or with the log ``before`` an offset."""
     cur.execute(SQL["publish_gone"], {"group_id": group_id, "topic_id": topic_id, "partition": partition, "before": before})
     return cur.rowcount
 

@@ -1,12 +1,12 @@
--- Statements on records that wait for another try. Lock order: a retry topic's position, the group's advisory lock, records by hop.
+-- Statements on records that wait for another try. Lock order: the retry topic's position, the group's advisory lock, records by hop.
 
 -- name: lock_out_rewinds
--- Holds rewinds of the group off until this transaction ends: none takes records out while they are being loaded. Drains do not mind
--- each other.
+-- Blocks rewinds of the group until this transaction ends, so that none withdraws records while they are being loaded. Drains do not
+-- block each other.
 SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 
 -- name: lock_due
--- The records whose registered messages lie in a slice of a retry topic and that are due, as far as they still wait there. Locks them.
+-- The due records whose registered messages lie in a slice of a retry topic. Locks them.
 SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
        CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END,
        nullif(headers::text, '[]')
@@ -16,7 +16,7 @@ SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partiti
  ORDER BY hop_offset FOR UPDATE OF record;
 
 -- name: read_due
--- The same records as they are now, with the SHA-256 of key and value. Locks nothing.
+-- The same records, with the SHA-256 of key and value. Locks nothing.
 SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
        CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END,
        nullif(headers::text, '[]'), sha256(key), sha256(value)
@@ -26,7 +26,7 @@ SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partiti
  ORDER BY hop_offset;
 
 -- name: before
--- Of some records of a group those before which another one of their key waits or is held, with the offset of the nearest. Locks nothing.
+-- Of the given records, those with an earlier waiting or held record of their key, with the offset of the nearest one. Locks nothing.
 WITH mine AS MATERIALIZED (
     SELECT failed_record_id, topic_id, partition, key FROM tidemark.failed_record
      WHERE failed_record_id = ANY (%(numbers)s::bigint[]) AND key IS NOT NULL
@@ -43,7 +43,7 @@ WITH mine AS MATERIALIZED (
 SELECT failed_record_id, before FROM turn JOIN mine USING (failed_record_id) WHERE before IS NOT NULL;
 
 -- name: blocked
--- The keys of a partition of which a record waits or is held, with the first such record and how many are held. Locks nothing.
+-- The keys of a partition with waiting or held records, with the first such record and the number of held ones. Locks nothing.
 SELECT key, min(record_offset) AS first, count(*) FILTER (WHERE state = 'HELD') AS held
   FROM (SELECT key, record_offset, state FROM tidemark.failed_record
          WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s AND state = 'WAITING'
@@ -53,7 +53,7 @@ SELECT key, min(record_offset) AS first, count(*) FILTER (WHERE state = 'HELD') 
  WHERE key IS NOT NULL GROUP BY key;
 
 -- name: hold
--- Records whose turn it is not. Whatever they were before, they are that again when they are released. Needs their locks.
+-- Holds records that are not next of their key. A release makes them WAITING again, at the same retry. Needs their locks.
 UPDATE tidemark.failed_record
    SET state = 'HELD', due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL
  WHERE failed_record_id = ANY (%(numbers)s::bigint[]);
@@ -63,8 +63,8 @@ UPDATE tidemark.failed_record
 SELECT EXISTS (SELECT FROM tidemark.failed_record WHERE group_id = %(group_id)s AND state = 'HELD');
 
 -- name: release
--- Held records before which nothing of their key waits any more are to be tried now. The ladder of one that was never tried begins here.
--- Locks them, and passes over those that somebody has locked: the next call finds them.
+-- Makes held records WAITING, due now, if no earlier record of their key is waiting. The ladder of a record never tried before begins here.
+-- Locks them and skips locked ones; the next call finds those.
 WITH freed AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record held
      WHERE group_id = %(group_id)s AND state = 'HELD'
@@ -79,7 +79,7 @@ UPDATE tidemark.failed_record record
   FROM freed WHERE record.failed_record_id = freed.failed_record_id;
 
 -- name: succeed
--- Ends the way of records that were loaded, or skipped, after all. Needs their locks.
+-- Settles records that a retry loaded or skipped. Needs their locks.
 UPDATE tidemark.failed_record record
    SET state = said.state, sink_rows = said.rows, due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL,
        hop_offset = NULL, publish_error = NULL, attempt_id = %(attempt_id)s, changed_at = now, tried_at = now,
@@ -89,8 +89,8 @@ UPDATE tidemark.failed_record record
  WHERE record.failed_record_id = said.failed_record_id;
 
 -- name: fail
--- Sends records that failed again to the next delay, or, where there is none, where it would be over the budget, and where the error is
--- permanent, to the failed topic. The try that they had before becomes a part of their story. Needs their locks. How many of each state.
+-- Sends records that failed again to their next delay, or to the failed topic if there is no further delay, the budget would be exceeded or
+-- the error is permanent. Their previous try is appended to the story. Needs their locks. Returns the number of records per state.
 WITH now AS MATERIALIZED (
     SELECT clock_timestamp() AS now
 ), said AS MATERIALIZED (
@@ -109,7 +109,7 @@ WITH now AS MATERIALIZED (
            due_at = CASE WHEN climbs THEN now + delay END,
            hop_topic = CASE WHEN climbs THEN said.topic ELSE %(failed_topic)s END,
            hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL, publish_error = NULL,
-           story = CASE WHEN retry_number = 0 AND redrives = 0 THEN story -- it was held, and this was its first try
+           story = CASE WHEN retry_number = 0 AND redrives = 0 THEN story -- it was held; this was its first try
                         ELSE story || jsonb_build_object('number', retry_number - 1, 'type', error_type, 'text', error_text,
                                                          'attempt_id', attempt_id, 'at', changed_at) END,
            error_type = said.type, error_text = said.text, attempt_id = %(attempt_id)s, changed_at = now,
@@ -120,8 +120,8 @@ WITH now AS MATERIALIZED (
 SELECT state, count(*) FROM changed GROUP BY state;
 
 -- name: due
--- How far each partition of the group's retry topics may be read: up to the first registered message that is not due yet, else behind the
--- last one; only those where something is due. Locks nothing.
+-- How far each partition of the group's retry topics may be read: up to the first registered message that is not due yet, otherwise past
+-- the last one. Only partitions with due records. Locks nothing.
 SELECT topic_id, topic.name AS topic, topic.kafka_uuid, partition, first, "end"
   FROM (SELECT hop_topic_id AS topic_id, hop_partition AS partition, min(hop_offset) AS first,
                coalesce(min(hop_offset) FILTER (WHERE due_at > now), max(hop_offset) + 1) AS "end"
@@ -133,15 +133,15 @@ SELECT topic_id, topic.name AS topic, topic.kafka_uuid, partition, first, "end"
  ORDER BY topic.name, topic_id, partition;
 
 -- name: publish_stranded
--- Waiting records whose registered message no drain will come to any more, because a drain has passed it: registered late, or not in the
--- log when the drain was there. They are published anew. Locks them.
+-- Puts waiting records back into the outbox if a drain has passed their message: it was registered late, or missing from the log at the
+-- time. Locks them.
 UPDATE tidemark.failed_record record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL
   FROM tidemark.partition_offset pos
  WHERE pos.group_id = %(group_id)s AND pos.drained AND record.group_id = pos.group_id AND record.state = 'WAITING'
    AND record.hop_topic_id = pos.topic_id AND record.hop_partition = pos.partition AND record.hop_offset < pos.next_offset;
 
 -- name: publish_gone
--- Waiting records whose registered message is not in its log any more are published anew. Locks them.
+-- Puts waiting records back into the outbox if their registered message is gone from the log. Locks them.
 UPDATE tidemark.failed_record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL
  WHERE group_id = %(group_id)s AND state = 'WAITING' AND hop_topic_id = %(topic_id)s
    AND (hop_partition = %(partition)s OR %(partition)s::integer IS NULL) AND (hop_offset < %(before)s OR %(before)s::bigint IS NULL);

@@ -1,9 +1,9 @@
-"""The retry topics and the failed topic of a consumer: made where they are missing, and refused where they would lose or delay records.
+"""A consumer's retry topics and failed topic: created if missing, refused if misconfigured.
 
-Postgres has each record all its life, so no setting of a topic can lose one. But a message that is gone before its time is published and
-waited for once more, and a topic that refuses records keeps them from being tried.
+Postgres holds every record, so no topic setting can lose one. But a message deleted too early is published and waited for again, and
+records that a topic rejects are never tried.
 
-The relay looks at a topic when it comes to it first, and makes it then (`tidemark.retry.relay`); `ensure_topics` is for an operator.
+The relay checks a topic, or creates it, before it first publishes to it (`tidemark.retry.relay`). `ensure_topics` is for operators.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SLACK = timedelta(days=1)
-"""Longer than its delay by this at least a retry topic keeps a message: for so long nobody may drain."""
+"""Minimum retention of a retry topic beyond its delay: how long drains may be down."""
 KEEP = timedelta(days=7)
-"""Longer than its delay by this a retry topic keeps a message that Tidemark has made."""
+"""Retention beyond the delay of a retry topic that Tidemark creates."""
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A topic that the consumer needs. ``delay``: how long records wait in it; `None`: it is the failed topic."""
+    """A topic that the consumer needs. ``delay``: how long records wait in it; `None`: the failed topic."""
 
     name: str
     delay: timedelta | None
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A topic as it is. ``made``: by this call."""
+    """A topic in the cluster. ``made``: created by this call."""
 
     wanted: Wanted
     topic: Topic
@@ -53,8 +53,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Topics as they are: all that are there, and ``found`` those of which the settings may be seen, too. ``denied``: what the cluster's
-    ACLs do not let us do with a topic, in their words. ``problems`` has, by topic, what keeps it from being used, each with what to do."""
+    """The state of the topics. ``there``: all that exist; ``found``: those whose settings the ACLs let us read. ``denied``: the
+    ACL operation that a topic lacks. ``problems``: by topic, why it cannot be used, each with what to do."""
 
     there: Mapping[str, Topic]
     found: Sequence[Found]
@@ -65,7 +65,7 @@ class Look:
 
 @dataclass(kw_only=True, eq=False)
 class TopicsUnfit(Refused):
-    """Retry topics that are missing or wrong, with all that is wrong and what to set."""
+    """Retry topics are missing or misconfigured. Lists every problem, each with what to do."""
 
     consumer: str
     problems: tuple[str, ...]
@@ -76,14 +76,14 @@ class TopicsUnfit(Refused):
 
 
 def now_topic(group: str) -> str:
-    """``departures.retry.now``: what an operator sends round for one more try at once. It waits behind nothing."""
+    """``departures.retry.now``: the topic for immediate tries, without a delay."""
     return f"{group}.retry.now"
 
 
 def wanted(spec: ConsumerSpec, *, now: bool = False) -> tuple[Wanted, ...]:
-    """The topics of a consumer: one for each distinct delay, one for tries at once, and the failed topic.
+    """The topics of a consumer: one per distinct delay, one for immediate tries, and the failed topic.
 
-    A consumer without a ladder has none of them; with ``now`` it has the one for tries at once.
+    A consumer without a ladder needs none of them, or, with ``now``, only the one for immediate tries.
     """
     ladder = Ladder.of(spec)
     if not ladder:
@@ -93,7 +93,7 @@ def wanted(spec: ConsumerSpec, *, now: bool = False) -> tuple[Wanted, ...]:
 
 
 def needed(group: str, names: Iterable[str]) -> list[Wanted]:
-    """Topics of a group by their names, also of delays that its ladder has no more."""
+    """Topics of a group by name, including those of delays that its ladder no longer has."""
     made = []
     for name in names:
         delay = name.removeprefix(f"{group}.retry.")
@@ -110,11 +110,10 @@ def ensure_topics(
     only: Iterable[str] | None = None,
     missing_ok: bool = False,
 ) -> list[Found]:
-    """The consumer's retry topics and its failed topic (`wanted`) as they are, each fit for what it is for; ``only`` some, by name.
+    """Checks the consumer's retry topics and its failed topic (`wanted`), or the named ones (``only``), and returns them.
 
-    With ``create`` those that are missing are made; those that are wrong are never changed. Raises `TopicsUnfit` with everything that is
-    missing, wrong, or not allowed, unless missing ones may be left out; `TopicsMissing` for the topics that the consumer reads, or
-    `BrokerUnavailable`.
+    ``create`` creates missing topics; existing ones are never changed. Raises `TopicsUnfit` with every topic that is misconfigured, not
+    authorized, or (unless ``missing_ok``) missing; `TopicsMissing` for the topics that the consumer reads; or `BrokerUnavailable`.
     """
     asked = [one for one in wanted(spec, now=now) if only is None or one.name in set(only)]
     largest = largest_of(cluster, spec)
@@ -128,7 +127,7 @@ def ensure_topics(
 
 
 def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], largest: int, *, create: bool) -> Look:
-    """Topics as they are, after those that are missing were made, if ``create`` says so. Raises `BrokerUnavailable`."""
+    """The state of the topics, after creating missing ones if ``create`` is set. Raises `BrokerUnavailable`."""
     there, hidden = visible(cluster, [one.name for one in asked])
     denied = dict.fromkeys(hidden, "DESCRIBE")
     problems: dict[str, list[str]] = {}
@@ -153,7 +152,7 @@ def look_at(cluster: Cluster, spec: ConsumerSpec, asked: Sequence[Wanted], large
 
 
 def _make(cluster: Cluster, spec: ConsumerSpec, one: Wanted, largest: int) -> bool:
-    """`False`: somebody else has just made it."""
+    """Creates a topic. `False`: another process has just created it."""
     settings = settings_of(one, largest)
     made = cluster.create(one.name, spec.retry.topics.partitions, spec.retry.topics.replication, settings)
     if made:
@@ -162,7 +161,7 @@ def _make(cluster: Cluster, spec: ConsumerSpec, one: Wanted, largest: int) -> bo
 
 
 def visible(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, Topic], list[str]]:
-    """Those that exist, by name, and the names of those of which the cluster's ACLs do not let us know."""
+    """The existing topics by name, and the names of those that the cluster's ACLs hide."""
     try:
         return {topic.name: topic for topic in cluster.topics(names, missing_ok=True)}, []
     except NotAllowed as error:
@@ -171,8 +170,8 @@ def visible(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, Topic], l
 
 
 def largest_of(cluster: Cluster, spec: ConsumerSpec, *, missing_ok: bool = False) -> int:
-    """Bytes of the largest batch that a topic of the consumer takes; Kafka's own default where its settings may not be seen. Raises
-    `TopicsMissing`, unless that may be."""
+    """The largest max.message.bytes of the consumer's topics; Kafka's default if the ACLs hide their settings. Raises `TopicsMissing`
+    unless ``missing_ok``."""
     names = spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
     topics = visible(cluster, names)[0] if missing_ok else [topic.name for topic in cluster.topics(names)]
     found, _ = _settings(cluster, list(topics))
@@ -180,7 +179,7 @@ def largest_of(cluster: Cluster, spec: ConsumerSpec, *, missing_ok: bool = False
 
 
 def settings_of(one: Wanted, largest: int) -> dict[str, str]:
-    """What a topic is made with. ``largest``: bytes of the largest batch that a topic of the consumer takes."""
+    """The settings of a topic that Tidemark creates. ``largest``: the largest max.message.bytes of the consumer's topics."""
     return {
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
@@ -191,17 +190,17 @@ def settings_of(one: Wanted, largest: int) -> dict[str, str]:
 
 
 def unfit(found: Found, spec: ConsumerSpec, largest: int) -> list[str]:
-    """What is wrong with a topic, each with what to set."""
+    """Problems of a topic's configuration, each with what to set."""
     return [*_policy(found), *_retention(found), *_size(found, largest), *_copies(found, spec)]
 
 
 def _policy(found: Found) -> list[str]:
     problems = []
     if (policy := found.settings["cleanup.policy"].value) != "delete":
-        problems.append(f"cleanup.policy is {policy}, and compaction drops all but the last record of a key. Set it to delete.")
+        problems.append(f"cleanup.policy is {policy}, but compaction deletes all but the last record of a key. Set it to delete.")
     if (kind := found.settings["message.timestamp.type"].value) != "LogAppendTime":
         problems.append(
-            f"message.timestamp.type is {kind}. Set it to LogAppendTime: retention and lag in seconds then count from when a record came."
+            f"message.timestamp.type is {kind}. Set it to LogAppendTime, so that retention and time lag count from when a record arrived."
         )
     return problems
 
@@ -212,15 +211,15 @@ def _retention(found: Found) -> list[str]:
     problems = []
     if delay is None and kept is not None and not time.stated:
         problems.append(
-            f"retention.ms is {time.value}, the broker's default. Set it for this topic: -1 for ever, or as long as failed records are "
-            "to be seen there; Postgres keeps them in any case."
+            f"retention.ms is {time.value}, the broker's default. Set it for this topic: -1 to keep failed records, or how long "
+            "they should be visible there. Postgres keeps them in any case."
         )
     if delay is not None and kept is not None and kept < delay + SLACK:
         least = (delay + SLACK) // _MILLISECOND
-        waits = f"a record waits {format_duration(delay)} in it, and drains may stand still for {format_duration(SLACK)}"
+        waits = f"a record waits {format_duration(delay)} in it, and drains may be down for {format_duration(SLACK)}"
         problems.append(f"retention.ms is {time.value}, but {waits}. Set it to {least} or more, or to -1.")
     if int(size.value) >= 0 and (delay is not None or not size.stated):
-        problems.append(f"retention.bytes is {size.value}, which drops records before their time. Set it to -1.")
+        problems.append(f"retention.bytes is {size.value}, which deletes records too early. Set it to -1.")
     return problems
 
 
@@ -229,7 +228,7 @@ def _size(found: Found, largest: int) -> list[str]:
     if limit >= least:
         return []
     return [
-        f"max.message.bytes is {limit}, but the consumer's topics take {largest}, and Tidemark adds headers. Set it to {least} or more."
+        f"max.message.bytes is {limit}, but the consumer's topics allow {largest}, and Tidemark adds headers. Set it to {least} or more."
     ]
 
 
@@ -238,11 +237,11 @@ def _copies(found: Found, spec: ConsumerSpec) -> list[str]:
     asked, topic = spec.retry.topics, found.topic
     if topic.partitions < asked.partitions:
         problems.append(
-            f"it has {topic.partitions} partitions, retry.topics.partitions says {asked.partitions}. Add some, or change the spec."
+            f"it has {topic.partitions} partitions, but retry.topics.partitions is {asked.partitions}. Add partitions, or change the spec."
         )
     copies = min((len(racks) for racks in topic.racks or ()), default=0)
     if asked.replication is not None and copies < asked.replication:
-        problems.append(f"it has {copies} replicas, retry.topics.replication says {asked.replication}. Add some, or change the spec.")
+        problems.append(f"it has {copies} replicas, but retry.topics.replication is {asked.replication}. Add replicas, or change the spec.")
     in_sync = int(found.settings["min.insync.replicas"].value)
     if copies and in_sync > copies:
         problems.append(
@@ -252,7 +251,7 @@ def _copies(found: Found, spec: ConsumerSpec) -> list[str]:
 
 
 def _settings(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, dict[str, Setting]], list[str]]:
-    """As `visible`, of settings."""
+    """Like `visible`, for settings."""
     try:
         return cluster.settings(names), []
     except NotAllowed as error:
@@ -262,4 +261,4 @@ def _settings(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, dict[st
 def _missing(spec: ConsumerSpec, one: Wanted, largest: int) -> str:
     settings = " ".join(f"--config {name}={value}" for name, value in settings_of(one, largest).items())
     how = f"kafka-topics.sh --create --topic {one.name} --partitions {spec.retry.topics.partitions} {settings}"
-    return f"{one.name}: it does not exist. Let Tidemark make it (tidemark retries topics {spec.name} --create), or: {how}"
+    return f"{one.name}: it does not exist. Let Tidemark create it (tidemark retries topics {spec.name} --create), or run: {how}"

@@ -2,8 +2,8 @@
 
     ① begin   ② compare-and-set the partition row   ③ COPY the rows   ④ COPY the failed records   ⑤ ledger row   ⑥ commit   ⑦ receipt
 
-② comes first: a zombie waits there for the row lock and fails before it has sent a byte. Whatever happens before ⑥ leaves nothing.
-If the answer to ⑥ is lost, the row is read again and says whether it happened; nothing is repeated blindly.
+② comes first: a zombie waits there for the row lock and fails before it has sent a byte. A failure before ⑥ leaves nothing behind.
+If the answer to ⑥ is lost, the row is read again to find out whether the commit happened; nothing is repeated blindly.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_MS = 120_000
-"""How long ② waits for another commit that holds the row: a twin's or an older owner's COPY, which ends or is ended."""
+"""How long ② waits for another commit that holds the row: the COPY of a twin or of an older owner, which ends or is terminated."""
 IDLE_TIMEOUT_MS = 60_000
-"""Between two statements nothing takes long; a session that is idle inside its transaction belongs to a process that is gone."""
+"""A live commit is never idle this long between two statements; such a session belongs to a dead process."""
 OUTCOME_WAIT_S = 60
-"""How long a database that went away during COMMIT is asked again whether the commit happened."""
+"""How long to keep asking whether the commit happened, if the connection was lost during COMMIT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A slice that is committed. ``twin``: another try of the same task did it."""
+    """A committed slice. ``twin``: another try of the same task committed it."""
 
     part: Slice
     counts: RecordCounts
@@ -58,7 +58,7 @@ class Receipt:
 
 @dataclass(kw_only=True, eq=False)
 class CommitUnknown(Unavailable):
-    """The session was lost during COMMIT, and the database did not come back to say whether it happened."""
+    """The session was lost during COMMIT, and the database did not come back in time to tell the outcome."""
 
     part: Slice
     cause: str
@@ -66,7 +66,7 @@ class CommitUnknown(Unavailable):
     def __str__(self) -> str:
         return (
             f"{self.part}: the session was lost during COMMIT and Postgres does not answer: {self.cause}. The slice is stored whole or not "
-            "at all; its row says which, and the next attempt goes on from there."
+            "at all; the next attempt reads the partition's row and continues from there."
         )
 
 
@@ -81,15 +81,15 @@ def commit_slice(
 ) -> Receipt:
     """Stores a slice in one transaction of its own and returns the receipt.
 
-    ``judged`` is consumed while Postgres takes the rows, so a slice of any size needs the memory of one batch. Safe to call again
-    for the same slice: the second finds the first one's ledger row. With ``isolate`` records whose rows Postgres refuses become failed
-    records, up to ``target.max_rejected``, and the others are loaded; that takes several COPYs, so ``judged`` is spooled before the
-    transaction begins. ``order`` gets the blocked keys before ``judged`` is asked for anything.
+    ``judged`` is consumed while Postgres receives the rows, so a slice of any size needs the memory of one batch. Safe to call again for
+    the same slice: the second call finds the ledger row of the first. With ``isolate``, records whose rows Postgres rejects become failed
+    records, up to ``target.max_rejected``, and the others are loaded. That takes several COPYs, so ``judged`` is spooled before the
+    transaction begins. ``order`` gets the blocked keys before anything is read from ``judged``.
 
-    Raises `OffsetFenced` if the partition was taken away, `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help),
-    `TooManyRejected`, `BadOutput` or `Broken` for what is wrong with the rows, `BreakerTripped` where too many records fail, `HeldTooMany`
-    where too many would be held, `KeysBlocked` (with ``isolate``: judge the slice again), `DatabaseUnavailable` for an outage, and whatever
-    ``judged`` or ``payloads`` raise; then nothing is stored. `CommitUnknown` leaves open whether it is.
+    Raises `OffsetFenced` if the partition was taken away; `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help),
+    `TooManyRejected`, `BadOutput` or `Broken` for bad rows; `BreakerTripped` if too many records fail; `HeldTooMany` if too many would be
+    held; `KeysBlocked` (with ``isolate``: run the transform on the slice again); `DatabaseUnavailable` for an outage; and whatever
+    ``judged`` or ``payloads`` raise. Then nothing is stored. After `CommitUnknown` the outcome is unknown.
     """
     if isolate:
         if order is not None:
@@ -137,10 +137,10 @@ def _commit_slice(
 
 
 def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
-    """One transaction around steps ② to ⑤, which are ``store_parts``; returns what it returns once that is stored for sure.
+    """Runs ``store_parts``, which are steps ② to ⑤, in one transaction, and returns its result once the commit is certain.
 
-    A commit never fails because a rewind holds a position: it begins again until the rewind has ended. Nothing of ``store_parts`` was used
-    up by then, because ② comes first.
+    A commit never fails because a rewind holds a position: it starts over until the rewind has ended. That is safe because ② comes first,
+    before ``store_parts`` has consumed any input.
     """
     wait = LockWait(f"position of {parts[0].partition}")
     while True:
@@ -182,14 +182,14 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
 
 
 def enter(cur: Cursor, target: Target, part: Slice, counts: RecordCounts) -> int:
-    """Step ⑤: the ledger row, whose id it returns. What a backfill enters is no lost range any more."""
+    """Step ⑤: inserts the ledger row and returns its id. A range loaded by a backfill is no longer a lost range."""
     if target.side_id is not None:
         store.shorten_skipped(cur, target.group_id, part.topic_id, part.partition, part.start, part.end)
     return store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
 
 
 def _require_committed(target: Target, part: Slice, lost: psycopg2.Error) -> None:
-    """Did the commit whose answer was lost happen? The ledger says it, once the old session has let go of the partition's row."""
+    """Checks in the ledger whether the commit happened, once the old session has released the partition's row."""
     retrying = Retrying(
         retry=retry_if_exception_type(DatabaseUnavailable),
         stop=stop_after_delay(OUTCOME_WAIT_S),

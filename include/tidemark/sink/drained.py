@@ -1,14 +1,14 @@
-"""The commit of a slice of a retry topic: the same seven steps as of any slice, for records whose origin is elsewhere (I1, I2, I3).
+"""The commit of a slice of a retry topic: the usual seven steps, for records that were first read elsewhere (I1, I2, I3).
 
-    before ①: read what is registered in the slice and due, try it, spool what the transform says
-    ② compare-and-set the retry topic's position; hold rewinds off; lock those of the records that are still registered, and wait
-    ③ COPY the rows, with the lineage of their origin   ④ say what became of each record: loaded, skipped, the next delay, failed
+    before ①: read the due records registered in the slice, run the transform on them, spool its output
+    ② compare-and-set the retry topic's position; block rewinds; lock the records that are still registered and waiting
+    ③ COPY the rows, with the lineage of their origin   ④ update each record: loaded, skipped, next delay or failed
     ⑤ a ledger row of the retry topic, ``drained``
 
-A message that nobody is registered at is read past: a relay published it and died before it could say so, its record was withdrawn,
-discarded or sent round again since, or somebody else wrote it. It is counted as unaccounted.
+A message that is registered for no record is skipped and counted as unaccounted: a relay published it and died before registering it, its
+record was withdrawn, discarded or redriven since, or another producer wrote it.
 
-Where there is an order by key, a record is tried only if the one of its key before it is settled, before this slice or in it; else it is
+With an order by key, a record is tried only if the previous record of its key is settled, before this slice or in it. Otherwise it is
 held, and counted as retried.
 """
 
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 Answer = tuple[Slice, Sequence[int], TransformOutput]
-"""An origin (`origins`), the offsets of it that were found in the log and tried, in order, and what the transform said of them."""
+"""An origin (`origins`), the offsets of its records that were found in the log and tried, in order, and the transform's output."""
 Judge = Callable[[Sequence[Waiting]], Iterator[Answer]]
-"""Tries records."""
+"""Runs the transform on records."""
 
 
 def commit_drained(target: Target, part: Slice, judge: Judge, *, isolate: bool = False) -> Receipt:
-    """Stores a slice of a retry topic in one transaction of its own. Raises as `commit_slice` does, but for the breaker.
+    """Stores a slice of a retry topic in one transaction of its own. Raises the same errors as `commit_slice`, except the breaker's.
 
-    What is due is read and tried before the transaction begins, so that neither locks nor rewinds wait for the transform. What has changed
-    meanwhile (an operator discarded it, a rewind withdrew it, a relay publishes it again) keeps what it has become.
+    Due records are read and tried before the transaction begins, so that neither locks nor rewinds wait for the transform. A record that
+    changed meanwhile (discarded by an operator, withdrawn by a rewind, published again by a relay) keeps its new state.
     """
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
         due = _in_order(cur, target, retries.read_due(cur, target.group_id, part))
@@ -93,7 +93,7 @@ def _place(of: Slice | Waiting) -> Place:
 
 
 def origins(records: Sequence[Waiting]) -> dict[Slice, list[int]]:
-    """The offsets of each origin's records, in order; an origin is a slice that holds them all, and other records that are no concern."""
+    """The offsets of each origin's records, in order. An origin is a slice that spans them all; other records in it do not matter."""
     by_place: dict[Any, list[int]] = {}
     for record in records:
         by_place.setdefault((record.partition, record.topic_id), []).append(record.offset)
@@ -105,7 +105,7 @@ def origins(records: Sequence[Waiting]) -> dict[Slice, list[int]]:
 
 
 class TallyOfSome(Tally):
-    """Accounts for these records of a slice only, wherever in it they are."""
+    """Accounts for some records of a slice only."""
 
     def __init__(self, part: Slice, layout: Layout, offsets: Sequence[int]) -> None:
         import numpy as np
@@ -125,15 +125,15 @@ class TallyOfSome(Tally):
         index = np.searchsorted(self._offsets, offsets)
         strange = self._offsets[np.minimum(index, self._size - 1)] != offsets
         if strange.any():
-            raise BadOutput(part=self._part, problem=f"kafka_offset {offsets[strange][0]} is none of those that were tried again.")
+            raise BadOutput(part=self._part, problem=f"kafka_offset {offsets[strange][0]} is not one of the records being retried.")
         return index
 
     def _offsets_at(self, index: Any) -> Any:
         return self._offsets[index]
 
     def became(self, record: Waiting) -> Outcome | None:
-        """What became of one of the records. One that was tried and that the transform does not mention, it does not want any more; `None`:
-        it was not tried."""
+        """The outcome of a record. A record that was tried but is missing from the transform's output is skipped. `None`: it was not
+        tried."""
         import numpy as np
 
         index = int(self._places(np.array([record.offset]))[0])
@@ -145,7 +145,7 @@ class TallyOfSome(Tally):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a record that was tried again: the rows that it made, or why it failed."""
+    """The outcome of a retried record: the number of its rows, or why it failed."""
 
     disposition: Disposition
     rows: int = 0
@@ -155,7 +155,7 @@ class Outcome:
 def say_what_became(
     cur: Cursor, target: Target, part: Slice, records: Sequence[Waiting], became: Callable[[Waiting], Outcome | None]
 ) -> RecordCounts:
-    """Step ④, and the counts for the ledger. A record that was not found in the log goes on waiting, and is published anew."""
+    """Step ④; returns the counts for the ledger. A record that was not found in the log keeps waiting and is published again."""
     made: dict[int, int | None] = {}
     failures = []
     held = []
@@ -186,7 +186,7 @@ def say_what_became(
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A record as `TurnOrder` asks about it."""
+    """A record as `TurnOrder` expects it."""
 
     record: Waiting
 
@@ -197,8 +197,9 @@ class _Turn:
 def _rows(
     target: Target, records: Sequence[Waiting], answers: Spool[Answer], tallies: Mapping[Place, TallyOfSome]
 ) -> dict[Place, Iterator[pa.RecordBatch]]:
-    """The rows of each origin, which are accounted for as they are taken, without those of records that are not among ``records`` any more.
-    Of an order by key it is asked again whose turn it is: the record before one may have changed."""
+    """The rows of each origin, accounted for as they are read, without those of records no longer among ``records``.
+
+    An order by key is checked again, because a previous record may have changed."""
     of_place: dict[Place, list[int]] = {}
     for index, (origin, _, _) in enumerate(answers):
         of_place.setdefault(_place(origin), []).append(index)
@@ -234,7 +235,7 @@ def _load_by_origin(
     *,
     isolate: bool,
 ) -> None:
-    """Rows of one origin at a time: within it they have an order, and a record that is to blame can be found."""
+    """Loads one origin at a time: within it rows have an order, and a bad record can be isolated."""
     refusals = Refusals(target.max_rejected)
     for place, tally in tallies.items():
         try:
@@ -243,4 +244,4 @@ def _load_by_origin(
             else:
                 load(cur, tally.origin, target.layout, rows[place])
         except SinkRejected as error:
-            raise replace(error, part=part) from error  # it is the slice of the retry topic that is tried again
+            raise replace(error, part=part) from error  # the caller retries the slice of the retry topic

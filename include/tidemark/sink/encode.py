@@ -1,4 +1,4 @@
-"""Arrow batches as Postgres' binary COPY stream, one chunk at a time (pgpq)."""
+"""Encodes Arrow batches as a binary COPY stream for Postgres, one chunk at a time (pgpq)."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_A_CHUNK = 8192
-"""Chunks of 4 to 8 thousand rows keep the encoder's buffers in the cache: 0.97 of a COPY from memory."""
+"""Chunks of 4,000 to 8,000 rows keep the encoder's buffers in the CPU cache: 0.97 of the speed of a COPY from memory."""
 COPY_BUFFER_BYTES = 4 << 20
 EMPTY = b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"\xff\xff"
-"""A binary COPY of no rows: signature, no flags, no header extension, trailer."""
+"""A binary COPY without rows: signature, no flags, no header extension, trailer."""
 
 
 @dataclass(kw_only=True, eq=False)
 class TypesChanged(Refused):
-    """A transform returned a column in one type and later in another."""
+    """A transform returned a column in different types in different batches."""
 
     before: str
     after: str
 
     def __str__(self) -> str:
-        return (
-            f"The transform's types changed from batch to batch. First:\n{self.before}\nthen:\n{self.after}\nCast each column to one type."
-        )
+        return f"The transform's types differ between batches. First:\n{self.before}\nthen:\n{self.after}\nCast each column to one type."
 
 
 class NotEncodable(ValueError):
-    """A value of the right type has no place in its column."""
+    """A value has the right type but cannot be stored in its column."""
 
 
 class CopyStream:
-    """The rows of ``batches`` as a binary COPY stream, encoded as they are asked for; a file for ``copy_expert``.
+    """The rows of ``batches`` as a binary COPY stream, encoded on demand; a file object for ``copy_expert``.
 
-    Each batch has exactly the columns of ``columns`` (name, Postgres type), of Arrow types that `types.fits` allows. ``rows`` counts
-    what was encoded, to be compared with what Postgres says it took. ``failure`` is what was raised meanwhile (by ``batches``,
+    Each batch has exactly the columns of ``columns`` (name, Postgres type), of Arrow types that `types.fits` allows. ``rows`` counts the
+    encoded rows, to compare with the number that Postgres reports. ``failure`` is an error raised while reading (by ``batches``,
     `NotEncodable`, `TypesChanged`): psycopg2 turns it into a cancelled statement, which looks like an outage.
     """
 
@@ -50,14 +48,14 @@ class CopyStream:
         self._chunks = self._encode(columns, batches)
 
     def read(self, _size: int = -1) -> bytes:
-        """The next chunk, of whatever size it is; empty at the end only (psycopg2 takes an empty read for the end of the data)."""
+        """The next chunk, of any size. Empty only at the end, because psycopg2 takes an empty read as the end of the data."""
         try:
             return next(self._chunks, b"")
         except BaseException as error:
             self.failure = error
             raise
 
-    def readline(self, _size: int = -1) -> bytes:  # psycopg2's type of a source of COPY wants it; its code does not call it
+    def readline(self, _size: int = -1) -> bytes:  # required by psycopg2's type stub, but never called
         return self.read()
 
     def _encode(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
@@ -88,7 +86,7 @@ def _written(encoder: Any, chunk: pa.RecordBatch) -> bytes:
 
 
 def _conformed(columns: Sequence[tuple[str, str]], batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same values in the encoder's own types."""
+    """Converts the values to the encoder's types."""
     import pyarrow as pa
 
     arrays = []

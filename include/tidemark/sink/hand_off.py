@@ -1,4 +1,4 @@
-"""Step ④ of a commit: the records that are not loaded go to ``tidemark.failed_record``, with all that is needed to try them again."""
+"""Step ④ of a commit: copies the records that are not loaded to ``tidemark.failed_record``, with all that a retry needs."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ FAILED_COLUMNS = (
 )
 
 Payloads = Callable[[Slice, Collection[int]], "Iterator[pa.RecordBatch]"]
-"""Reads records again by offset, in order: ``record_offset, record_timestamp, key, value, headers`` as `FAILED_COLUMNS` has them.
-Only records that are not loaded travel this way."""
+"""Reads records again by offset, in order: ``record_offset, record_timestamp, key, value, headers``, typed as in `FAILED_COLUMNS`.
+Used only for records that are not loaded."""
 
 
 @dataclass(kw_only=True, eq=False)
 class RecordsGone(Broken):
-    """Records that were to be handed over as failed could not be read a second time."""
+    """Records to hand off could not be read a second time."""
 
     part: Slice
     wanted: int
     found: int
 
     def __str__(self) -> str:
-        return f"{self.part}: of {self.wanted} failed records {self.found} are still in the log. Nothing of this slice was stored."
+        return f"{self.part}: only {self.found} of {self.wanted} failed records are still in the log. Nothing of this slice was stored."
 
 
 def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:
-    """Step ④: the records that are not loaded, with all that is needed to try them again. Raises `RecordsGone`.
+    """Step ④: copies the records that are not loaded, with all that a retry needs. Raises `RecordsGone`.
 
-    Those to be retried are due when the database's clock says so (I6), which is asked once.
+    Due times are by the database's clock (I6), which is read once.
     """
     if not rejects:
         return

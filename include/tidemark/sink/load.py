@@ -1,7 +1,7 @@
-"""Rows into the sink: appended by one COPY, or by COPY and merge where a row replaces the one with the same key.
+"""Writes rows to the sink: an append sink by one COPY, an upsert sink by COPY and merge.
 
-`load` is the way of every slice. `load_carefully` is for a slice that it failed on: it finds the records whose rows cannot be stored,
-hands those over as failed and loads the rest, in the same transaction.
+`load` is used for every slice. `load_carefully` is for a slice that `load` failed on: in the same transaction, it finds the records whose
+rows cannot be stored, marks them as failed and loads the rest.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ T = TypeVar("T")
 SQL = statements("tidemark.sink", "load.sql")
 
 SLICE = "pg_temp.tidemark_slice"
-"""Where the rows of an upsert wait for the merge; dropped with the transaction."""
+"""Temporary table for an upsert's rows before the merge; dropped at the end of the transaction."""
 NOT_FOUND = frozenset({"42P01", "42883", "42704"})
-"""SQLSTATEs of a table, a function or operator, and a type that the session does not find."""
+"""SQLSTATEs for a table, a function or operator, and a type that does not exist on the search_path."""
 KEY_OF_OTHER_PARTITION = "KeyOfOtherPartition"
 CARE_ROWS = 8192
-"""Rows that `load_carefully` tries at once."""
+"""Number of rows that `load_carefully` tries at once."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SinkRejected(Refused):
-    """Rows of a slice cannot be stored. ``of_rows``: some rows are to blame, and the others may be fine.
+    """Postgres rejected rows of a slice. ``of_rows``: some rows are bad, and the others may be fine.
 
-    ``error_type`` is Postgres' name of the condition (``NotNullViolation``), ``message`` its own text.
+    ``error_type`` is Postgres' name for the condition (``NotNullViolation``), ``message`` its text.
     """
 
     part: Slice
@@ -53,12 +53,12 @@ class SinkRejected(Refused):
     of_rows: bool
 
     def __str__(self) -> str:
-        return f"{self.part}: {self.table} refused the rows ({self.error_type}): {self.message} Nothing of this slice was stored."
+        return f"{self.part}: {self.table} rejected the rows ({self.error_type}): {self.message} Nothing of this slice was stored."
 
 
 @dataclass(kw_only=True, eq=False)
 class TooManyRejected(Refused):
-    """So many records of a slice cannot be stored that the table or the transform is wrong, and not a few records."""
+    """Too many records of a slice cannot be stored: the table or the transform is wrong, not single records."""
 
     part: Slice
     table: str
@@ -68,15 +68,15 @@ class TooManyRejected(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.part}: {self.table} refused the rows of more than {self.limit} records, the last one with {self.error_type}: "
-            f"{self.message} Nothing of this slice was stored. Mend the transform or the table; if so many records really are bad, "
-            "allow more with batch.max_failed_records."
+            f"{self.part}: {self.table} rejected the rows of more than {self.limit} records, the last one with {self.error_type}: "
+            f"{self.message} Nothing of this slice was stored. Fix the transform or the table; if so many records really are bad, "
+            "raise batch.max_failed_records."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class CopyCountWrong(Broken):
-    """Postgres took another number of rows than were encoded."""
+    """Postgres stored a different number of rows than were encoded."""
 
     part: Slice
     table: str
@@ -84,11 +84,11 @@ class CopyCountWrong(Broken):
     stored: int
 
     def __str__(self) -> str:
-        return f"{self.part}: {self.encoded} rows were sent to {self.table}, Postgres took {self.stored}. Nothing of this slice was stored."
+        return f"{self.part}: sent {self.encoded} rows to {self.table}, Postgres stored {self.stored}. Nothing of this slice was stored."
 
 
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
-    """Stores rows as `Tally.take` returns them. Raises `SinkRejected`, `CopyCountWrong`, or what ``batches`` raises."""
+    """Stores rows in the form that `Tally.take` returns. Raises `SinkRejected`, `CopyCountWrong`, or what ``batches`` raises."""
     columns = [(column.name, column.type) for column in layout.columns] + list(LINEAGE)
     if not layout.key:
         copy(cur, part, layout.table, columns, batches, sink=layout.table)
@@ -96,11 +96,11 @@ def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBa
     cur.execute(SQL["make_slice"].format(columns=listed([name for name, _ in columns]), sink=quoted_table(layout.table)))
     copy(cur, part, SLICE, columns, batches, sink=layout.table)
     merge(cur, [part], layout, SLICE)
-    cur.execute(f"TRUNCATE {SLICE}")  # a further batch of the same transaction may follow
+    cur.execute(f"TRUNCATE {SLICE}")  # more batches may follow in the same transaction
 
 
 def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch], tally: Tally, refusals: Refusals) -> None:
-    """As `load`, but a record whose rows cannot be stored is handed over to ``tally`` as failed, with Postgres' own message."""
+    """Like `load`, but marks a record whose rows cannot be stored as failed in ``tally``, with Postgres' message."""
 
     def refuse(rows: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
@@ -113,7 +113,7 @@ def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[p
 
 @dataclass
 class Refusals:
-    """Counts the records that cannot be stored; raises `TooManyRejected` at the first one beyond ``limit``."""
+    """Counts the records that cannot be stored. Raises `TooManyRejected` when there are more than ``limit``."""
 
     limit: int
     refused: int = 0
@@ -127,16 +127,16 @@ class Refusals:
 
 
 def check_at_once(cur: Cursor) -> None:
-    """Constraints are checked by each statement, also those that are checked at COMMIT otherwise, when nobody can say which row it was."""
+    """Makes deferred constraints check each statement, because at COMMIT the bad row could not be identified."""
     cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def halve(
     cur: Cursor, whole: T, store: Callable[[T], None], split: Callable[[T], Sequence[T]], refuse: Callable[[T, SinkRejected], None]
 ) -> None:
-    """Stores ``whole``; if rows of it are refused, its halves one by one, down to what cannot be split, which goes to ``refuse``.
+    """Stores ``whole`` by bisection: if rows are rejected, it stores each half; what cannot be split further goes to ``refuse``.
 
-    Each try is a subtransaction: one bad record among n costs the logarithm of n of them.
+    Each try is a subtransaction: one bad record among n costs O(log n) of them.
     """
     cur.execute("SAVEPOINT tidemark_rows")
     try:
@@ -157,14 +157,14 @@ def halve(
 
 
 def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, any_partition: bool = False) -> None:
-    """Puts the rows of ``source``, made from ``parts``, into an upsert sink: of rows with one key the last, in place of the one there.
+    """Merges the rows of ``source``, made from ``parts``, into an upsert sink: per key, the last row replaces the one in the sink.
 
-    An older row never replaces a newer one: where the sink has a row of a later record of the same partition, that stays; a former life of
-    a topic is earlier than all of a later one. A key's records must all come from one Kafka partition, because between partitions there is
-    no order; a row whose key came from another one is refused. ``any_partition``: the rows belong to batches, and have the lineage of the
-    first of ``parts``; they are in the order of their commits, but for batches that begin in the same partition.
+    An older row never replaces a newer one: a row of a later record of the same partition stays. An earlier incarnation of a topic is older
+    than all of a later one. All records of a key must come from one Kafka partition, because partitions have no order between them; a row
+    whose key came from another partition is rejected. ``any_partition``: the rows belong to batches and have the lineage of the first of
+    ``parts``; the last commit wins, except among batches that begin in the same partition.
 
-    Rows below the floor of their partition are kept before they are written over (`tidemark.sink.overwritten`). Raises `SinkRejected`.
+    Rows below the floor of their partition are kept before they are overwritten (`tidemark.sink.overwritten`). Raises `SinkRejected`.
     """
     part = parts[0]
     names = layout.copy_columns
@@ -214,7 +214,7 @@ def _counted(cur: Cursor, statement: str) -> tuple[int, ...]:
 def copy(
     cur: Cursor, part: Slice, table: str, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch], *, sink: str | None = None
 ) -> int:
-    """One binary COPY of ``columns`` (name, type); returns the number of rows. ``sink``: where the user's rows are on their way to."""
+    """One binary COPY of ``columns`` (name, type). Returns the number of rows. ``sink``: the sink that the user's rows are meant for."""
     stream = CopyStream(columns, batches)
     target = table if table == SLICE else quoted_table(table)
     try:
@@ -228,7 +228,7 @@ def copy(
                 part=part, table=sink or table, error_type=type(failure).__name__, message=f"{failure}.", of_rows=sink is not None
             ) from failure
         if failure is not None:
-            raise failure  # noqa: B904 - with the cause it has
+            raise failure  # noqa: B904 - it keeps its own cause
         raise translated(error, sink or table, part, of_rows=sink is not None) from error
     if cur.rowcount != stream.rows:
         raise CopyCountWrong(part=part, table=sink or table, encoded=stream.rows, stored=cur.rowcount)
@@ -236,25 +236,25 @@ def copy(
 
 
 def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool) -> Exception:
-    """Postgres' error as ours: an outage, or rows that were refused. ``of_rows``: rows were on their way, and could be to blame."""
+    """Translates a Postgres error: an outage, or rejected rows. ``of_rows``: rows were being sent and may be the cause."""
     if is_outage(error):
         return unavailable(error)
     message = error.diag.message_primary or str(error).strip()
     text = " ".join(said if said.endswith(".") else f"{said}." for said in (message, error.diag.message_detail) if said)
     if error.pgcode in NOT_FOUND:
-        text += " Triggers and functions run with a search_path of pg_catalog: write schemas out, or ALTER FUNCTION … SET search_path."
+        text += " Triggers and functions run with search_path pg_catalog: qualify names with schemas, or ALTER FUNCTION … SET search_path."
     name = type(error).__name__
     return SinkRejected(part=part, table=table, error_type=name, message=text, of_rows=of_rows and _of_rows(error.pgcode or ""))
 
 
 def _of_rows(sqlstate: str) -> bool:
-    """Classes 22 (data), 23 (constraints), 44 (a view's check), 54 (too large for an index), and what a trigger of the user's raises.
-    A broken COPY stream (22P04) is our own fault."""
+    """Classes 22 (data), 23 (constraints), 44 (WITH CHECK OPTION), 54 (too large for an index), and errors raised by the user's trigger.
+    A broken COPY stream (22P04) is Tidemark's own bug."""
     return (sqlstate[:2] in {"22", "23", "44", "54"} and sqlstate != "22P04") or sqlstate == "P0001"
 
 
 def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """The rows of the lower and of the upper half of the records; nothing if it is one record."""
+    """The rows of the lower and the upper half of the records. Empty for a single record."""
     import numpy as np
     import pyarrow as pa
 
@@ -267,11 +267,11 @@ def _halves(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of `CARE_ROWS` or more, none of which ends in the middle of a record's rows."""
+    """The same rows in batches of at least `CARE_ROWS`, never splitting a record's rows."""
     kept: list[pa.RecordBatch] = []
     for rows in batches:
         offsets: Any = rows.column("kafka_offset").to_numpy()
-        inner = int((offsets != offsets[-1]).sum())  # rows of one record stand together
+        inner = int((offsets != offsets[-1]).sum())  # a record's rows are adjacent
         kept.append(rows.slice(0, inner))
         if inner and sum(each.num_rows for each in kept) >= CARE_ROWS:
             yield _joined(kept)

@@ -1,9 +1,9 @@
-"""Rows of an upsert sink that are written over while a rewind can still be undone: kept, so that the undo gives them back (I4).
+"""Keeps rows of an upsert sink that are overwritten while a rewind can still be undone, so that the undo restores them (I4).
 
-Each partition that was rewound has a *floor*: what was made from there on goes if the rewind is undone. What lies below it stays, and must
-be there then as it was. So the merge copies each such row into ``tidemark.rewound_row`` before it replaces it, in the same transaction; a
-row is written over by rows from below the floor to rows from above it once at most, so that the copies are no more than the sink had rows.
-A row that comes late (from a backfill, a retry) and finds a newer one in its place is copied likewise: the undo may take that one away.
+Each rewound partition has a *floor*: an undo removes rows made from offsets at or above it, and must restore rows below it as they were. So
+before the merge replaces a row below the floor, it copies the row to ``tidemark.rewound_row``, in the same transaction. A row from below
+the floor is replaced by one from above it at most once, so there are never more copies than the sink had rows. A late row (from a backfill
+or a retry) that loses to a newer row is copied as well, because the undo may remove the newer row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SQL = statements("tidemark.sink", "overwritten.sql")
 
 
 def has_floor(cur: Cursor, table: str, parts: Sequence[Slice]) -> bool:
-    """Must rows that are written over for these slices be kept? Then who writes rows of the same partitions waits for this transaction."""
+    """Whether overwritten rows must be kept for these slices. If so, other writers of the same partitions wait for this transaction."""
     places = {"topic_ids": [part.topic_id for part in parts], "partitions": [part.partition.partition for part in parts]}
     cur.execute(SQL["floors"], {"sink": table, **places})
     return bool(cur.fetchall())
 
 
 def keep_replaced(cur: Cursor, layout: Layout, source: str, *, any_partition: bool) -> None:
-    """Copies what a merge of ``source`` is about to replace below the floor. Needs the lock of `has_floor`; does not commit."""
+    """Copies the rows below the floor that a merge of ``source`` is about to replace. Needs the lock of `has_floor`; does not commit."""
     columns = kept_columns(cur, layout.table)
     values = array(f"present.{quoted(name)}::text" for name in columns)
     lineage = [name for name, _ in LINEAGE]
@@ -44,7 +44,7 @@ def keep_replaced(cur: Cursor, layout: Layout, source: str, *, any_partition: bo
 
 
 def keep_older(cur: Cursor, layout: Layout, source: str, *, any_partition: bool) -> None:
-    """Copies what a merge of ``source`` has not stored because newer rows are there, below the floor. As `keep_replaced` otherwise."""
+    """Copies the rows below the floor that a merge of ``source`` did not store because of newer rows. Otherwise like `keep_replaced`."""
     columns = kept_columns(cur, layout.table)
     given = {column.name for column in layout.columns} | {name for name, _ in LINEAGE}
     values = array(f"{'newer' if name in given else 'present'}.{quoted(name)}::text" for name in columns)
@@ -58,27 +58,27 @@ def keep_older(cur: Cursor, layout: Layout, source: str, *, any_partition: bool)
 
 
 def kept_columns(cur: Cursor, table: str) -> dict[str, str]:
-    """The columns of a sink that are kept, with their types: all but those that the table computes."""
+    """The columns of a sink that are kept, with their types: all except generated ones."""
     cur.execute(SQL["columns"], {"table": quoted_table(table)})
     return dict(cur.fetchall())
 
 
 def replaceable(newer: str, *, any_partition: bool) -> str:
-    """The condition that the row ``present`` may be replaced by the row ``newer`` of the same key: it is none that came later."""
+    """SQL condition: the row ``newer`` may replace the row ``present`` of the same key, because ``present`` is not later."""
     if any_partition:
         return f"({SQL['newer_batch'].format(newer=newer)}) IS NOT TRUE"
     return f"({same_partition(newer)}) AND {SQL['not_newer'].format(newer=newer)}"
 
 
 def newer_there(newer: str, *, any_partition: bool) -> str:
-    """The condition that ``newer`` is not stored because ``present`` is the later one."""
+    """SQL condition: ``newer`` is not stored because ``present`` is later."""
     if any_partition:
         return SQL["newer_batch"].format(newer=newer)
     return f"({same_partition(newer)}) AND NOT ({SQL['not_newer'].format(newer=newer)})"
 
 
 def same_partition(newer: str) -> str:
-    """The condition that ``present`` and ``newer`` come from one Kafka partition."""
+    """SQL condition: ``present`` and ``newer`` come from the same Kafka partition."""
     return SQL["same_partition"].format(newer=newer)
 
 
@@ -87,7 +87,7 @@ def array(elements: Iterable[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """Text as SQL takes it in a statement without parameters."""
+    """A text as an SQL literal, for statements without parameters."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -1,18 +1,18 @@
--- Statements that keep rows of an upsert sink which are written over while a rewind can still be undone.
+-- Statements that keep overwritten rows of an upsert sink while a rewind can still be undone.
 
 -- name: floors
--- Have these partitions of a sink floors, below which rows are kept? Locks the floors: who writes rows of one partition takes turns.
+-- The floors of these partitions of a sink. Locks them, so that writers of the same partition take turns.
 SELECT topic_id, partition FROM tidemark.undo_floor
  WHERE sink = %(sink)s AND (topic_id, partition) IN (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[]))
  ORDER BY topic_id, partition FOR NO KEY UPDATE;
 
 -- name: columns
--- The columns of a sink but those that it computes, and their types without a length: a cast to a length would cut in silence. Locks nothing.
+-- The columns of a sink, except generated ones, and their types without a length: a cast to a length would truncate silently. Locks nothing.
 SELECT attname, format_type(atttypid, -1) FROM pg_attribute
  WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum;
 
 -- name: latest
--- Of rows with one key the last. A part of other statements.
+-- The last row of each key. Part of other statements.
 SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
 
 -- name: keep_replaced
@@ -31,7 +31,7 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.s
    FOR NO KEY UPDATE OF present;
 
 -- name: keep_older
--- Copies the rows that a merge has not stored because a newer one is there, if they lie below the floor: an undo may take that one away.
+-- Copies the rows below the floor that a merge did not store because of a newer row: an undo may remove the newer one.
 WITH latest AS MATERIALIZED ({latest})
 INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
                                   kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
@@ -43,16 +43,16 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.s
  WHERE ({newer_there}) AND newer.kafka_offset < floor.floor;
 
 -- name: same_partition
--- Does the row that is there come from the same Kafka partition, be it of another life of the topic?
+-- Whether the present row comes from the same Kafka partition, possibly of another incarnation of the topic.
 present.kafka_partition = {newer}.kafka_partition AND (present.kafka_topic_id = {newer}.kafka_topic_id OR EXISTS (
     SELECT FROM tidemark.topic other JOIN tidemark.topic now USING (name)
      WHERE other.topic_id = present.kafka_topic_id AND now.topic_id = {newer}.kafka_topic_id))
 
 -- name: not_newer
--- Of rows of one partition: is the one that is there of an earlier record, or of the same? Lives of a topic have ascending ids.
+-- For rows of one partition: whether the present row is of an earlier record or the same. Incarnations of a topic have ascending ids.
 (present.kafka_topic_id, present.kafka_offset) <= ({newer}.kafka_topic_id, {newer}.kafka_offset)
 
 -- name: newer_batch
--- Of rows that belong to batches: is the one that is there of a later batch that began in the same partition? Others are in no order.
+-- For rows of batches: whether the present row is of a later batch that began in the same partition. Other batches have no order.
 (present.kafka_topic_id, present.kafka_partition) = ({newer}.kafka_topic_id, {newer}.kafka_partition)
     AND present.kafka_offset > {newer}.kafka_offset

@@ -1,9 +1,9 @@
-"""What a transform has answered, kept outside the transaction that will store it.
+"""Keeps a transform's output on disk until the transaction that stores it begins.
 
-A transform takes as long as it likes, and a transaction that waits for it holds locks and is ended when it is idle
-(`tidemark.sink.commit.IDLE_TIMEOUT_MS`). Where the rows cannot be streamed through a single COPY, they are therefore spooled first, and the
-transaction begins behind the transform. A spool needs the memory of one answer and `MEMORY_BYTES`; the rest lies in a temporary file
-without a name, which ends with the process.
+A transform may take any time. A transaction that waited for it would hold locks and be terminated when idle
+(`tidemark.sink.commit.IDLE_TIMEOUT_MS`). So unless the rows can be streamed through a single COPY, they are spooled, and the transaction
+begins after the transform. A spool needs the memory of one item plus `MEMORY_BYTES`; the rest is in an unnamed temporary file, which
+disappears with the process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class SpoolFailed(Unavailable):
 
     def __str__(self) -> str:
         return (
-            f"The temporary file for a slice's rows in {self.folder} failed: {self.cause}. Nothing of this slice was stored. Make room "
-            "there, or set TMPDIR to a folder with room."
+            f"Cannot spool a slice's rows to a temporary file in {self.folder}: {self.cause}. Nothing of this slice was stored. Free space "
+            "there, or set TMPDIR to a folder with enough space."
         )
 
 
 class Spool(Generic[T]):
-    """A list on disk: items are appended, and read in order or by their index as often as needed."""
+    """A list on disk. Items are appended, and read in order or by index any number of times."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES)  # noqa: SIM115 - closed by `close`
@@ -48,7 +48,7 @@ class Spool(Generic[T]):
         self._file.close()
 
     def append(self, item: T) -> int:
-        """Keeps an item and returns its index. Raises `SpoolFailed`."""
+        """Stores an item and returns its index. Raises `SpoolFailed`."""
         with _failures():
             self._file.seek(0, os.SEEK_END)
             self._places.append(self._file.tell())
@@ -70,7 +70,7 @@ class Spool(Generic[T]):
 
 @contextlib.contextmanager
 def spooled(items: Iterable[T]) -> Iterator[Spool[T]]:
-    """All of ``items``, which are exhausted before the block begins. Raises what they raise, and `SpoolFailed`."""
+    """Spools all of ``items`` before the block begins. Raises what they raise, and `SpoolFailed`."""
     with contextlib.closing(Spool[T]()) as spool:
         for item in items:
             spool.append(item)

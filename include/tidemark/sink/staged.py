@@ -1,10 +1,10 @@
-"""The commit of a whole batch at once, for transforms that bring rows of several slices together (aggregations, windows, joins).
+"""The commit of a whole batch at once, for transforms that combine rows of several slices (aggregations, windows, joins).
 
-Tasks COPY what they make into an unlogged table of the attempt (`stage`); the driver moves all of it into the sink, with the offsets of
+Tasks COPY their rows into an unlogged staging table of the attempt (`stage`). The driver moves all of them to the sink, with the offsets of
 every slice, in one transaction (`promote`) of the same seven steps as `tidemark.sink.commit`.
 
-A task that is tried twice leaves its rows twice: only those of the tries that the driver has heard of are promoted, and they are counted,
-because a crash of Postgres empties an unlogged table.
+A task that runs twice stages its rows twice: only rows of tries that reported to the driver are promoted. These are counted, because a
+crash of Postgres empties an unlogged table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.sink", "staged.sql")
 
 READY = "pg_temp.tidemark_ready"
-"""A view of the staged rows that are to be loaded, as the sink has them."""
+"""A view of the staged rows to load, in the sink's form."""
 BESIDE = (
     ("kafka_topic_id", "smallint"),
     ("kafka_partition", "integer"),
@@ -54,14 +54,14 @@ BESIDE = (
     ("error", "text"),
     ("try_id", "bigint"),
 )
-"""What a staged row has beside its data. Without lineage the first three are null."""
+"""The columns of a staged row besides its data. Without lineage the first three are null."""
 REFUSED = "refused"
-"""The disposition of a staged row whose data could not be stored: its record fails."""
+"""The disposition of a staged row whose data Postgres rejected: its record fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one try of a task has staged."""
+    """The rows staged by one try of a task."""
 
     try_id: int
     rows: int
@@ -69,7 +69,7 @@ class Staged:
 
 @dataclass(kw_only=True, eq=False)
 class StagedRowsGone(Unavailable):
-    """The staging table does not hold what the tasks put there."""
+    """The staging table has lost rows that the tasks staged."""
 
     table: str
     staged: int
@@ -77,13 +77,13 @@ class StagedRowsGone(Unavailable):
 
     def __str__(self) -> str:
         return (
-            f"Of {self.staged} rows that the tasks staged, {self.table} holds {self.found}: Postgres was restarted after a crash, which "
-            "empties such a table. Nothing of this batch was stored; the next attempt reads it again."
+            f"Of {self.staged} rows that the tasks staged, {self.table} holds {self.found}: Postgres restarted after a crash, which "
+            "empties an unlogged table. Nothing of this batch was stored; the next attempt reads it again."
         )
 
 
 def make_staging(target: Target, number: int) -> str:
-    """Makes the staging table of an attempt's batch and returns its name. Drops what attempts that have ended left behind."""
+    """Creates the staging table for a batch of an attempt and returns its name. Drops tables left behind by ended attempts."""
     table = f"tidemark.staged_{target.attempt_id}_{number}"
     columns = listed([column.name for column in target.layout.columns])
     beside = ", ".join(f"ADD {quoted(name)} {kind}" for name, kind in BESIDE)
@@ -92,7 +92,7 @@ def make_staging(target: Target, number: int) -> str:
             cur.execute(SQL["left_behind"])
             left_behind = [name for (name,) in cur.fetchall()]
         for name in left_behind:
-            with contextlib.suppress(DatabaseUnavailable), transaction(connection) as cur:  # somebody may still be writing it
+            with contextlib.suppress(DatabaseUnavailable), transaction(connection) as cur:  # a task may still be writing to it
                 cur.execute("SET LOCAL lock_timeout = '1s'")
                 cur.execute(f"DROP TABLE IF EXISTS {quoted_table(name)}")
         with transaction(connection) as cur:
@@ -103,15 +103,15 @@ def make_staging(target: Target, number: int) -> str:
 
 
 def drop_staging(target: Target, table: str) -> None:
-    """Drops a staging table that nobody will promote."""
+    """Drops a staging table that will not be promoted."""
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
         cur.execute(f"DROP TABLE IF EXISTS {table}")
 
 
 def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[pa.RecordBatch], *, isolate: bool) -> Staged:
-    """COPYs a task's rows into the staging table, in a transaction of its own. Raises as `commit_slice` does.
+    """COPYs a task's rows into the staging table, in a transaction of its own. Raises the same errors as `commit_slice`.
 
-    With ``isolate`` a row whose data cannot be stored is staged without them, as `REFUSED`.
+    With ``isolate``, a row whose data Postgres rejects is staged without its data, as `REFUSED`.
     """
     part = parts[0]
     try_id = secrets.randbits(63)
@@ -127,7 +127,7 @@ def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[
 
     staged = (_staged(batch, target, parts, try_id) for batch in batches)
     with contextlib.ExitStack() as stack:
-        ready = stack.enter_context(spooled(staged)) if isolate else staged  # several COPYs do not wait for the transform in between
+        ready = stack.enter_context(spooled(staged)) if isolate else staged  # so that no COPY waits for the transform
         connection = stack.enter_context(session(target.database_url, application=target.application))
         cur = stack.enter_context(transaction(connection))
         refusals = Refusals(target.max_rejected)
@@ -142,9 +142,9 @@ def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[
 def promote(
     target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], payloads: Payloads, *, isolate: bool
 ) -> list[Receipt]:
-    """Moves what was staged into the sink and the offsets of all ``parts`` with it, in one transaction, and drops the table.
+    """Moves the staged rows to the sink and the offsets of all ``parts`` with them, in one transaction, and drops the table.
 
-    Returns a receipt for each part. Raises as `commit_slice` does, and `StagedRowsGone`; then nothing is stored.
+    Returns a receipt for each part. Raises the same errors as `commit_slice`, and `StagedRowsGone`; then nothing is stored.
     """
     parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
     by_record = target.layout.by_record
@@ -190,8 +190,8 @@ def promote(
 def promote_drained(
     target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], tried: Sequence[Waiting], *, isolate: bool
 ) -> list[Receipt]:
-    """As `promote`, of slices of retry topics: what was staged comes of the records that were ``tried``. Those of them that do not wait any
-    more, or not there, are left out. See `tidemark.sink.drained`."""
+    """Like `promote`, for slices of retry topics: the staged rows come from the records ``tried``. Rows of records that are no longer
+    waiting and registered there are dropped. See `tidemark.sink.drained`."""
     parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
     judged = {(record.number, record.hop_offset) for record in tried}
 
@@ -218,7 +218,7 @@ def promote_drained(
 
         def became(record: Waiting) -> Outcome:
             place = (record.topic_id, record.partition.partition, record.offset)
-            return outcomes.get(place, Outcome(Disposition.SKIP))  # it is not wanted any more
+            return outcomes.get(place, Outcome(Disposition.SKIP))  # tried, but missing from the transform's output
 
         counts = [say_what_became(cur, target, part, records, became) for part, records in waiting.items()]
         reached(Step.LEDGER, parts[0])
@@ -233,11 +233,11 @@ def promote_drained(
 
 
 def _leave_out(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged], tried: Sequence[Waiting], still: Sequence[Waiting]) -> None:
-    """Removes the staged rows of records that do not wait any more. Raises `BadOutput` for rows that none of those tried explains."""
+    """Removes the staged rows of records that no longer wait. Raises `BadOutput` for rows that belong to none of the records tried."""
     cur.execute(SQL["strangers"].format(table=table, heard=_heard(staged)), _places(tried))
     stranger = cur.fetchone()
     if stranger is not None:
-        raise BadOutput(part=part, problem=f"kafka_offset {stranger[0]} is none of those that were tried again.")
+        raise BadOutput(part=part, problem=f"kafka_offset {stranger[0]} is not one of the records being retried.")
     if len(still) < len(tried):
         cur.execute(SQL["leave_out"].format(table=table, heard=_heard(staged)), _places(still))
 
@@ -251,12 +251,12 @@ def _places(records: Sequence[Waiting]) -> dict[str, list[int]]:
 
 
 def _outcomes(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[tuple[int, int, int], Outcome]:
-    """What became of each record that was staged, by its place."""
+    """The outcome of each staged record, by topic id, partition and offset."""
     cur.execute(SQL["outcomes"].format(table=table, heard=_heard(staged)))
     found = {}
     for topic_id, partition, offset, word, other, count, error in cur.fetchall():
         if word != other:
-            raise BadOutput(part=part, problem=f"record {offset} has rows with different dispositions: give all one.")
+            raise BadOutput(part=part, problem=f"record {offset} has rows with different dispositions: give all the same.")
         said = Disposition[word.upper()]
         failed = reject(offset, said, error) if said in (Disposition.RETRY, Disposition.FAIL) else None
         found[topic_id, partition, offset] = Outcome(said, count if said is Disposition.LOAD else 0, failed)
@@ -270,7 +270,7 @@ def _require_all(cur: Cursor, table: str, staged: Sequence[Staged]) -> None:
 
 
 def _make_ready(cur: Cursor, target: Target, first: Slice, table: str, staged: Sequence[Staged]) -> None:
-    """Makes the view `READY`: with the lineage of the records, or of the batch, which is that of its first slice's start."""
+    """Creates the view `READY`, with the lineage of the records, or of the batch: the start of its first slice."""
     heard = _heard(staged)
     if target.layout.by_record:
         record = "kafka_topic_id, kafka_partition, kafka_offset"
@@ -286,12 +286,12 @@ def _make_ready(cur: Cursor, target: Target, first: Slice, table: str, staged: S
 
 
 def _heard(staged: Sequence[Staged]) -> str:
-    """The rows of these tries, as a condition."""
+    """SQL condition for the rows of these tries."""
     return f"try_id = ANY (ARRAY[{', '.join(str(one.try_id) for one in staged)}]::bigint[])"
 
 
 def _load(cur: Cursor, target: Target, parts: Sequence[Slice], source: str) -> None:
-    """Rows of ``source``, a relation like `READY` of rows made from ``parts``, into the sink."""
+    """Loads the rows of ``source``, a relation in the form of `READY`, made from ``parts``, into the sink."""
     layout, part = target.layout, parts[0]
     if layout.key:
         _require_one_place(cur, target, part, source)
@@ -308,7 +308,7 @@ def _load(cur: Cursor, target: Target, parts: Sequence[Slice], source: str) -> N
 
 
 def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: str) -> None:
-    """As `_load`, but the records whose rows are refused are marked as failed in the staging table."""
+    """Like `_load`, but marks records whose rows are rejected as failed in the staging table."""
     refusals = Refusals(target.max_rejected)
     check_at_once(cur)
     cur.execute(f"CREATE INDEX ON {table} (kafka_topic_id, kafka_partition, kafka_offset)")
@@ -327,7 +327,7 @@ def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: 
 
 
 def _of_span(part: Slice, span: range) -> str:
-    """The rows of these records, as a condition."""
+    """SQL condition for the rows of these records."""
     where = f"kafka_topic_id = {part.topic_id} AND kafka_partition = {part.partition.partition}"
     return f"{where} AND kafka_offset >= {span.start} AND kafka_offset < {span.stop}"
 
@@ -338,7 +338,7 @@ def _half_spans(span: range) -> list[range]:
 
 
 def _require_one_place(cur: Cursor, target: Target, part: Slice, source: str) -> None:
-    """Of an upsert: all rows of a key come from one partition; without lineage a key comes once, for nothing says which would be last."""
+    """For an upsert: all rows of a key must come from one partition. Without lineage a key must be unique, as no row would be the last."""
     key = listed(target.layout.key)
     several = "count(DISTINCT (kafka_topic_id, kafka_partition)) > 1" if target.layout.by_record else "count(*) > 1"
     cur.execute(SQL["key_twice"].format(key=key, source=source, several=several))
@@ -347,9 +347,9 @@ def _require_one_place(cur: Cursor, target: Target, part: Slice, source: str) ->
         return
     told = ", ".join(f"{name}={value}" for name, value in zip(target.layout.key, found, strict=True))
     if target.layout.by_record:
-        problem = f"records of the key ({told}) came from several partitions; all must come from one, where they have an order."
+        problem = f"records of the key ({told}) came from several partitions, which have no order. All must come from one partition."
         raise SinkRejected(part=part, table=target.layout.table, error_type=KEY_OF_OTHER_PARTITION, message=problem, of_rows=False)
-    raise BadOutput(part=part, problem=f"the output has the key ({told}) more than once, and without lineage nothing says which is last.")
+    raise BadOutput(part=part, problem=f"the output has the key ({told}) more than once. Without lineage columns no row is the last.")
 
 
 def _count(cur: Cursor, source: str) -> int:
@@ -359,7 +359,7 @@ def _count(cur: Cursor, source: str) -> int:
 
 
 def _account(cur: Cursor, parts: Sequence[Slice], table: str, staged: Sequence[Staged]) -> Mapping[Slice, dict[str, int]]:
-    """What became of each slice's records (I3). Raises `BadOutput` for rows that no record of these slices explains."""
+    """The counts of each slice (I3). Raises `BadOutput` for rows that belong to no record of these slices."""
     by_place = {(part.topic_id, part.partition.partition): part for part in parts}
     cur.execute(SQL["account"].format(table=table, heard=_heard(staged)))
     found = {}
@@ -367,14 +367,12 @@ def _account(cur: Cursor, parts: Sequence[Slice], table: str, staged: Sequence[S
         part = by_place.get((row.pop("kafka_topic_id"), row.pop("kafka_partition")))
         first, last, torn = row.pop("first"), row.pop("last"), row.pop("torn")
         if part is None or first is None:
-            raise BadOutput(
-                part=parts[0], problem=f"a row's lineage is not of this batch: {', '.join(GIVEN)} are returned as they were given."
-            )
+            raise BadOutput(part=parts[0], problem=f"a row's lineage is not of this batch: return {', '.join(GIVEN)} as they were given.")
         if first < part.start or last >= part.end:
             outside = first if first < part.start else last
             raise BadOutput(part=part, problem=f"kafka_offset {outside} is outside the range that was read.")
         if torn is not None:
-            raise BadOutput(part=part, problem=f"record {torn} has rows with different dispositions: give all one.")
+            raise BadOutput(part=part, problem=f"record {torn} has rows with different dispositions: give all the same.")
         found[part] = row
     return found
 
@@ -399,7 +397,7 @@ def _copy_failed(cur: Cursor, target: Target, part: Slice, table: str, staged: S
 
 
 def _staged(batch: pa.RecordBatch, target: Target, parts: Sequence[Slice], try_id: int) -> pa.RecordBatch:
-    """A task's rows as the staging table has them: only rows to be loaded have data."""
+    """A task's rows in the form of the staging table: only rows to load have data."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -428,14 +426,14 @@ def _lineage(batch: pa.RecordBatch, parts: Sequence[Slice]) -> list[pa.Array]:
         raise BadOutput(part=parts[0], problem=f"a row's lineage is not what the transform was given: {error}.") from error
     if any(values.null_count for values in arrays):
         problem = (
-            f"a row has no lineage: {', '.join(GIVEN)} must be those of a record of this batch. After an outer join, take either side's."
+            f"a row has no lineage: {', '.join(GIVEN)} must be those of a record of this batch. After an outer join, coalesce both sides."
         )
         raise BadOutput(part=parts[0], problem=problem)
     return arrays
 
 
 def _without_data(batch: pa.RecordBatch, target: Target, error: SinkRejected) -> pa.RecordBatch:
-    """A row that could not be staged, as one that can."""
+    """A row that could not be staged, without its data."""
     import pyarrow as pa
 
     said = {"disposition": REFUSED, "error": f"{error.error_type}: {error.message}".replace("\0", "\\0")}

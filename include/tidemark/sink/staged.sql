@@ -1,14 +1,14 @@
 -- Statements on staging tables, tidemark.staged_<attempt>_<number>.
 
 -- name: left_behind
--- Staging tables of attempts that have ended: killed drivers could not drop them. Locks nothing.
+-- Staging tables of ended attempts: killed drivers could not drop theirs. Locks nothing.
 SELECT 'tidemark.' || relname FROM pg_class
  WHERE relnamespace = 'tidemark'::regnamespace AND relkind = 'r' AND relname ~ '^staged_[0-9]+_[0-9]+$'
    AND pg_has_role(relowner, 'USAGE')
    AND EXISTS (SELECT FROM tidemark.attempt WHERE attempt_id = split_part(relname, '_', 2)::bigint AND state <> 'RUNNING');
 
 -- name: fail_refused
--- A record of which a row was refused fails, with all of its rows.
+-- If a row was rejected, its record fails, with all of its rows.
 UPDATE {table} staged SET disposition = 'fail', error = refused.error
   FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, min(error) AS error FROM {table}
          WHERE {heard} AND disposition = '{refused}' GROUP BY 1, 2, 3) refused
@@ -16,7 +16,7 @@ UPDATE {table} staged SET disposition = 'fail', error = refused.error
    AND staged.kafka_offset = refused.kafka_offset;
 
 -- name: account
--- What became of the records of each partition; ``torn`` is one with several dispositions.
+-- Counts of each partition's records by disposition. ``torn`` is a record with several dispositions.
 WITH record AS (
     SELECT kafka_topic_id, kafka_partition, kafka_offset, min(disposition) AS disposition, max(disposition) AS other, count(*) AS rows
       FROM {table} WHERE {heard} GROUP BY 1, 2, 3
@@ -40,14 +40,14 @@ CREATE UNLOGGED TABLE {table} AS SELECT {columns} FROM {sink} WITH NO DATA;
 SELECT count(*) FROM {source} AS source;
 
 -- name: make_ready
--- The staged rows that are to be loaded, as the sink has them.
+-- The staged rows to load, in the sink's form.
 CREATE TEMP VIEW tidemark_ready AS SELECT {columns}, {lineage} FROM {table} WHERE {heard} AND disposition = 'load';
 
 -- name: append
 INSERT INTO {sink} ({columns}) SELECT {columns} FROM {source} AS source;
 
 -- name: key_twice
--- A key with rows between which nothing decides which is the last.
+-- A key with several rows of which none is the last.
 SELECT {key} FROM {source} AS source GROUP BY {key} HAVING {several} LIMIT 1;
 
 -- name: ready_span
@@ -57,7 +57,7 @@ SELECT {key} FROM {source} AS source GROUP BY {key} HAVING {several} LIMIT 1;
 UPDATE {table} SET disposition = 'fail', error = %(error)s WHERE {span};
 
 -- name: in_a_row
--- The longest run of records that failed one after the other, with none between them that was loaded or skipped.
+-- The longest run of failed records, with no loaded or skipped record between them.
 WITH record AS (
     SELECT kafka_offset, min(disposition) IN ('retry', 'fail') AS failed FROM {table} WHERE {heard} AND {span} GROUP BY kafka_offset
 ), run AS (
@@ -66,7 +66,7 @@ WITH record AS (
 SELECT coalesce(max(records), 0) FROM (SELECT count(*) AS records FROM run WHERE failed GROUP BY run) runs;
 
 -- name: strangers
--- A row of no record that was tried again.
+-- A row that belongs to none of the retried records.
 SELECT kafka_offset FROM {table}
  WHERE {heard} AND (kafka_topic_id, kafka_partition, kafka_offset) NOT IN
        (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[])) LIMIT 1;
@@ -78,6 +78,6 @@ DELETE FROM {table}
        (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[]));
 
 -- name: outcomes
--- What became of each record that was tried again.
+-- The outcome of each retried record.
 SELECT kafka_topic_id, kafka_partition, kafka_offset, min(disposition), max(disposition), count(*), min(error)
   FROM {table} WHERE {heard} GROUP BY 1, 2, 3;

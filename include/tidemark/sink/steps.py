@@ -12,7 +12,7 @@ from tidemark.records.ranges import Slice
 
 
 class Step(IntEnum):
-    """Where in the commit of a slice we are; reached just before the step is made."""
+    """A step of the commit of a slice; reached just before it is made."""
 
     BEGIN = 1
     MOVE_OFFSET = 2
@@ -27,7 +27,7 @@ Hook = Callable[[Step, Slice], None]
 
 
 def reached(step: Step, part: Slice) -> None:
-    """Tells whoever watches: ``TIDEMARK_STEP_HOOK=module:function`` is called in the process that commits. Fault injection and tracing."""
+    """Calls the hook ``TIDEMARK_STEP_HOOK=module:function``, if set, in the committing process. For fault injection and tracing."""
     if (hook := _hook(os.environ.get("TIDEMARK_STEP_HOOK"))) is not None:
         hook(step, part)
 

@@ -1,4 +1,4 @@
-"""The sink: the user's own table, what it must have, and the DDL for what it lacks."""
+"""The sink: the user's own table, its requirements, and the DDL for what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINEAGE = (
     ("kafka_offset", "bigint"),
     ("kafka_seq", "integer"),
 )
-"""Which record a row was made from, and its number among that record's rows."""
+"""The record that a row was made from, and the row's number among that record's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How rows go into a sink: the data columns in the order of the COPY, lineage after them.
+    """How rows are written to a sink: the data columns in COPY order, then the lineage columns.
 
-    ``key``: a row replaces the one that is there with the same values in these columns; empty for append. ``by_record``: each row is
-    explained by one record; otherwise (aggregates) by its whole batch, whose first slice's start it carries as its lineage.
+    ``key``: a row replaces the existing row with the same values in these columns; empty for append. ``by_record``: each row comes from one
+    record. Otherwise (aggregates) it comes from the whole batch, and its lineage is the start of the batch's first slice.
     """
 
     table: str
@@ -62,17 +62,17 @@ class Layout:
 
 @dataclass(kw_only=True, eq=False)
 class SinkMissing(Refused):
-    """There is no such table."""
+    """The table does not exist."""
 
     table: str
 
     def __str__(self) -> str:
-        return f"There is no table {self.table}. `tidemark sink ddl NAME` prints the DDL that makes it."
+        return f"Table {self.table} does not exist. `tidemark sink ddl NAME` prints the DDL that creates it."
 
 
 @dataclass(kw_only=True, eq=False)
 class SinkHidden(Refused):
-    """The role may not look into the table's schema."""
+    """The role lacks USAGE on the table's schema."""
 
     table: str
     role: str
@@ -80,12 +80,12 @@ class SinkHidden(Refused):
     def __str__(self) -> str:
         schema = quoted(self.table.split(".")[0])
         grant = f"GRANT USAGE ON SCHEMA {schema} TO {quoted(self.role)};"
-        return f"The role {self.role} may not use the schema of {self.table}. Its owner has to run: {grant}"
+        return f"The role {self.role} may not use the schema of {self.table}. The schema's owner must run: {grant}"
 
 
 @dataclass(kw_only=True, eq=False)
 class SinkNoTable(Refused):
-    """It is a view or the like: no constraint makes sure there that a record is loaded once."""
+    """The relation is a view or similar: no constraint can ensure that a record is loaded only once."""
 
     table: str
     kind: str
@@ -93,13 +93,13 @@ class SinkNoTable(Refused):
     def __str__(self) -> str:
         return (
             f"{self.table} is a {self.kind}, which cannot have the unique index on the lineage columns. "
-            "Write the name of a table in sink.table: the one behind it, or one that `tidemark sink ddl NAME` prints under another name."
+            "Set sink.table to a table: the one behind it, or a new one that you create with the DDL of `tidemark sink ddl NAME`."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class SinkMismatch(Refused):
-    """The transform's output does not fit the sink; both are shown."""
+    """The transform's output does not fit the sink. Shows both."""
 
     table: str
     problems: list[str]
@@ -115,12 +115,12 @@ class SinkMismatch(Refused):
             f"the table has:         {', '.join(self.columns) or 'nothing'}",
         ]
         if self.ddl:
-            lines += ["To mend the table:", self.ddl]
+            lines += ["To fix the table:", self.ddl]
         return "\n".join(lines)
 
 
 def quoted(identifier: str) -> str:
-    """An identifier as SQL takes it, whatever it holds."""
+    """Quotes an identifier for SQL."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
@@ -129,7 +129,7 @@ def quoted_table(table: str) -> str:
 
 
 def on_table(statement: str, table: str) -> str:
-    """The statement with ``{table}`` filled in; goes through parameter substitution afterwards."""
+    """The statement with ``{table}`` filled in, ready for parameter substitution."""
     return statement.replace("{table}", quoted_table(table).replace("%", "%%"))
 
 
@@ -138,7 +138,7 @@ def listed(identifiers: Sequence[str]) -> str:
 
 
 def read_columns(cur: Cursor, table: str) -> list[Column]:
-    """The table's columns in order; empty if there is no such table. Raises `SinkHidden`."""
+    """The table's columns in order. Empty if the table does not exist. Raises `SinkHidden`."""
     try:
         cur.execute(SQL["columns"], {"table": quoted_table(table)})
     except psycopg2.errors.InsufficientPrivilege:
@@ -147,7 +147,7 @@ def read_columns(cur: Cursor, table: str) -> list[Column]:
 
 
 def require_table(cur: Cursor, table: str) -> None:
-    """Raises `SinkNoTable` for a relation that can have no index of its own, or none that the whole of it obeys."""
+    """Raises `SinkNoTable` for a view, a materialized view or a foreign table: none can enforce a unique index on writes."""
     cur.execute(SQL["kind"], {"table": quoted_table(table)})
     row = cur.fetchone()
     if row is not None and row[0] is not None:
@@ -155,23 +155,24 @@ def require_table(cur: Cursor, table: str) -> None:
 
 
 def has_unique_index(cur: Cursor, table: str, columns: Sequence[str]) -> bool:
-    """Is there a unique index on exactly these columns, that ``ON CONFLICT`` could use?"""
+    """Whether there is a unique index on exactly these columns that ``ON CONFLICT`` can use."""
     cur.execute(SQL["unique_index"], {"table": quoted_table(table), "columns": list(columns)})
     row = cur.fetchone()
     return bool(row and row[0])
 
 
 def create_ddl(table: str, output: pa.Schema, view: str, *, key: Sequence[str] = (), partitions: int | None = None) -> str:
-    """The whole DDL of a sink for this output: schema, table, unique lineage index, view of validated rows.
+    """The complete DDL of a sink for this output: schema, table, unique lineage index, view of validated rows.
 
-    ``key`` are the columns of an upsert. With ``partitions`` the table is LIST-partitioned by Kafka partition, so that each writer has
-    an index of its own. Raises `SinkMismatch` for a column whose type has no counterpart in Postgres, and `BadInput` for both at once.
+    ``key`` are the key columns of an upsert sink. With ``partitions``, the table is LIST-partitioned by Kafka partition, so that each
+    writer has its own index. Raises `SinkMismatch` for a column whose type has no counterpart in Postgres, and `BadInput` if both ``key``
+    and ``partitions`` are given.
     """
     if key and partitions:
         raise BadInput(
             what="partitions",
             found=f"{table} is an upsert sink, and its key {', '.join(key)} must be unique in the whole table",
-            fix="Leave --partitions out.",
+            fix="Omit --partitions.",
         )
     data = data_fields(output)
     unknown = [
@@ -206,10 +207,10 @@ def match(
     key_index: bool = True,
     aggregates: bool = False,
 ) -> Layout:
-    """How this output goes into these columns. Raises `SinkMismatch` with every difference and the DDL that mends the table.
+    """Matches this output to these columns. Raises `SinkMismatch` with every difference and the DDL that fixes the table.
 
-    ``lineage_index`` and ``key_index`` say whether the unique indexes are there. ``aggregates``: the output may come without lineage
-    columns, as rows that no single record explains.
+    ``lineage_index`` and ``key_index`` say whether the unique indexes exist. ``aggregates``: the output may lack the lineage columns,
+    because no single record produced a row.
     """
     have = {column.name: column for column in columns}
     by_record = not aggregates or any(name in output.names for name in (*GIVEN, *OPTIONAL))
@@ -232,7 +233,7 @@ def match(
 
 
 Difference = tuple[str, str | None]
-"""What does not fit, in words, and the DDL that mends it on the table's side, if there is one."""
+"""What does not fit, and the DDL that fixes the table, if there is any."""
 
 
 def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool) -> Iterator[Difference]:
@@ -244,12 +245,12 @@ def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Sche
         if name not in have:
             yield f"the table lacks the lineage column {name}", f"{alter} ADD COLUMN {quoted(name)} {kind} NOT NULL;"
         elif have[name].type != kind:
-            yield f"the table's {name} is {have[name].type}, it must be {kind}", f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};"
+            yield f"the table's {name} is {have[name].type}, but must be {kind}", f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};"
     if not lineage_index:
         yield "the table has no unique index on its lineage columns", f"{alter} ADD {_unique(_LINEAGE_NAMES)};"
     for field in output:
         if field.name in _FILLED_IN:
-            yield f"the output has the lineage column {field.name}, which is filled in for it: leave it out", None
+            yield f"the output has the lineage column {field.name}, which Tidemark fills in: remove it", None
 
 
 def _key_differences(
@@ -258,9 +259,9 @@ def _key_differences(
     alter = f"ALTER TABLE {quoted_table(table)}"
     for name in key:
         if name not in output.names:
-            yield f"the output lacks {name}, a column of the key", None
+            yield f"the output lacks the key column {name}", None
         if name in have and not have[name].not_null:
-            yield f"{name} is a column of the key and may be null", f"{alter} ALTER COLUMN {quoted(name)} SET NOT NULL;"
+            yield f"the key column {name} is nullable", f"{alter} ALTER COLUMN {quoted(name)} SET NOT NULL;"
     if key and not key_index:
         yield f"the table has no unique index on the key {', '.join(key)}", f"{alter} ADD {_unique(key)};"
 
@@ -273,7 +274,7 @@ def _output_differences(output: pa.Schema) -> Iterator[Difference]:
             yield f"the output lacks the lineage column {name}: return it as the transform was given it", None
     for field in output:
         if field.name in OPTIONAL and not fits(field.type, "text"):
-            yield f"{field.name} must be text, it is {field.type}", None
+            yield f"{field.name} must be text, but is {field.type}", None
         if field.name in GIVEN and not (fits(field.type, "text") if field.name == "kafka_topic" else pa.types.is_integer(field.type)):
             yield f"the lineage column {field.name} is {field.type}: return it as the transform was given it", None
 
@@ -288,7 +289,7 @@ def _difference(table: str, field: pa.Field, column: Column | None) -> Differenc
         return f"column {field.name} is generated by the table and cannot be written", None
     target = arrow_type(column.type)
     if target is None:
-        return f"column {field.name}: Tidemark cannot write {column.type}; use text, and let the table derive from it", None
+        return f"column {field.name}: Tidemark cannot write {column.type}; use text, and derive the value in a generated column", None
     if not fits(field.type, column.type):
         return (
             f"column {field.name}: the output is {field.type}, the table is {column.type}; cast it to {target}, or change the column",
@@ -301,11 +302,11 @@ def _not_given(columns: Sequence[Column], output: pa.Schema) -> Iterator[Differe
     lineage = {name for name, _ in LINEAGE}
     for column in columns:
         if column.must_be_given and column.name not in output.names and column.name not in lineage:
-            yield f"column {column.name} is NOT NULL without a default, and the output lacks it", None
+            yield f"column {column.name} is NOT NULL without a default, but the output lacks it", None
 
 
 def data_fields(output: pa.Schema) -> list[pa.Field]:
-    """The output's fields that are stored: all but lineage, ``disposition`` and ``error``."""
+    """The output's fields that are stored: all except lineage, ``disposition`` and ``error``."""
     return [field for field in output if field.name not in GIVEN and field.name not in OPTIONAL]
 
 

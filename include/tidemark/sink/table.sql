@@ -1,5 +1,5 @@
 -- name: columns
--- The columns of a table in order, domains (also domains over domains) resolved to their base type. Locks nothing that a reader minds.
+-- The columns of a table in order, with domains (also nested ones) resolved to their base type. Takes no lock that blocks readers.
 WITH RECURSIVE resolved AS (
     SELECT attnum, attname, atttypid AS type, atttypmod AS modifier, attnotnull AS not_null, atthasdef OR attidentity <> '' AS has_default,
            attgenerated <> '' OR attidentity = 'a' AS generated
@@ -16,7 +16,7 @@ SELECT attname AS name, CASE WHEN kind.typtype = 'e' THEN 'enum' ELSE format_typ
  ORDER BY attnum;
 
 -- name: unique_index
--- Is there a valid unique index on exactly these columns, in any order, that is checked at once?
+-- Whether there is a valid unique index on exactly these columns, in any order, that is not deferrable.
 SELECT EXISTS (
     SELECT FROM pg_index index
      WHERE index.indrelid = to_regclass(%(table)s) AND index.indisunique AND index.indisvalid AND index.indimmediate
@@ -27,6 +27,6 @@ SELECT EXISTS (
 );
 
 -- name: kind
--- What a relation is that is neither a table nor a partitioned table; null for those two.
+-- The kind of a relation that is not a table; null for a table or partitioned table.
 SELECT CASE relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END
   FROM pg_class WHERE oid = to_regclass(%(table)s);

@@ -1,4 +1,4 @@
-"""Every record of a slice is accounted for exactly once (I3), and every row gets its lineage."""
+"""Accounts for every record of a slice exactly once (I3), and gives every row its lineage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def split_output(batch: pa.RecordBatch, part: Slice) -> TransformOutput:
-    """Splits a transform's output by its ``disposition`` column; without one everything is loaded."""
+    """Splits a transform's output by its ``disposition`` column. Without that column everything is loaded."""
     import pyarrow.compute as pc
 
     names = batch.schema.names
@@ -37,7 +37,7 @@ def split_output(batch: pa.RecordBatch, part: Slice) -> TransformOutput:
 
 
 def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
-    """The rows' dispositions as words; ``load`` where nothing is said. Raises `BadOutput` for another word."""
+    """The rows' dispositions as words (default: ``load``). Raises `BadOutput` for an unknown word."""
     import pyarrow.compute as pc
 
     if "disposition" not in batch.schema.names:
@@ -46,24 +46,24 @@ def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
     known = [disposition.name.lower() for disposition in Disposition if disposition is not Disposition.HELD]
     other = [word for word in pc.unique(said).to_pylist() if word not in known]
     if other:
-        raise BadOutput(part=part, problem=f"disposition {other[0]!r} is none of {', '.join(known)}.")
+        raise BadOutput(part=part, problem=f"disposition {other[0]!r} is not one of {', '.join(known)}.")
     return said
 
 
 def errors(batch: pa.RecordBatch, part: Slice) -> pa.Array:
-    """What the rows say in their column ``error``; null where there is none."""
+    """The rows' ``error`` column; nulls if there is none."""
     return _text(batch, "error", part) if "error" in batch.schema.names else _nulls(batch.num_rows)
 
 
 def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.Array]:
-    """The rows' data in the order of the COPY. Raises `BadOutput` if the columns are not those that the transform had before."""
+    """The rows' data in COPY order. Raises `BadOutput` if the columns differ from the transform's earlier output."""
     arrays = []
     for column in layout.columns:
         if column.name not in rows.schema.names:
             raise BadOutput(part=part, problem=f"the output lacks column {column.name}, which it had before.")
         values = rows.column(column.name)
         if not fits(values.type, column.type):
-            raise BadOutput(part=part, problem=f"column {column.name} came as {values.type}; the table is {column.type}.")
+            raise BadOutput(part=part, problem=f"column {column.name} has type {values.type}; the table has {column.type}.")
         arrays.append(values)
     extra = sorted(set(rows.schema.names) - {column.name for column in layout.columns} - {*GIVEN, *OPTIONAL})
     if extra:
@@ -72,7 +72,7 @@ def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.A
 
 
 class Tally:
-    """Accounts for the records of one slice, part by part; memory is five bytes an offset of the slice."""
+    """Accounts for the records of one slice, output by output. Needs five bytes of memory per offset of the slice."""
 
     def __init__(self, part: Slice, layout: Layout) -> None:
         import numpy as np
@@ -85,11 +85,11 @@ class Tally:
 
     @property
     def _size(self) -> int:
-        """How many records are accounted for."""
+        """The number of offsets to account for."""
         return self._part.span
 
     def _places(self, offsets: Any) -> Any:
-        """Where in the arrays these offsets stand. Raises `BadOutput` for one that was not read."""
+        """Array indexes of these offsets. Raises `BadOutput` for an offset that was not read."""
         index = offsets - self._part.start
         if len(index) and (index.min() < 0 or index.max() >= self._part.span):
             outside = offsets[(index < 0) | (index >= self._part.span)][0]
@@ -97,11 +97,11 @@ class Tally:
         return index
 
     def _offsets_at(self, index: Any) -> Any:
-        """The offsets that stand there."""
+        """The offsets at these array indexes."""
         return index + self._part.start
 
     def take(self, judged: TransformOutput) -> pa.RecordBatch | None:
-        """Accounts for a part and returns its rows as the COPY wants them (`Layout.copy_columns`), or `None` if it has none.
+        """Accounts for an output and returns its rows in COPY form (`Layout.copy_columns`), or `None` if it has none.
 
         Raises `BadOutput` for a row of another partition, an offset outside the slice, or a record with two dispositions.
         """
@@ -118,13 +118,13 @@ class Tally:
         return self._with_lineage(judged.rows, index, self._number(index))
 
     def refuse(self, offset: int, rows: int, error_type: str, error: str) -> None:
-        """Takes a record back whose ``rows`` cannot be stored: it has failed."""
+        """Marks a record as failed because its ``rows`` were rejected."""
         import numpy as np
 
         index = int(self._places(np.array([offset]))[0])
         if self._rows[index] != rows:
             problem = (
-                f"rows of record {offset} were refused ({error}), and others of it came apart from them: return a record's rows together."
+                f"rows of record {offset} were rejected ({error}), but its other rows came separately: return a record's rows together."
             )
             raise BadOutput(part=self._part, problem=problem)
         self._said[index] = Disposition.FAIL
@@ -132,7 +132,7 @@ class Tally:
         self.rejects[offset] = reject(offset, Disposition.FAIL, error, error_type)
 
     def counts(self) -> RecordCounts:
-        """What became of every offset of the slice so far; offsets nobody mentioned are unaccounted."""
+        """The outcome of the slice's offsets so far. Offsets that were not mentioned are unaccounted."""
         import numpy as np
 
         by = np.bincount(self._said, minlength=len(Disposition) + 1)
@@ -146,11 +146,11 @@ class Tally:
         )
 
     def held(self) -> int:
-        """How many of those to be retried were not tried, because one of their key waits."""
+        """How many of the retried records are held because an earlier record of their key is waiting."""
         return int((self._said == Disposition.HELD).sum())
 
     def longest_failure(self) -> int:
-        """How many records failed one after the other, with none between them that was loaded or skipped; held ones are no matter."""
+        """The longest run of failed records, with no loaded or skipped record between them. Ignores held records."""
         import numpy as np
 
         failed = self._said[(self._said != 0) & (self._said != Disposition.HELD)] >= Disposition.RETRY
@@ -165,13 +165,13 @@ class Tally:
             word = Disposition(int(before[clash][0])).name.lower()
             raise BadOutput(
                 part=self._part,
-                problem=f"record {offsets[clash][0]} has rows with the dispositions {word} and {disposition.name.lower()}: give all one.",
+                problem=f"record {offsets[clash][0]} has rows with dispositions {word} and {disposition.name.lower()}: give all the same.",
             )
         self._said[index] = disposition
         return index
 
     def _number(self, index: Any) -> Any:
-        """Each row's number among its record's rows, in the order in which they came."""
+        """Each row's number among its record's rows, in order of arrival."""
         import numpy as np
 
         if (index[1:] > index[:-1]).all():
@@ -207,7 +207,7 @@ def _text(batch: pa.RecordBatch, name: str, part: Slice) -> pa.Array:
 
     column = batch.column(name)
     if not fits(column.type, "text"):
-        raise BadOutput(part=part, problem=f"{name} came as {column.type}; it must be text.")
+        raise BadOutput(part=part, problem=f"{name} has type {column.type}; it must be text.")
     return column.cast(pa.string())
 
 

@@ -1,4 +1,4 @@
-"""Where a slice is committed, as whom, and by which rules."""
+"""Where a slice is committed, as whom, and under which rules."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Target:
     attempt_id: int
     layout: Layout
     max_rejected: int = 1000
-    """Records of one slice that Postgres may refuse before the slice is given up."""
+    """Maximum number of records of one slice that Postgres may reject before the slice is given up."""
     ladder: Ladder = NO_LADDER
-    """Where records go that are not loaded."""
+    """Where records that are not loaded go."""
     breaker: Breaker | None = None
     max_held: int | None = None
-    """Of a consumer that orders by key: how many records of a partition may be held. `None`: it has no order."""
+    """With an order by key: maximum number of held records per partition. `None`: no order."""
     side_id: int | None = None
-    """Of a backfill: the side group whose positions are moved. Ledger, failed records and rows are those of ``group_id`` all the same."""
+    """For a backfill: the side group whose positions move. Ledger, failed records and rows still belong to ``group_id``."""
 
     @property
     def application(self) -> str:
-        """The session's ``application_name``; a newer attempt ends the sessions of older ones by it."""
+        """The session's ``application_name``. A newer attempt uses it to terminate the sessions of older ones."""
         return f"tidemark/{self.group_id}/{self.attempt_id}"
 
     @property
     def position_of(self) -> int:
-        """The group whose positions are moved."""
+        """The group whose positions move."""
         return self.group_id if self.side_id is None else self.side_id

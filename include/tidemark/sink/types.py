@@ -1,8 +1,8 @@
-"""Which Arrow type goes into which Postgres type.
+"""Which Arrow type can be written to which Postgres type.
 
-Binary COPY is not type checked by Postgres: an int64 sent to a float8 column is stored as garbage, without an error. So the match
-is exact and is made before the first byte. What is only another representation of the same values (string_view, dictionaries,
-coarser time units) is brought into the one form that the encoder takes; nothing is rounded, widened or parsed.
+Postgres does not type check binary COPY: an int64 sent to a float8 column is stored as garbage, without an error. So the match is exact
+and is checked before the first byte. Other representations of the same values (string_view, dictionaries, coarser time units) are
+converted to the one form that the encoder accepts; nothing is rounded, widened or parsed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _IN_ARRAYS = {
     "timestamp without time zone",
     "interval",
 }
-"""Binary COPY names the type of an array's elements, and Postgres refuses another one; these are the ones that pgpq can name."""
+"""Element types that pgpq can name in an array. Binary COPY names the element type, and Postgres rejects a mismatch."""
 _TEXT = {"text", "character varying", "character", "json", "jsonb", "name"}
 
 
 def postgres_type(arrow: pa.DataType) -> str | None:
-    """The type of a new column for values of this Arrow type, or `None` where there is none."""
+    """The column type for values of this Arrow type, or `None` if Postgres has no counterpart."""
     import pyarrow as pa
 
     simple: list[tuple[bool, str]] = [
@@ -66,7 +66,7 @@ def postgres_type(arrow: pa.DataType) -> str | None:
 
 
 def fits(arrow: pa.DataType, postgres: str) -> bool:
-    """May values of this Arrow type be sent to a column of this type, as ``format_type`` spells it?"""
+    """Whether values of this Arrow type can be sent to a column of this type, spelled as by ``format_type``."""
     import pyarrow as pa
 
     if pa.types.is_null(arrow):
@@ -94,7 +94,7 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
 
 
 def arrow_type(postgres: str) -> pa.DataType | None:
-    """The one Arrow type that the encoder takes for a column of this type; `None`: Tidemark cannot write such a column."""
+    """The Arrow type that the encoder accepts for a column of this type. `None`: Tidemark cannot write such a column."""
     import pyarrow as pa
 
     if postgres.endswith("[]"):
@@ -123,9 +123,9 @@ def arrow_type(postgres: str) -> pa.DataType | None:
 
 
 def conform(column: pa.Array, postgres: str) -> pa.Array:
-    """The column's values in the encoder's form for this Postgres type; `fits` must have said yes.
+    """Converts a column's values to the encoder's form for this Postgres type. Requires `fits`.
 
-    Raises ``pyarrow.ArrowInvalid`` if a value has no place there (a nanosecond that is no whole microsecond, a broken uuid).
+    Raises ``pyarrow.ArrowInvalid`` if a value cannot be stored (a timestamp finer than a microsecond, an invalid uuid).
     """
     import pyarrow as pa
 
@@ -134,7 +134,7 @@ def conform(column: pa.Array, postgres: str) -> pa.Array:
     target = arrow_type(postgres)
     assert target is not None
     inner = column.type.value_type if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) else column.type
-    if pa.types.is_decimal(inner):  # pgpq writes the values' own scale
+    if pa.types.is_decimal(inner):  # pgpq writes each value with its own scale
         exact = inner if inner.bit_width <= 128 else pa.decimal128(38, inner.scale)
         return column.cast(exact if inner is column.type else pa.list_(exact))
     if _base(postgres) == "uuid" and is_text(column.type):

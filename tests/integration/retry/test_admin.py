@@ -253,7 +253,7 @@ def test_an_export_is_read_again_by_edit(outbox: Outbox) -> None:
     assert [outbox.record(number)["value"] for number in made] == [b"\x00\xff", b"mended", b"\x02\xff"]
     assert outbox.record(made[1])["headers"] == [["h", "gA=="]]
     file.write_text('{"number": 1}\n')
-    assert "no line of an export" in command(outbox, "edit", "--from", str(file), *REASON).stderr
+    assert "not a line of an export" in command(outbox, "edit", "--from", str(file), *REASON).stderr
 
 
 def test_an_export_is_complete_whatever_its_size(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:

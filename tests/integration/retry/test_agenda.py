@@ -117,10 +117,10 @@ def test_run_whose_records_cannot_be_published_says_why_and_is_done_all_the_same
     lab.produce("a")
     lab.run()
     (missing,) = relay_at_end(connections, lab.spec)
-    assert missing == f"{lab.group}.retry.5m takes nothing: it does not exist. See: tidemark retries topics {lab.spec.name}"
+    assert missing == f"Cannot publish to {lab.group}.retry.5m: it does not exist. See: tidemark retries topics {lab.spec.name}"
     away = dataclasses.replace(connections, database_url="postgresql://nobody@127.0.0.1:9/nowhere")
     (silent,) = relay_at_end(away, lab.spec)
-    assert silent.startswith("What failed is not published yet: Postgres is not available")
+    assert silent.startswith("Failed records are not published yet: Postgres is not available")
     assert lab.failed("hop_offset") == [(None,)]
     make_topics(lab)
     assert relay_at_end(connections, lab.spec) == []
@@ -137,6 +137,6 @@ def test_tidemark_consume_publishes_what_it_has_handed_off(lab: Lab) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["partitions"]
     lab.topics.adopt([f"{lab.group}.retry.5m"])
-    assert f"{failed} takes nothing: cleanup.policy is compact" in done.stderr
+    assert f"Cannot publish to {failed}: cleanup.policy is compact" in done.stderr
     assert "message.timestamp.type is CreateTime" in done.stderr
     assert lab.failed("hop_topic, hop_offset") == [(f"{lab.group}.retry.5m", 0), (f"{lab.group}.failed", None)]

@@ -79,7 +79,7 @@ def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nob
     (folder / "faraway.yaml").write_text(f"{common}retry: {{delays: [5m]}}\nconnections: {{postgres: away}}\n")
     (folder / "unladdered.yaml").write_text(f"{common}connections: {{postgres: missing}}\n")
     relayed, due = relay_and_due(lab, tmp_path)
-    assert f"{other.group}.retry.5m takes nothing: it does not exist. See: tidemark retries topics {other.spec.name}" in relayed
+    assert f"Cannot publish to {other.group}.retry.5m: it does not exist. See: tidemark retries topics {other.spec.name}" in relayed
     assert [line.split(":")[:2] for line in relayed if line.startswith("away")] == [["away", " Postgres is not available"]]
     assert not [line for line in relayed if "missing" in line]
     assert lab.failed("hop_offset") == [(0,)]

@@ -155,7 +155,7 @@ def test_breaker_stops_the_run_and_no_offset_moves(lab: Lab) -> None:
     lab.produce(*(["ok"] * 20 + ["down"] * 11 + ["ok"] * 9))
     lab.say({"down": "retry"})
     with pytest.raises(
-        BreakerTripped, match=r"11 of 20 records failed \(55\.0%\), retry\.breaker\.ratio is 0\.5\. Mostly: Retry: the service"
+        BreakerTripped, match=r"11 of 20 records failed \(55\.0%\), retry\.breaker\.ratio is 0\.5\. Most common error: Retry: the service"
     ):
         lab.run()
     assert lab.consumer.positions()[lab.topic, 0] == 20

@@ -306,8 +306,8 @@ def test_slice_that_would_hold_too_many_records_is_given_up(scenario: Scenario, 
             lab.run()
         assert not raised.value.retriable
         assert str(raised.value).startswith(
-            f'{lab.topic}/0 [3, 6): 2 records would be held, behind 2 keys of which one waits for a retry: "a", "b". With the 1 of this '
-            "partition that are held already these are more than retry.max_held, 2. Nothing of this slice was stored"
+            f'{lab.topic}/0 [3, 6): 2 records would be held, because earlier records of 2 keys wait for a retry: "a", "b". '
+            "With the 1 already held in this partition, that is more than retry.max_held (2). Nothing of this slice was stored"
         )
         assert (lab.loaded(), states(lab)) == ([], {"a1": "WAITING", "a2": "HELD", "b1": "WAITING"})
         lab.check()
@@ -342,7 +342,7 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
         assert [record.offset for record in held] == [1, 2, 3]
         with pytest.raises(NotEditable, match="it is held until a record of its key is settled"):
             edit(connection, ordered.group, held[0].number, lambda was: Payload(was.key, b"x", ()), reason="the value was wrong", by="ann")
-        with pytest.raises(BadInput, match="there is nothing to send round: states HELD; 3 wait for a retry already"):
+        with pytest.raises(BadInput, match="no record to redrive: states HELD; 3 already wait for a retry"):
             redrive.plan(connection, ordered.spec, Filter(states=(RecordState.HELD,)), reason="they are held", by="ann")
         assert discard(connection, ordered.group, Filter(numbers=(held[1].number,)), reason="not wanted any more", by="ann") == 1
         assert discard(connection, ordered.group, Filter(from_offset=0, to_offset=1), reason="not wanted any more", by="ann") == 1

@@ -217,7 +217,7 @@ def test_a_record_is_not_sent_round_for_ever(outbox: Outbox) -> None:
     for _ in range(2):
         apply(outbox, plan(outbox, max_redrives=2).redrive.redrive_id)
         outbox.sql(fail)
-    with pytest.raises(BadInput, match="1 were sent round 2 times"):
+    with pytest.raises(BadInput, match="1 were redriven 2 times"):
         plan(outbox, max_redrives=2)
     early, late = plan(outbox, max_redrives=3).redrive, plan(outbox, max_redrives=3).redrive
     apply(outbox, early.redrive_id)
@@ -230,7 +230,7 @@ def test_discarded_records_are_redriven_only_if_that_is_said(outbox: Outbox) -> 
     number = outbox.add(failed=True)
     with outbox.session() as connection:
         admin.discard(connection, outbox.group, Filter(numbers=(number,)), **WHY)
-    with pytest.raises(BadInput, match="nothing to send round"):
+    with pytest.raises(BadInput, match="no record to redrive"):
         plan(outbox)
     with pytest.raises(BadInput, match="LOADED cannot be redriven"):
         plan(outbox, Filter(states=(RecordState.LOADED,)))

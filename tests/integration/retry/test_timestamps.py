@@ -103,7 +103,7 @@ def test_what_a_relay_raises_after_a_run_never_fails_the_run(outbox: Outbox, mon
 
     monkeypatch.setattr(agenda, "relay", broken)
     (said,) = relay_at_end(outbox.consumer.connections, outbox.spec)
-    assert said == "What failed is not published yet: ValueError: year 10000 is out of range"
+    assert said == "Failed records are not published yet: ValueError: year 10000 is out of range"
 
 
 def test_session_reads_infinite_and_distant_times(database_url: str) -> None:

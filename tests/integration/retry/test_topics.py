@@ -91,7 +91,7 @@ def test_a_check_of_the_consumer_is_content_with_topics_that_will_be_made(outbox
     outbox.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
     checked = outbox.consumer.command("consumers", "check", outbox.name)
     assert checked.returncode == 1
-    assert f"{outbox.tiers[0]}: it does not exist. Let Tidemark make it" in checked.stdout
+    assert f"{outbox.tiers[0]}: it does not exist. Let Tidemark create it" in checked.stdout
 
 
 def test_relays_make_the_topics_that_they_need_when_they_need_them_first(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
