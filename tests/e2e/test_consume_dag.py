@@ -241,7 +241,7 @@ def test_critical_verdict_stops_the_asset_event_and_hides_the_rows(lab):
         assert lab.client.asset_events(each.consumer.table) == []
     assert consumer.rows() == [1, 2, 3_000_000]
     assert consumer.validated() == []
-    assert "By on_failure: rewind, rewind" in second.log("validate")
+    assert "on_failure: rewind: rewind" in second.log("validate")
     assert (rewound.rows(), rewound.position()) == ([], 0)
 
 
@@ -275,5 +275,5 @@ def test_missing_connection_fails_at_once_with_its_name(lab):
     run = lab.consumer("nowhere").trigger()
     assert run.wait() == "failed"
     assert run.tries() == ["failed"]
-    assert "connection no_such_connection: Airflow has none, and nowhere names it for postgres" in run.log()
-    assert "Admin, Connections" in run.log()
+    assert "connection no_such_connection: not found in Airflow; nowhere uses it for postgres" in run.log()
+    assert "Admin > Connections" in run.log()

@@ -238,8 +238,8 @@ def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab
         'unknown key "eror". Write error.',
         'there is no consumer "lader"',
         "is a date without a time",
-        '"0" is no hex',
-        '"two" is no record\'s number',
+        '"0" is not hex',
+        '"two" is not a record number',
         "nothing lies between 5 and 5",
         "6 problems; nothing was planned",
     ):

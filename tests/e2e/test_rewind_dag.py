@@ -120,7 +120,7 @@ def test_nobody_approves_their_own_if_the_file_says_so(consumers, rewind):
     run.question()
     run.answer("Approve")
     assert run.wait() == "failed"
-    assert "was approved by admin, who had asked for it" in run.log("apply")
+    assert "was approved by admin, who also requested it" in run.log("apply")
     assert run.stored()[:4] == ("REJECTED", "admin", "admin (may not approve their own)", None)
     assert consumers["strict"].position() == RECORDS
 
@@ -145,7 +145,7 @@ def test_approval_that_was_forged_moves_nothing_and_who_really_answers_is_stored
     lab.client.clear(DAG, run.run_id, [ASKS])
     question = run.question()
     assert (question["body"], question["response_received"]) == (shown, False)
-    assert "somebody else has to approve it" in question["body"]
+    assert "someone else must approve it" in question["body"]
     run.answer("Approve", client=bob)
     assert run.wait() == "success"
     assert run.stored() == ("APPLIED", "ann", "bob", "ann", number)
@@ -167,7 +167,7 @@ def test_apply_that_is_tried_again_after_it_had_committed_says_so_and_succeeds(l
     assert (consumer.position(), consumer.rows()) == (40, list(range(40)))
     lab.client.clear(DAG, run.run_id, ["apply"])
     assert run.wait() == "success"
-    assert "was applied before" in run.log("apply", 2)
+    assert "was already applied at" in run.log("apply", 2)
     assert consumer.position() == 40
 
     forward = rewind("unasked", scenario="to-latest", value=None, backfill=True, consume=False)

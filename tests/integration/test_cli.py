@@ -163,7 +163,7 @@ def test_check_of_a_good_consumer_says_what_it_found(scenario: Scenario) -> None
         f"{scenario.name}  {scenario.spec_file}\n"
         f"  transform  {scenario.name}:transform, function form\n"
         f"  sink       {scenario.table} takes city, population\n"
-        f"  topic      {one}: 3 partitions, kept for ever\n"
+        f"  topic      {one}: 3 partitions, kept permanently\n"
         f"  topic      {two}: 1 partition, kept for 36h\n"
         "ok\n"
     )

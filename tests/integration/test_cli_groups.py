@@ -79,7 +79,7 @@ def test_assign_shows_what_would_move(team: Scenario) -> None:
 
 def test_pause_resume_and_flow(team: Scenario) -> None:
     topic = team.spec.topics[0]
-    assert "paused from the next batch on" in team.command("pause", team.name, f"{topic}:0,2-3", "--reason", "repair").stderr
+    assert "paused, starting with the next batch" in team.command("pause", team.name, f"{topic}:0,2-3", "--reason", "repair").stderr
     team.command("flow", team.name, "--priority", f"{topic}=5", "--max-ahead", "10m")
     found = json.loads(team.command("flow", team.name, "--output", "json").stdout)
     assert found["paused"] == [{"topic": topic, "partition": partition} for partition in (0, 2, 3)]

@@ -62,7 +62,7 @@ def test_plan_changes_nothing_apply_does_it_and_undo_puts_it_back(group: Scenari
     before = group.rows("payload")
     done = group.command("rewind", "plan", group.name, "--to-earliest", "--topic", f"{topic_of(group)}:0", *REASON)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "nothing has changed yet; to do it: tidemark rewind apply 1\n"
+    assert done.stderr == "nothing has changed yet; to apply it: tidemark rewind apply 1\n"
     assert "At least 6 offsets read again, 0 skipped; 6 rows and 0 failed records taken out" in plain(done.stdout)
     assert (positions(group), group.rows("payload")) == ([6, 4], before)
 
@@ -206,7 +206,7 @@ def test_rewind_that_was_applied_is_not_applied_again(group: Scenario) -> None:
     first = group.command("rewind", "apply", number, "--output", "json")
     group.run()
     again = group.command("rewind", "apply", number, "--output", "json")
-    assert (again.returncode, again.stderr) == (0, f"rewind {number} was applied before; nothing was changed now\n")
+    assert (again.returncode, again.stderr) == (0, f"rewind {number} was already applied; nothing was changed now\n")
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert positions(group) == [6, 4]
 

@@ -230,12 +230,12 @@ def test_documentation_tells_retries_validation_approval_and_where_reading_start
     doc, small = (facts["dags"][f"consume__{name}"]["doc"] for name in ("flights", "news"))
     for text in (
         "| Starts at | the latest record |",
-        "| Retries | after 5m, 1h, in the order of each key; by the DAG `drain_retries` |",
+        "| Retries | after 5m, 1h, in order per key; run by the DAG `drain_retries` |",
         "on a critical failure: report",
-        "| Rewinds | with the approval of somebody else than the requester |",
+        "| Rewinds | with approval by someone other than the requester |",
     ):
         assert text in doc
-    assert "| Retries | none; a record that is not loaded has failed |" in small
+    assert "| Retries | none; a record that cannot be loaded fails at once |" in small
     assert "| Rewinds | with approval |" in small
 
 
@@ -522,4 +522,4 @@ def test_answer_is_a_person_s_and_is_kept_while_kafka_is_away(in_airflow):
     said = next(line for line in in_airflow(ANSWERS).splitlines() if line.startswith("FACTS"))
     *answers, refused = json.loads(said.removeprefix("FACTS"))
     assert answers == [["plan 1", True, "17", True, False], ["plan 1", False, "17", True, False], ["plan 1", False, None, False, False]]
-    assert refused.startswith("Airflow does not know who approved this. Nothing was changed")
+    assert refused.startswith("Airflow did not record who approved this. Nothing was changed")

@@ -133,8 +133,8 @@ def test_missing_connection_is_named_with_its_consumer_and_the_fix(spec, known, 
         resolve(spec)
     text = str(raised.value)
     assert f"connection tidemark_{kind}" in text
-    assert f"flights names it for {kind}" in text
-    assert "Admin, Connections" in text
+    assert f"flights uses it for {kind}" in text
+    assert "Admin > Connections" in text
 
 
 def test_spec_may_name_other_connections(tmp_path, known, connection):

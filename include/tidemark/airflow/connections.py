@@ -1,4 +1,4 @@
-"""Airflow's connections as Tidemark's."""
+"""Converts Airflow connections to Tidemark's."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ LIBPQ = frozenset(
         "tcp_user_timeout",
     }
 )
-"""Keys of a Postgres connection's extra that libpq knows; the others are Airflow's and SQLAlchemy's own."""
+"""Keys of a Postgres connection's extra that are passed to libpq. All others belong to Airflow or SQLAlchemy."""
 
 
 def resolve(spec: ConsumerSpec) -> Connections:
-    """The connections that a spec names. Raises `BadInput` for one that does not exist or cannot be used; its text names no secret."""
+    """The connections that a spec names. Raises `BadInput` if one does not exist or cannot be used; the error contains no secret."""
     return Connections(database_url(spec), kafka_config(_get(spec, "kafka")), *spark_settings(_get(spec, "spark")))
 
 
 def database_url(spec: ConsumerSpec) -> str:
-    """The URL of the consumer's Postgres connection, with the settings of its extra that libpq knows."""
+    """The URL of the consumer's Postgres connection, including the libpq settings in its extra."""
     return postgres_url(_get(spec, "postgres"))
 
 
 def postgres_url(connection: Connection) -> str:
-    """A Postgres connection as a URL."""
+    """Formats a Postgres connection as a libpq URL."""
     who = quote(connection.login or "", safe="")
     if connection.password:
         who += ":" + quote(connection.password, safe="")
     extra = {key: str(value) for key, value in connection.extra_dejson.items() if key in LIBPQ}
     host = connection.host or ""
-    if host.startswith("/"):  # a socket's folder
+    if host.startswith("/"):  # the directory of a Unix socket
         extra["host"], host = host, ""
     port = f":{connection.port}" if connection.port else ""
     address = ",".join(_address(each, port) for each in host.split(","))
-    query = f"?{urlencode(extra, quote_via=quote)}" if extra else ""  # for libpq a plus sign is no space
+    query = f"?{urlencode(extra, quote_via=quote)}" if extra else ""  # libpq does not decode "+" to a space
     return f"postgresql://{who}{'@' if who else ''}{address}/{quote(connection.schema or '', safe='')}{query}"
 
 
 def kafka_config(connection: Connection) -> dict[str, str]:
-    """librdkafka's settings, as Airflow's Kafka provider keeps them: all in the extra."""
+    """librdkafka's settings. Like Airflow's Kafka provider, reads them all from the extra."""
     try:
         return checked(connection.extra_dejson)
     except BadInput as error:
@@ -82,22 +82,23 @@ def kafka_config(connection: Connection) -> dict[str, str]:
 
 
 def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
-    """Master and settings of a Spark connection: host ``local[*]``, ``spark://host``, ``yarn``, ``k8s://...``; extra ``conf``."""
+    """The master and settings of a Spark connection. The host is ``local[*]``, ``spark://host``, ``yarn`` or ``k8s://...``; settings are
+    under ``conf`` in the extra."""
     extra = connection.extra_dejson
     settings = extra.get("conf") or {}
     if not isinstance(settings, Mapping):
         raise BadInput(
             what=f"connection {connection.conn_id}",
             found="conf in its extra is not a mapping",
-            fix='Write settings by their Spark names: {"conf": {"spark.executor.memory": "4g"}}.',
+            fix='Write Spark settings by name: {"conf": {"spark.executor.memory": "4g"}}.',
         )
     conf = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
     modes = (extra.get("deploy-mode"), extra.get("deploy_mode"), conf.get("spark.submit.deployMode"))
     if any(mode not in (None, "", "client") for mode in modes):
         raise BadInput(
             what=f"connection {connection.conn_id}",
-            found="its deploy-mode is cluster, but Airflow must be able to end the driver that it started",
-            fix="Use deploy-mode client; for cluster mode run spark-submit spark_jobs/consume.py yourself.",
+            found="its deploy mode is not client, but Airflow must be able to kill the driver",
+            fix="Set deploy-mode to client. For cluster mode, run spark-submit spark_jobs/consume.py yourself.",
         )
     master = connection.host or "local[*]"
     if connection.port:
@@ -110,7 +111,7 @@ def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:
 
 
 def _address(host: str, port: str) -> str:
-    """A host as URLs write it, with the connection's port unless it names one itself."""
+    """A host as written in a URL, with the connection's port unless the host has its own."""
     if host.startswith("["):
         return host if "]:" in host else host + port
     if host.count(":") > 1:  # an IPv6 address
@@ -128,6 +129,6 @@ def _get(spec: ConsumerSpec, kind: str) -> Connection:
     except AirflowNotFoundException as error:
         raise BadInput(
             what=f"connection {conn_id}",
-            found=f"Airflow has none, and {spec.name} names it for {kind}",
-            fix=f"Add it under Admin, Connections, or write connections: {{{kind}: ...}} in the consumer's file.",
+            found=f"not found in Airflow; {spec.name} uses it for {kind}",
+            fix=f"Add it under Admin > Connections, or name another in the consumer's file: connections: {{{kind}: ...}}.",
         ) from error

@@ -1,4 +1,4 @@
-"""DAGs made from consumers' files. Runs whenever Airflow parses: reads the files, nothing else."""
+"""Builds one DAG for each consumer's file. Runs whenever Airflow parses DAG files, and reads only the consumers' files."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tidemark.spec.partial import UNKNOWN_TABLE
 from tidemark.text.duration import format_duration
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
-"""Long ago and always the same: with ``catchup=False`` a schedule begins with its next interval."""
+"""A fixed date in the past. With ``catchup=False`` a schedule begins with its next interval."""
 
 RUN_TYPES: Any = ("scheduled", "manual", "operator_triggered", "asset_triggered", "asset_materialization")  # Airflow's enum is private
-"""All but ``backfill``: a run reads what is in the topics now, so Airflow's backfill of past intervals has no meaning."""
+"""All but ``backfill``: a run reads what is in the topics now, so backfilling past intervals makes no sense."""
 
 RETRY_POLICY = ExceptionRetryPolicy(
     rules=[
         RetryRule(exception="tidemark.errors.Fenced", action=RetryAction.FAIL, reason="a newer attempt owns the partitions"),
-        RetryRule(exception="tidemark.errors.Refused", action=RetryAction.FAIL, reason="somebody has to mend what is named in the log"),
-        RetryRule(exception="tidemark.errors.Broken", action=RetryAction.FAIL, reason="an invariant does not hold; somebody has to look"),
-        RetryRule(exception="tidemark.errors.Unavailable", action=RetryAction.RETRY, reason="something was away; what is committed stays"),
+        RetryRule(exception="tidemark.errors.Refused", action=RetryAction.FAIL, reason="the log says what to fix"),
+        RetryRule(exception="tidemark.errors.Broken", action=RetryAction.FAIL, reason="an invariant does not hold; investigate"),
+        RetryRule(exception="tidemark.errors.Unavailable", action=RetryAction.RETRY, reason="unavailable; committed work is kept"),
     ]
 )
 
@@ -46,8 +46,8 @@ MAX_RETRY_DELAY = timedelta(minutes=5)
 
 
 def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
-    """How often a task is tried again, and when. With the default settings a broker or database may be away for 12 minutes; delays are
-    doubled up to `MAX_RETRY_DELAY`, and Airflow makes each up to twice as long."""
+    """A task's retry settings. With the defaults a task survives a broker or database outage of 12 minutes. Each delay doubles, up to
+    `MAX_RETRY_DELAY`, and Airflow's jitter makes it up to twice as long."""
     settings = settings or AirflowSettings()
     return {
         "retries": settings.retries,
@@ -59,10 +59,11 @@ def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
 
 
 def consume_dags() -> dict[str, DAG]:
-    """One DAG ``consume__<consumer>`` for each file in the consumers' folder, by id; only the task's own where Airflow runs a task.
+    """The DAGs by id: one ``consume__<consumer>`` for each file in the consumers' folder. In a task, only the DAG of that task.
 
-    A file with problems makes a DAG all the same, with the schedule, owner and tags that can still be read: its page lists the problems,
-    and its runs fail with them. So one bad file neither hides itself nor takes the others along; `refuse_broken_files` is its import error.
+    An invalid file also gets a DAG, with the schedule, owner and tags that can still be read. The DAG's page lists the problems, and its
+    runs fail with them. So one bad file does not disappear from the UI, and the other consumers keep running. `refuse_broken_files`
+    raises the matching import error.
     """
     own = get_parsing_context().dag_id
     good, bad = read_folder(project.consumers(), lambda name: own in (None, _dag_id(name)))
@@ -73,13 +74,14 @@ def consume_dags() -> dict[str, DAG]:
 
 
 def refuse_broken_files() -> None:
-    """Raises `SpecInvalid` with the problems of all consumers' files, for a DAG file that has no DAG: Airflow's home page shows it."""
+    """Raises `SpecInvalid` with the problems of all consumers' files. Called from a DAG file of its own, so that Airflow's home page shows
+    them as an import error."""
     if get_parsing_context().dag_id is None:
         load_consumers(project.consumers())
 
 
 def form_consumers() -> dict[str, ConsumerSpec]:
-    """The consumers that a form offers, by name; none where Airflow runs a task, which has no form."""
+    """The consumers that a form offers, by name. Empty in a task, which shows no form."""
     if get_parsing_context().dag_id is not None:
         return {}
     good, _ = read_folder(project.consumers())
@@ -87,16 +89,16 @@ def form_consumers() -> dict[str, ConsumerSpec]:
 
 
 def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
-    """The DAG of a consumer; with ``error`` that of a refused file, of which ``spec`` is what can be read: its tasks fail at once."""
+    """The DAG of a consumer. With ``error``, the DAG of an invalid file: ``spec`` holds what could be read, and the tasks fail at once."""
     settings = spec.airflow
     continuous = spec.run is RunMode.CONTINUOUS
     schedule = spec.run_for if continuous else spec.schedule
-    runs = 2 if continuous else 1  # of continuous ones the next starts beside the last, and takes over from it
-    reads = "comes" if continuous else "is in the topics when it starts"
+    runs = 2 if continuous else 1  # the next continuous run starts while the last one still runs, and takes over from it
+    reads = "arrives" if continuous else "is in the topics when it starts"
     doc, tags = (_doc(spec), settings.tags) if error is None else (_problems(error), ("bad spec", *settings.tags))
     with DAG(
         dag_id=_dag_id(spec.name),
-        dag_display_name=f"{spec.name} (consume)",  # Airflow's page searches from the beginning of this name
+        dag_display_name=f"{spec.name} (consume)",  # Airflow's search matches from the beginning of this name
         description=spec.description,
         doc_md=doc,
         schedule=schedule,
@@ -115,20 +117,20 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
         consuming: dict[str, Any] = {
             "task_id": "consume",
             "execution_timeout": settings.execution_timeout,
-            "doc_md": f"Reads what {reads}, loads it, and commits offsets with the rows.",
+            "doc_md": f"Reads what {reads}, loads it, and commits the offsets together with the rows.",
             **common,
         }
         consume: Any
         if spec.members == 1:
             consume = ConsumeOperator(consumer=spec.name, **consuming)
-        else:  # one Spark application a member; the map index is its seat in the group
+        else:  # one Spark application per member; the map index is part of its group.instance.id
             consume = ConsumeOperator.partial(map_index_template="member {{ task.member }}", **consuming).expand_kwargs(
                 [{"consumer": spec.name, "member": member} for member in range(spec.members)]
             )
         validate = ValidateOperator(
             task_id="validate",
             consumer=spec.name,
-            doc_md="Judges exactly the ranges that this run committed.",
+            doc_md="Validates exactly the ranges that this run committed.",
             **common,
         )
         consume >> validate
@@ -139,69 +141,69 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
 
 
 def _dag_id(name: str) -> str:
-    """A file may have any name; one that Airflow refuses would hide all DAGs."""
+    """The DAG's id, made valid whatever the file's name: an id that Airflow refuses would hide all DAGs."""
     named = re.sub(r"[^\w.-]", "_", name)[:CONSUMER_NAME_LIMIT]
     return f"consume__{named}"
 
 
 def _doc(spec: ConsumerSpec) -> str:
     topics = ", ".join(f"`{topic}`" for topic in spec.topics) or f"topics that match `{_cell(spec.topic_pattern or '')}`"
-    judged = "the conservation check"
+    judged = "conservation check"
     if spec.validation:
-        judged = f"the suite `{spec.validation.suite}` and {judged}; on a critical failure: {spec.validation.on_failure}"
+        judged = f"suite `{spec.validation.suite}` and {judged}; on a critical failure: {spec.validation.on_failure}"
     rows = {
         "Group": f"`{spec.group}`",
-        "Reads": f"{topics}, at most {spec.batch.max_records:,} records a batch",
-        "Runs": f"one after the other, {format_duration(spec.run_for)} each"
+        "Reads": f"{topics}, at most {spec.batch.max_records:,} records per batch",
+        "Runs": f"back to back, {format_duration(spec.run_for)} each"
         if spec.run is RunMode.CONTINUOUS
-        else "to the ends that it finds",
-        "Members": f"{spec.members}, partitions by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
+        else "to the end offsets seen at its start",
+        "Members": f"{spec.members}, assigned by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Starts at": _start(spec),
         "Transform": f"`{spec.transform}`",
-        "Loads": f"`{spec.sink.table}`, offsets in the transaction of the rows",
+        "Loads into": f"`{spec.sink.table}`, offsets in the same transaction as the rows",
         "Retries": _ladder(spec),
-        "Judged by": judged,
+        "Validated by": judged,
         "Rewinds": _approval(spec),
-        "Announced as": f"asset `{spec.sink.table}`",
+        "Asset": f"`{spec.sink.table}`",
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return (
         f"{spec.description or ''}\n\n| | |\n|---|---|\n{table}\n"
-        f"`tidemark offsets {spec.name}` shows where the group stands, `tidemark consumers check {spec.name}` what is wrong with it.\n"
+        f"`tidemark offsets {spec.name}` shows the group's positions. `tidemark consumers check {spec.name}` shows what is wrong with it.\n"
     ).lstrip()
 
 
 def _start(spec: ConsumerSpec) -> str:
     if spec.offset_reset is None:
-        return "the earliest record; refused if its position is no longer in the log"
-    return "its position only; refused without one" if spec.offset_reset is OffsetReset.NONE else f"the {spec.offset_reset} record"
+        return "the earliest record; fails if its position is no longer in the log"
+    return "its position only; fails without one" if spec.offset_reset is OffsetReset.NONE else f"the {spec.offset_reset} record"
 
 
 def _ladder(spec: ConsumerSpec) -> str:
     if not spec.retry.delays:
-        return "none; a record that is not loaded has failed"
-    order = ", in the order of each key" if spec.retry.order is Order.KEY else ""
-    return f"after {', '.join(map(format_duration, spec.retry.delays))}{order}; by the DAG `drain_retries`"
+        return "none; a record that cannot be loaded fails at once"
+    order = ", in order per key" if spec.retry.order is Order.KEY else ""
+    return f"after {', '.join(map(format_duration, spec.retry.delays))}{order}; run by the DAG `drain_retries`"
 
 
 def _approval(spec: ConsumerSpec) -> str:
     if spec.rewind.approval is Approval.NONE:
         return "without approval"
-    return "with approval" if spec.rewind.own else "with the approval of somebody else than the requester"
+    return "with approval" if spec.rewind.own else "with approval by someone other than the requester"
 
 
 def _problems(error: SpecInvalid) -> str:
-    return f"This consumer's file has problems. Its runs fail until they are fixed.\n\n{''.join(map(_problem, error.problems))}"
+    return f"This consumer's file is invalid. Its runs fail until these problems are fixed:\n\n{''.join(map(_problem, error.problems))}"
 
 
 def _problem(problem: Problem) -> str:
-    """One entry of a list: Airflow's page joins the lines of a code block, so the text of the error cannot be shown as it is."""
+    """A problem as a list entry. Airflow's page joins the lines of a code block, so the error's own text cannot be shown as is."""
     text = f"{problem.message}: {problem.fix}" if problem.fix else problem.message
     return f"- `{problem.file.name}:{problem.line}:{problem.column}` {_plain(text)}\n"
 
 
 def _plain(text: str) -> str:
-    """Text in which Markdown sees no marks: the stars of a schedule stay stars."""
+    """Escapes Markdown, so that the asterisks of a schedule stay asterisks."""
     return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)
 
 

@@ -1,7 +1,7 @@
-"""What starts the drains when something is due, and not only every few minutes: an asset, and the trigger that watches it.
+"""Starts a drain as soon as a retry is due, instead of at the next scheduled run: an asset, and the trigger that watches it.
 
-Postgres knows what is due, by its own clock, so Postgres is asked, and no message of anybody's is believed. An event carries no data:
-whoever is woken looks for itself. One that is lost, or rings for nothing, does no harm: the drains' schedule goes on beside it.
+The trigger asks Postgres, because due times follow the database's clock. An event carries no data: the drain run finds out for itself
+what is due. A lost or needless event does no harm, because the drains also have a schedule.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tidemark.errors import TidemarkError
 from tidemark.spec import ConsumerSpec, read_folder
 
 ASK_EVERY_S = 15.0
-"""Sooner if something is due sooner. What is redriven or released meanwhile is noticed after this."""
+"""Poll interval, shortened if something is due earlier. A redriven or released record is noticed within this time."""
 ASK_AT_MOST_EVERY_S = 1.0
 QUIET_S = 60.0
-"""From an event to the next at least: what becomes due meanwhile goes with one drain, and not with one each."""
+"""Minimum time between events, so that records which become due in this time share one drain."""
 log = logging.getLogger(__name__)
 
 Group = tuple[str, str]
-"""Its database's connection, and its name."""
+"""The id of the group's Postgres connection, and the group's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Of a group's waiting records: since when the first is due and since when the last that is; in how many seconds the next one."""
+    """When a group's first and last due records became due, and in how many seconds the next record is due."""
 
     first: datetime | None
     last: datetime | None
@@ -41,16 +41,16 @@ class Waits:
 
 
 class Bell:
-    """Decides when to ring. It rings for what is due once: what lies behind that, it rings for when the drains have taken that up.
+    """Decides when to fire an event. It fires once for the records that are due, and again only after a drain has processed those.
 
-    So a consumer whose drains fail is left to their schedule, and an event more than needed at the most is lost with a triggerer's memory.
+    So a consumer whose drains fail is left to their schedule. A restarted triggerer fires at most one event too many.
     """
 
     def __init__(self) -> None:
         self._rung: dict[Group, datetime] = {}
 
     def rings(self, seen: Mapping[Group, Waits]) -> list[str]:
-        """The groups to ring for, by name; none: not now."""
+        """The names of the groups to fire for. Empty if none."""
         due = {group: (one.first, one.last) for group, one in seen.items() if one.first is not None and one.last is not None}
         fresh = {group: last for group, (first, last) in due.items() if group not in self._rung or first > self._rung[group]}
         self._rung = {group: at for group, at in self._rung.items() if group in due} | fresh
@@ -58,15 +58,15 @@ class Bell:
 
 
 def pause_s(seen: Iterable[Waits]) -> float:
-    """For how long nobody needs to ask again."""
+    """Seconds until the next poll."""
     return max(ASK_AT_MOST_EVERY_S, min([ASK_EVERY_S, *(one.next_s for one in seen if one.next_s is not None)]))
 
 
 class DueTrigger(BaseEventTrigger):
-    """Fires when records of a consumer with a ladder are due. Never ends, and takes no arguments: what it needs, consumers' files and
-    Airflow's connections say, each time anew.
+    """Fires when retries of any consumer are due. Never ends.
 
-    It holds no session, and one thread at most, while it asks. A database that does not answer is told of once, and asked again.
+    It takes no arguments: it reads the consumers' files and Airflow's connections again on every poll. Between polls it holds no database
+    session, and it uses at most one thread. A database that does not answer is logged once and polled again.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class DueTrigger(BaseEventTrigger):
             await asyncio.sleep(QUIET_S if groups else pause_s(seen.values()))
 
     async def look(self) -> dict[Group, Waits]:
-        """Of every group with a ladder of which a record waits, in all databases that answer."""
+        """What waits in each group with a ladder, in all databases that answer. Groups without waiting records are omitted."""
         seen: dict[Group, Waits] = {}
         try:
             databases = await asyncio.to_thread(_databases)
@@ -99,7 +99,7 @@ class DueTrigger(BaseEventTrigger):
             try:
                 connection = await BaseHook.aget_connection(name)
                 found = await asyncio.to_thread(_ask, connection, groups)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it keeps no other database's drains from being woken
+            except Exception as error:  # noqa: BLE001 - no error of one database may block the others
                 self._tell(name, str(error).strip() or type(error).__name__)
                 continue
             self._tell(name)
@@ -108,18 +108,18 @@ class DueTrigger(BaseEventTrigger):
 
     def _tell(self, what: str, problem: str | None = None) -> None:
         if problem is not None and what not in self._away:
-            log.warning("cannot ask what is due of=%s cause=%s", what, problem)
+            log.warning("cannot look up what is due of=%s cause=%s", what, problem)
         elif problem is None and what in self._away:
-            log.info("can ask again what is due of=%s", what)
+            log.info("can look up again what is due of=%s", what)
         self._away = {name: text for name, text in self._away.items() if name != what} | ({what: problem} if problem is not None else {})
 
 
 DUE = Asset(name="tidemark_retries_due", watchers=[AssetWatcher(name="tidemark_retries_due", trigger=DueTrigger())])
-"""Has an event when something is due."""
+"""Gets an event when retries are due."""
 
 
 def _databases() -> dict[str, list[str]]:
-    """The groups with a ladder, by their database's connection."""
+    """The groups with a ladder, by Postgres connection."""
     good, _ = read_folder(project.consumers())
     laddered: dict[str, list[ConsumerSpec]] = {}
     for spec in good.values():
@@ -129,7 +129,7 @@ def _databases() -> dict[str, list[str]]:
 
 
 def _ask(connection: Any, groups: Sequence[str]) -> dict[str, Waits]:
-    """In a session of its own. Raises `TidemarkError`."""
+    """Looks up what waits, in a new database session. Raises `TidemarkError`."""
     import psycopg2
 
     from tidemark.airflow.connections import postgres_url
@@ -141,5 +141,5 @@ def _ask(connection: Any, groups: Sequence[str]) -> dict[str, Waits]:
         with session(postgres_url(connection), application="tidemark due") as opened, transaction(opened) as cur:
             cur.execute(statement, {"groups": list(groups)})
             return {row["name"]: Waits(row["first"], row["last"], row["next_s"]) for row in rows(cur)}
-    except psycopg2.Error as error:  # no schema yet, or no rights
+    except psycopg2.Error as error:  # schema or privileges missing
         raise DatabaseUnavailable(cause=str(error).strip()) from error

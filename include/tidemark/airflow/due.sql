@@ -1,8 +1,8 @@
--- What a trigger asks. Locks nothing.
+-- The query of the trigger that watches for due retries. Takes no locks.
 
 -- name: due
--- Of each of these groups of which a record waits: since when the first one is due and since when the last one, and in how many seconds the
--- next one is. A few probes of the index on due times a group, by the database's clock.
+-- For each of these groups that has waiting records: when its first and last due records became due, and in how many seconds the next one
+-- is due. Costs a few index probes per group. Uses the database clock.
 SELECT name, first.due_at AS first, last.due_at AS last, extract(epoch FROM next.due_at - now)::double precision AS next_s
   FROM tidemark.consumer_group grp
  CROSS JOIN (SELECT clock_timestamp() AS now) clock

@@ -1,4 +1,4 @@
-"""What DAGs with a form have in common: a person starts them, all that was sent is checked, an approval may be asked for."""
+"""What the DAGs with a form share: the manual start, the check of what was sent, and the approval step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 APPROVE, REJECT = "Approve", "Reject"
 WAIT_S, WAIT_LIMIT_S = 10.0, 600.0
-"""How often and how long something that is away is waited for after an answer."""
+"""Retry interval and limit for an unavailable service after an answer."""
 
 
 def by_hand(dag_id: str, params: Mapping[str, Param], *tags: str, **more: Any) -> dict[str, Any]:
-    """The arguments of a DAG that a person starts, and nothing else; of its runs several may wait for their approvals at once."""
+    """The arguments of a DAG that is only started manually. Several of its runs may wait for approval at once."""
     return {
         "dag_id": dag_id,
         "params": dict(params),
@@ -41,20 +41,20 @@ def by_hand(dag_id: str, params: Mapping[str, Param], *tags: str, **more: Any) -
 
 
 def refuse_unknown(problems: Problems, conf: Mapping[str, Any], fields: Sequence[str]) -> None:
-    """Notes each key of ``conf`` that a form does not have, with the nearest that it has: Airflow takes any key without a word."""
+    """Adds a problem for each key of ``conf`` that is not a field of the form, and suggests the closest field. Airflow accepts any key."""
     for key in sorted(set(conf) - set(fields)):
         near = nearest(key, fields)
-        problems.add("conf", f"unknown key {quoted(key)}", f"Write {near}." if near else f"It may have {', '.join(fields)}.")
+        problems.add("conf", f"unknown key {quoted(key)}", f"Write {near}." if near else f"Valid keys: {', '.join(fields)}.")
 
 
 def requester(context: Context) -> str:
-    """Who started the run, as Airflow knows them."""
+    """The Airflow user who started the run."""
     return context["dag_run"].triggering_user_name or "airflow"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a person is asked, and about which stored plan: ``plan`` has its number and digest, in words that no other plan has."""
+    """An approval question. ``plan`` identifies the stored plan: a text with its number and digest, which no other plan has."""
 
     subject: str
     body: str
@@ -64,7 +64,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Airflow has recorded of a person's answer. ``by``: nobody answered in time."""
+    """The answer as Airflow recorded it. ``by`` is None if nobody answered in time."""
 
     approved: bool
     by: str | None = None
@@ -75,22 +75,22 @@ class Answer:
 
 
 class AskThenDo(HITLOperator):
-    """One task that asks a person about a plan and then does what was approved, so that nothing lies between the answer and the deed.
+    """A task that asks for approval of a plan and then applies it, so that nothing can come between the answer and the action.
 
-    ``execute`` either does it, where nobody needs to be asked, or ends in `ask`. The answer comes to `answered`. It reaches the task with
-    its own row in Airflow's database, which only the scheduler and the endpoint for answers write; users can write XComs, and mark the
-    task a success, which then has done nothing. A cleared task asks again.
+    ``execute`` applies the plan if no approval is needed, and otherwise calls `ask`. `answered` gets the answer. The answer comes from the
+    task's own row in Airflow's database, which only the scheduler and the answer endpoint write. Users can write XComs, so none is used.
+    A user who marks the task as success has changed nothing. A cleared task asks again.
     """
 
-    template_fields: Sequence[str] = ()  # the plan is read when the task runs, and nothing of it is a template
+    template_fields: Sequence[str] = ()  # the plan is read when the task runs; none of it is templated
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(subject="May this be done?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
+        super().__init__(subject="Approve this plan?", options=[APPROVE, REJECT], defaults=REJECT, **kwargs)
 
     def ask(self, context: Context, question: Question) -> Never:
-        """Ends this process of the task. Who does not answer in time has rejected.
+        """Asks, and ends this process of the task. No answer in time counts as a rejection.
 
-        Airflow shows the question of the first try also in later ones: `AirflowFailException` where that was about another plan.
+        Later tries still show the question of the first try. Raises `AirflowFailException` if that was about another plan.
         """
         from airflow.sdk.execution_time.comms import CreateHITLDetailPayload
         from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
@@ -108,13 +108,13 @@ class AskThenDo(HITLOperator):
         )
         if question.plan not in (shown.body or ""):
             raise AirflowFailException(
-                f"Airflow still shows another question, and cannot ask about {question.plan}. Nothing was changed; start a new run."
+                f"Airflow still shows the question about another plan, not {question.plan}. Nothing was changed; start a new run."
             )
         self.log.info("waiting for an answer plan=%s within=%s", question.plan, question.within)
         raise TaskAwaitingInput(method_name="execute_complete", timeout=question.within, kwargs={"plan": question.plan})
 
     def execute_complete(self, context: Context, event: dict[str, Any], plan: str = "") -> Any:
-        """Does what was answered. What is away is waited for: the answer is for this process only, and the next one would ask again."""
+        """Acts on the answer. Waits for unavailable services, because only this process has the answer; another try would ask again."""
         answer = self._read(super().execute_complete(context, event))
         self.log.info("answered plan=%s approved=%s by=%s", plan, answer.approved, answer.by)
         until = time.monotonic() + WAIT_LIMIT_S
@@ -128,19 +128,19 @@ class AskThenDo(HITLOperator):
                 time.sleep(WAIT_S)
 
     def answered(self, context: Context, plan: str, answer: Answer) -> Any:
-        """Does what was approved, if ``plan`` is still the one of this run; may be called again after `Unavailable`."""
+        """Acts on the answer if ``plan`` is still this run's plan. May be called again after `Unavailable`."""
         raise NotImplementedError
 
     def _read(self, event: Mapping[str, Any]) -> Answer:
         who = event["responded_by_user"] or {}
         answer = Answer(event["chosen_options"] == [APPROVE], who.get("id") or who.get("name"), who.get("name"))
         if answer.approved and answer.by is None:
-            raise AirflowFailException("Airflow does not know who approved this. Nothing was changed; clear this task to be asked again.")
+            raise AirflowFailException("Airflow did not record who approved this. Nothing was changed; clear this task to ask again.")
         return answer
 
 
 def start_run(dag_id: str, run_id: str) -> DagRunTriggerException:
-    """To be raised: starts a run of a DAG and does not wait for it; the task is skipped if there is such a run already."""
+    """An exception to raise: starts a run of a DAG without waiting for it. If that run already exists, the task is skipped."""
     return DagRunTriggerException(
         trigger_dag_id=dag_id,
         dag_run_id=run_id,

@@ -1,4 +1,4 @@
-"""The DAG ``maintain``: once a day, in each database that consumers write."""
+"""The DAG ``maintain``. Runs daily, once for each database that consumers write to."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def maintain_dag() -> DAG:
     """The DAG ``maintain``: once a day, removes what is kept for a time only, as `tidemark maintain` does."""
     with DAG(
         dag_id="maintain",
-        description="Removes what rewinds took out, and payloads of settled records, after their time; ends attempts without a driver.",
-        doc_md="Drops the archives of rewinds that are older than `keep`: these can be neither undone nor verified any more. "
-        "Empties failed records that were loaded, skipped or discarded longer ago: key, value and headers go, all else stays. "
-        "Attempts that began a day ago and have no driver any more are ended.\n\n"
-        f"`keep` is at least {FLOOR}, or what the environment variable `{FLOOR_VARIABLE}` says. Who rewound what, when and why is kept "
-        "permanently, and so is who ran the maintenance (table `tidemark.maintenance`).",
+        description="Removes old rewind archives and the payloads of settled records, and closes attempts without a driver.",
+        doc_md="Drops the archives of rewinds older than `keep`. Such a rewind can no longer be undone or verified. "
+        "Empties failed records that were loaded, skipped or discarded before that: key, value and headers are deleted, the rest stays. "
+        "Closes attempts that began more than a day ago and no longer have a driver.\n\n"
+        f"`keep` is at least {FLOOR}, unless the environment variable `{FLOOR_VARIABLE}` sets another minimum. Who rewound what, when and "
+        "why is kept permanently, and so is who ran the maintenance (table `tidemark.maintenance`).",
         schedule="@daily",
         start_date=START,
         catchup=False,
         max_active_runs=1,
         allowed_run_types=RUN_TYPES,
-        is_paused_upon_creation=False,  # what nobody removes grows
+        is_paused_upon_creation=False,  # otherwise archives and payloads grow without limit
         tags=["tidemark", "maintain"],
         default_args={"owner": "tidemark"},
         params={
@@ -41,7 +41,7 @@ def maintain_dag() -> DAG:
                 type="string",
                 pattern="^[0-9]{1,9}[smhd]$",
                 title="Keep",
-                description_md=f"How long archives and payloads are kept: `30d`; at least {FLOOR}, if the settings do not say otherwise.",
+                description_md=f"How long to keep archives and payloads, such as `30d`. At least {FLOOR}, or `{FLOOR_VARIABLE}`.",
             )
         },
     ) as dag:
@@ -50,7 +50,7 @@ def maintain_dag() -> DAG:
 
 
 class MaintainOperator(BaseOperator):
-    """Pushes how many archives it has removed, and of how many rows, how many records it has emptied, and how many attempts ended."""
+    """Runs the maintenance. Pushes the number of archives dropped, of their rows, of records emptied, and of attempts closed."""
 
     @plainly
     def execute(self, context: Context) -> dict[str, int]:

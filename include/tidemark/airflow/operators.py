@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 PROGRESS_EVERY_S = 5
 DRIVER_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:tidemark\.\S+ )?(.*)")
-"""A line of the driver's own logging: it keeps its level and loses its time, which the task's log gives it, and our loggers' names."""
+"""A line that the driver logged. Its level is kept; its timestamp and Tidemark's logger name are dropped, as the task log adds its own."""
 COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
 
 
 def plainly(method: Callable[..., T]) -> Callable[..., T]:
-    """A refusal fails the task with its text alone, which is logged above Airflow's traceback."""
+    """Makes a `Refused` fail the task without a retry. Its text is logged above Airflow's traceback."""
 
     @functools.wraps(method)
     def tell(self: Any, context: Context, *args: Any) -> T:
@@ -39,16 +39,16 @@ def plainly(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class ConsumeOperator(BaseOperator):
-    """One bounded run of a consumer. A retried try is a new attempt, whose claim fences the try before it.
+    """One bounded run of a consumer. Each try is a new attempt, whose claim fences the try before it.
 
-    A consumer with several members has a mapped task, one for each: ``member`` is its number, and with dag and task its seat in the group.
-    The driver's log becomes the task's log. Whatever ends the task ends the driver: the kernel kills the task with its supervisor and
-    the driver with the task, and `on_kill` kills the driver's process group. Returns counts (for XCom), no data.
+    A consumer with several members gets one mapped task per member. ``member`` is its number; with the DAG and the task it makes up the
+    group.instance.id. The driver's log goes to the task's log. The driver never outlives the task: the kernel kills the task with its
+    supervisor and the driver with the task, and `on_kill` kills the driver's process group. Pushes counts, not data.
     """
 
     template_fields: Sequence[str] = ("consumer",)
     drains = False
-    """Does it read what is due in the consumer's retry topics, and not its topics?"""
+    """Whether it reads what is due in the consumer's retry topics, instead of its topics."""
 
     def __init__(self, *, consumer: str, member: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -87,7 +87,7 @@ class ConsumeOperator(BaseOperator):
         self.log.info("attempt is committed group=%s %s", spec.group, " ".join(f"{name}={value}" for name, value in summary.items()))
         if counts["retried"] or counts["failed"]:
             self.log.warning(
-                "records not loaded group=%s retried=%s failed=%s, shown by: tidemark retries list %s",
+                "records not loaded group=%s retried=%s failed=%s; to see them: tidemark retries list %s",
                 spec.group, counts["retried"], counts["failed"], spec.name,
             )  # fmt: skip
         for obstacle in relay_at_end(connections, spec):
@@ -95,7 +95,7 @@ class ConsumeOperator(BaseOperator):
         return summary
 
     def on_kill(self) -> None:
-        """Ends the driver first of all; also called on a time-out. Writes nothing, because a broken log pipe must not save the driver."""
+        """Kills the driver first. Also called on a timeout. Logs nothing, because a broken log pipe must not prevent the kill."""
         self._killed = True
         if self._driver is not None:
             from tidemark.consume.launch import kill_group
@@ -116,16 +116,16 @@ class ConsumeOperator(BaseOperator):
 
 
 class ValidateOperator(BaseOperator):
-    """Judges what the DAG run wrote, by its suite and by the conservation check; pushes the verdict, with ranges and counts.
+    """Validates what the DAG run wrote with its suite and the conservation check. Pushes the verdict, ranges and counts.
 
-    A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``. Where it says
-    ``rewind``, what the run wrote is taken back first (`tidemark.rewind.reaction`); a try after that says so, and fails likewise.
-    What a drain has loaded is never taken back: it lies among rows of other runs, and a rewind would have to take all of them.
+    A critical verdict fails the task, so that `publish` does not run, unless the spec says ``on_failure: report``. With ``rewind``, the
+    run's rows are rewound first (`tidemark.rewind.reaction`); a later try reports that and fails too. Rows loaded by a drain are never
+    rewound: they lie among rows of other runs, which the rewind would take out as well.
     """
 
     template_fields: Sequence[str] = ("consumer",)
     drains = False
-    """Is it a drain that is judged?"""
+    """Whether it validates a drain."""
 
     def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -136,7 +136,7 @@ class ValidateOperator(BaseOperator):
         from tidemark.airflow.connections import database_url
         from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, validate
 
-        logging.getLogger("great_expectations").setLevel(logging.WARNING)  # hundreds of lines about its own start
+        logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs hundreds of lines at its start
         spec = spec_of(self.consumer)
         suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
         ti = context["ti"]
@@ -155,7 +155,8 @@ class ValidateOperator(BaseOperator):
         return verdict.as_json()
 
     def _take_back(self, spec: ConsumerSpec, run: Any, verdict: Any) -> str:
-        """What ``on_failure: rewind`` has come to. An outage is raised, so that Airflow tries again."""
+        """Rewinds what the run wrote, for ``on_failure: rewind``, and returns a sentence about the result. Raises if a service is
+        unavailable, so that Airflow tries again."""
         from tidemark.airflow.connections import resolve
         from tidemark.db import session
         from tidemark.kafka.cluster import Cluster
@@ -164,12 +165,13 @@ class ValidateOperator(BaseOperator):
         connections = resolve(spec)
         with session(connections.database_url, application="tidemark rewind") as connection:
             try:
-                return f"By on_failure: rewind, {take_back(connection, Cluster(connections.kafka), spec, run, verdict)}."
+                return f"on_failure: rewind: {take_back(connection, Cluster(connections.kafka), spec, run, verdict)}."
             except Refused as error:
-                return f"The rewind of on_failure: rewind was refused, the rows stay: {error}"
+                return f"on_failure: rewind: the rewind was refused, so the rows stay: {error}"
 
     def _require_not_taken_back(self, spec: ConsumerSpec, run: Any) -> None:
-        """A run that wrote nothing has passed; not so one whose rows its failed validation has taken back in an earlier try."""
+        """Fails if an earlier try of this validation has rewound the run's rows. Without this check the run would pass as one that wrote
+        nothing."""
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
         from tidemark.rewind.reaction import taken_back
@@ -178,14 +180,14 @@ class ValidateOperator(BaseOperator):
             rewind_id = taken_back(connection, spec.group, run)
         if rewind_id is not None:
             raise AirflowFailException(
-                f"what this run of {spec.name} wrote was critical, and rewind {rewind_id} has taken it out; nothing is published"
+                f"validation of this run of {spec.name} was critical, and rewind {rewind_id} took its rows out; nothing is published"
             )
 
 
 class PublishOperator(BaseOperator):
-    """Tells whoever waits for the sink that there is more in it: one asset event with ranges, counts and verdict.
+    """Emits the asset event of the sink, with ranges, counts and verdict.
 
-    Skipped if the run wrote nothing. ``asset`` must be among the task's outlets.
+    Skipped if the run wrote nothing. ``asset`` must be one of the task's outlets.
     """
 
     def __init__(self, *, asset: Asset, **kwargs: Any) -> None:
@@ -197,16 +199,16 @@ class PublishOperator(BaseOperator):
 
 
 def announcement(context: Context) -> dict[str, Any]:
-    """What the event says of the run, or of the mapped task's part of it. Skips the task if nothing is new in the sink."""
+    """The content of the event, for the run or for the mapped task's part of it. Skips the task if the run wrote nothing."""
     ti = context["ti"]
     verdict = ti.xcom_pull(task_ids="validate", map_indexes=ti.map_index)
     if not verdict["ranges"]:
-        raise AirflowSkipException("the run committed nothing to the sink, so there is nothing to tell")
+        raise AirflowSkipException("the run committed nothing to the sink, so there is nothing to publish")
     return {name: verdict[name] for name in ("group", "verdict", "validation_id", "ranges", "counts")}
 
 
 class _Progress:
-    """A line in the log now and then while a run goes on."""
+    """Logs the progress of a run from time to time."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -222,7 +224,7 @@ class _Progress:
 
 
 def spec_of(name: str) -> ConsumerSpec:
-    """The consumer's file, read when the task runs."""
+    """Reads the consumer's file, when the task runs."""
     return find_consumer(name, project.consumers())
 
 

@@ -1,11 +1,11 @@
-"""The DAG ``redrive``: failed records of a consumer are chosen by a form, and sent round again.
+"""The DAG ``redrive``: sends a consumer's failed records, chosen in a form, through the retry topics again.
 
-    plan     checks the form, chooses the records once and for all, shows counts and examples in its log
-    apply    asks a person, who sees the plan, if the form says so; sends them round, no faster than was said, and publishes them
-    drain    has them tried at once, where the form says ``now``
+    plan     checks the form, fixes the list of records, logs counts and examples
+    apply    asks for approval of the plan if the form says so; then redrives the records, within the rate limit, and publishes them
+    drain    starts a drain at once if the form says ``now``
 
-No consumer's file asks for an approval: a redrive loads what was meant to be loaded, and takes nothing away. A run has one plan, which its
-tasks look up by the run's id. Every task can be tried again, and `apply`, cleared, goes on with what is left.
+A consumer's file cannot require approval, because a redrive only loads what was meant to be loaded and removes nothing. A run has one
+plan, which its tasks look up by the run's id. Every task can be retried. Clearing `apply` makes it continue with the remaining records.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from tidemark.retry.redrive import Redrive
 
 APPLY, ASK, NOTHING = "apply", "ask", "nothing"
-THEN = {APPLY: "send them round", ASK: "ask a person, who sees the plan", NOTHING: "nothing (a dry run)"}
-PLACES = {"ladder": "the first delay, and then the whole ladder", "now": "one try, at once"}
+THEN = {APPLY: "redrive the records", ASK: "ask for approval first", NOTHING: "nothing (dry run)"}
+PLACES = {"ladder": "all delays again, from the first", "now": "one try, at once"}
 STATES = (RecordState.FAILED, RecordState.WAITING, RecordState.DISCARDED)
 ANSWER_WITHIN = timedelta(hours=4)
 
-_WHICH, _AMONG, _HOW, _WHY = "Which records", "Only some of these (all that is said must be true)", "Where to, and how fast", "Why"
+_WHICH, _AMONG, _HOW, _WHY = "Which records", "More filters (a record must match all)", "Where to, and how fast", "Why"
 _TEXT, _NUMBER = ["null", "string"], ["null", "integer"]
 
 
 def redrive_dag() -> DAG:
     """The DAG ``redrive``: a form, a plan, an approval, and failed records that are requeued."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
-    said = "Send failed records round again: chosen by a form, planned, applied."
+    said = "Retry failed records: choose them in a form, review the plan, apply it."
     with DAG(schedule=None, **by_hand("redrive", _form(), "retries", description=said, doc_md=_DOC)) as dag:
-        plan = PlanRedriveOperator(task_id="plan", doc_md="Chooses the records, once and for all. Changes none.", **common)
+        plan = PlanRedriveOperator(task_id="plan", doc_md="Fixes the list of records. Changes nothing.", **common)
         apply = ApplyRedriveOperator(
             task_id="apply",
-            doc_md="Shows the plan to a person, if that was wished; then sends them round. Cleared, it goes on with what is left.",
+            doc_md="Asks for approval, if requested; then redrives the records. Clear it to continue with the remaining records.",
             **common,
         )
-        drain = StartDrainOperator(task_id="drain", doc_md=f"Starts a run of {DRAIN_DAG}, where they go through at once.", **common)
+        drain = StartDrainOperator(task_id="drain", doc_md=f"Starts a run of {DRAIN_DAG}, which tries the records at once.", **common)
         plan >> apply >> drain
     return dag
 
 
 def _form() -> dict[str, Param]:
-    """The form's fields; the same keys are those of a REST client's conf."""
+    """The form's fields. A REST client sends the same keys in its conf."""
     good = form_consumers()
     names = {name: f"{name}: {spec.sink.table}" for name, spec in sorted(good.items())}
 
@@ -74,38 +74,38 @@ def _form() -> dict[str, Param]:
             examples=list(names),
             values_display=names,
             title="Consumer",
-            description_md="Whose records.",
+            description_md="The consumer whose records to redrive.",
             section=_WHICH,
         ),
         "states": some(
             "States",
-            "None named: those that have failed, and those that the broker did not take. *DISCARDED* ones only if they are named.",
+            "If empty: failed records, and those that the broker refused. *DISCARDED* records only if selected here.",
             ["null", "array"],
             items={"type": "string", "enum": list(map(str, STATES))},
             examples=list(map(str, STATES)),
         ),
-        "error": some("Type of the error", "Its whole name: *TimeoutError*."),
-        "text": some("Text of the error", "A part of it."),
-        "numbers": some("Numbers", "Only these, as *tidemark retries list* shows them: *4711, 4712*."),
-        "topic": some("Topic", "That they were read from.", section=_AMONG),
-        "partition": some("Partition", "Of that topic.", _NUMBER, section=_AMONG, minimum=0),
-        "from_offset": some("From offset", "This one included.", _NUMBER, section=_AMONG, minimum=0),
-        "to_offset": some("To offset", "This one not included.", _NUMBER, section=_AMONG, minimum=0),
+        "error": some("Error type", "The full name: *TimeoutError*."),
+        "text": some("Error text", "Any part of it."),
+        "numbers": some("Record numbers", "Only these, as shown by *tidemark retries list*: *4711, 4712*."),
+        "topic": some("Topic", "The topic that the record was first read from.", section=_AMONG),
+        "partition": some("Partition", "A partition of that topic.", _NUMBER, section=_AMONG, minimum=0),
+        "from_offset": some("From offset", "Inclusive.", _NUMBER, section=_AMONG, minimum=0),
+        "to_offset": some("To offset", "Exclusive.", _NUMBER, section=_AMONG, minimum=0),
         "key": some("Key", "As text.", section=_AMONG),
-        "key_hex": some("Key in hex", "Where it is no text: *00ff*.", section=_AMONG),
-        "since": some("Since", f"First failed at this time or later: *{MOMENT}*.", section=_AMONG),
+        "key_hex": some("Key in hex", "For a key that is not text: *00ff*.", section=_AMONG),
+        "since": some("Since", f"First failed at or after this time: *{MOMENT}*.", section=_AMONG),
         "until": some("Until", "First failed before this time.", section=_AMONG),
-        "tier": some("Tier", "The topic that they are in or go to: *5m*, *now*, *failed*.", section=_AMONG),
-        "refused": some("Refused", "Only those that the broker did not take.", "boolean", False, _AMONG),
+        "tier": some("Tier", "The retry topic that the record is in or goes to: *5m*, *now*, *failed*.", section=_AMONG),
+        "refused": some("Refused", "Only records that the broker refused.", "boolean", False, _AMONG),
         "to": some("Where to", "", "string", "ladder", _HOW, enum=list(PLACES), values_display={k: f"{k}: {v}" for k, v in PLACES.items()}),
-        "limit": some("Records at most", "The first ones only.", _NUMBER, section=_HOW, minimum=1),
-        "per_second": some("Records a second", "At most.", _NUMBER, section=_HOW, minimum=1),
+        "limit": some("Maximum number of records", "Takes the first ones.", _NUMBER, section=_HOW, minimum=1),
+        "per_second": some("Maximum records per second", "Unlimited if empty.", _NUMBER, section=_HOW, minimum=1),
         "max_redrives": some(
-            "Redrives of a record", "One that was sent round so often already stays where it is.", "integer", 3, _HOW, minimum=1
+            "Maximum redrives per record", "A record that was redriven this often is not redriven again.", "integer", 3, _HOW, minimum=1
         ),
         "then": some(
             "After the plan",
-            "A plan that is not applied here can be applied later: *tidemark redrive apply NUMBER*.",
+            "A plan that is not applied now can be applied later: *tidemark redrive apply NUMBER*.",
             "string",
             APPLY,
             _WHY,
@@ -128,7 +128,7 @@ FIELDS = (
     *("topic", "partition", "from_offset", "to_offset", "key", "key_hex", "since", "until", "tier", "refused"),
     *("to", "limit", "per_second", "max_redrives", "then", "reason"),
 )
-"""The form's keys, and those of a REST client's conf."""
+"""The keys of the form, and of a REST client's conf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,9 @@ class Asked:
 
 
 def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
-    """What was asked for. ``conf`` is what the client sent: keys that the form does not have are refused, lest a slip be lost.
+    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed.
 
-    Raises everything that is wrong at once (`BadInput`, `SeveralProblems`).
+    Raises all problems at once (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
     refuse_unknown(problems, conf, FIELDS)
@@ -185,23 +185,23 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     words = (text or "").replace(",", " ").split()
     for word in words:
         if not (word.isascii() and word.isdigit() and 0 < int(word) < 2**63):
-            raise BadInput(what="numbers", found=f'"{word[:80]}" is no record\'s number', fix="Write them with commas between: 4711, 4712.")
+            raise BadInput(what="numbers", found=f'"{word[:80]}" is not a record number', fix="Separate numbers by commas: 4711, 4712.")
     return tuple(map(int, words))
 
 
 def _key(text: str | None, in_hex: str | None) -> bytes | None:
     if text and in_hex:
-        raise BadInput(what="key", found="key and key_hex are given", fix="Leave out one of them.")
+        raise BadInput(what="key", found="both key and key_hex are given", fix="Give only one of them.")
     if not in_hex:
         return text.encode() if text else None
     try:
         return bytes.fromhex(in_hex)
     except ValueError:
-        raise BadInput(what="key_hex", found=f'"{in_hex[:80]}" is no hex', fix="Write two digits a byte: 00ff.") from None
+        raise BadInput(what="key_hex", found=f'"{in_hex[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
 
 
 class PlanRedriveOperator(BaseOperator):
-    """Checks the form and stores the plan; pushes its number, for people to see. A run that has a plan keeps it."""
+    """Checks the form and stores the plan. Pushes the plan's number, for information only. A run that has a plan keeps it."""
 
     @plainly
     def execute(self, context: Context) -> int:
@@ -232,10 +232,9 @@ class PlanRedriveOperator(BaseOperator):
 
 
 class ApplyRedriveOperator(AskThenDo):
-    """Asks where the form says ``ask``, unless the redrive is already running. Sends round what was planned and is left of it; pushes how
-    many were sent round, and how many were passed over.
+    """Asks for approval if the form says ``ask`` and the redrive is not running yet. Then redrives the remaining records of the plan.
 
-    Its log shows what became of it. One that was stopped meanwhile fails.
+    Logs the result, and pushes how many records were redriven and how many were passed over. Fails if the redrive was stopped meanwhile.
     """
 
     @plainly
@@ -246,7 +245,7 @@ class ApplyRedriveOperator(AskThenDo):
 
         then = context["params"]["then"]
         if then == NOTHING:
-            raise AirflowSkipException("a dry run: the plan is stored, and nothing is sent round")
+            raise AirflowSkipException("dry run: the plan is stored, nothing is redriven")
         made, spec = _stored(context)
         if then == ASK and made.state in {Phase.PLANNED, Phase.STOPPED}:
             with _session(spec) as connection:
@@ -258,9 +257,9 @@ class ApplyRedriveOperator(AskThenDo):
     def answered(self, context: Context, plan: str, answer: Answer) -> dict[str, int]:
         made, spec = _stored(context)
         if plan != _words(made):
-            raise AirflowFailException(f"The answer was about {plan}, this run's plan is {_words(made)}. Nothing was changed.")
+            raise AirflowFailException(f"The answer was about {plan}, but this run's plan is {_words(made)}. Nothing was changed.")
         if not answer.approved:
-            raise AirflowSkipException(f"redrive {made.redrive_id} was not approved; nothing was sent round")
+            raise AirflowSkipException(f"redrive {made.redrive_id} was not approved; nothing was redriven")
         return self._apply(context, made, spec, approved_by=answer.by)
 
     def _apply(self, context: Context, made: Redrive, spec: ConsumerSpec, *, approved_by: str | None) -> dict[str, int]:
@@ -278,13 +277,13 @@ class ApplyRedriveOperator(AskThenDo):
             self.log.warning("%s", obstacle)
         if done.redrive.planned:
             raise AirflowFailException(
-                f"redrive {number} was stopped: {done.redrive.planned} records are left. Clear this task to go on with them."
+                f"redrive {number} was stopped: {done.redrive.planned} records are left. Clear this task to redrive them."
             )
         return {"redriven": done.redrive.redriven, "passed_over": done.redrive.passed_over}
 
 
 class StartDrainOperator(BaseOperator):
-    """Starts a run ``redrive__<number>`` of the drains and does not wait for it; skipped where the records go to the first delay."""
+    """Starts a run ``redrive__<number>`` of the drain DAG and does not wait for it. Skipped if the records go to the first delay."""
 
     def execute(self, context: Context) -> None:
         if context["params"]["to"] != "now":
@@ -294,24 +293,24 @@ class StartDrainOperator(BaseOperator):
 
 
 def _stored(context: Context) -> tuple[Redrive, ConsumerSpec]:
-    """The plan of this run as it is now, and the consumer that the form named."""
+    """This run's plan in its current state, and the consumer that the form named."""
     from tidemark.retry.redrive import of_run
 
     run, spec = context["dag_run"], spec_of(context["params"]["consumer"])
     with _session(spec) as connection:
         made = of_run(connection, run.dag_id, run.run_id)
     if made is None or made.group != spec.group:
-        raise AirflowFailException(f"Run {run.run_id} has no plan for {spec.name}. Nothing was changed; clear the task plan.")
+        raise AirflowFailException(f"Run {run.run_id} has no plan for {spec.name}. Nothing was changed; clear the task `plan`.")
     return made, spec
 
 
 def _words(made: Redrive) -> str:
-    """Which plan, as a question says it and Airflow records it; its records were chosen when it was made."""
+    """Identifies the plan in the question that Airflow records. The time suffices, because the records are fixed when the plan is made."""
     return f"redrive {made.redrive_id}, planned at {made.planned_at.isoformat()}"
 
 
 class _Progress:
-    """A line in the log now and then."""
+    """Logs the progress from time to time."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -338,17 +337,18 @@ def _log(log: Any, made: Any) -> None:
 
 
 _DOC = """
-Sends records round again that have failed for good: the service is back, or they were edited (`tidemark retries edit`).
+Retries records that have failed permanently, for instance because the service is back or the records were edited
+(`tidemark retries edit`).
 
 | task | |
 |---|---|
-| plan | chooses the records, once and for all; its log shows how many of each error, and examples. Changes nothing |
-| apply | a person approves or rejects the plan (*Required Actions*), if wished; then they are sent round. Skipped with *nothing* |
-| drain | starts a run of `drain_retries`, where they are tried at once |
+| plan | fixes the list of records; its log shows counts per error, and examples. Changes nothing |
+| apply | waits for approval (*Required Actions*), if requested; then redrives the records. Skipped with *nothing* |
+| drain | starts a run of `drain_retries`, which tries the records at once. Only with *now* |
 
-`tidemark redrive list` shows all redrives, `tidemark redrive stop NUMBER` ends one behind the portion that it is at; cleared, `apply` goes
-on with it. A record that was loaded, discarded or withdrawn meanwhile is passed over. Who redrove what, when and why is kept permanently.
+`tidemark redrive list` shows all redrives. `tidemark redrive stop NUMBER` stops one after its current batch of records; clear `apply` to
+continue it. Records that were loaded, discarded or withdrawn meanwhile are passed over. Who redrove what, when and why is kept permanently.
 
-*ladder* sends a record to the first delay of its consumer (`retry: {delays: [5m, 30m]}`), *now* gives it one try in the next drain. A drain
-validates what it has loaded by the consumer's suite before it emits the asset event.
+*ladder* sends a record to the first delay of its consumer (`retry: {delays: [5m, 30m]}`). *now* gives it one try in the next drain. A
+drain validates what it loaded with the consumer's suite before it emits the asset event.
 """

@@ -1,16 +1,15 @@
-"""The DAG ``drain_retries``: for all consumers, what was handed off goes to its topic, and what is due is tried again.
+"""The DAG ``drain_retries``: publishes failed records to their retry topics and tries due records again, for all consumers.
 
-    relay     publishes the outbox of every consumer; one that cannot be published does not hold up the others
-    due       finds the consumers of which something is due; where there is none, nothing else is started
-    drain     tries it: a bounded run of its own for each of them, at most `DRAINS_AT_ONCE` at a time
-    validate  judges what the drain has loaded, by the consumer's suite
+    relay     publishes the outbox of every consumer; a failure of one does not hold up the others
+    due       finds the consumers with due records; if there are none, the rest is skipped
+    drain     tries the due records: one bounded run for each of these consumers, at most `DRAINS_AT_ONCE` at a time
+    validate  validates what the drain loaded with the consumer's suite
     publish   emits the asset event of the consumer's sink, as the consumer's own DAG does
-    done      fails if any of the others has failed
+    done      fails if any other task failed
 
-It runs every few minutes, and as soon as something is due (`tidemark.airflow.due`). No consumer's drain, verdict and event wait for
-another's.
-A run of a consumer publishes what it has handed off itself, and so does a drain. What they could not publish, and what came to lie in the
-outbox in another way, is this DAG's.
+The DAG runs every few minutes, and as soon as records are due (`tidemark.airflow.due`). The tasks of one consumer never wait for those of
+another. A consumer's run and a drain already publish the records that they hand off. This DAG's relay publishes the rest: what they could
+not publish, and what reached the outbox in another way.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ EVERY = "*/5 * * * *"
 DRAINS_AT_ONCE = 4
 """Each is a Spark application."""
 LOADED = AssetAlias("tidemark_drained")
-"""Stands for the sinks of the consumers that are drained: a run finds out which ones."""
+"""Alias for the sinks of the drained consumers, which are only known during the run."""
 DRAIN_LIMIT = timedelta(hours=1)
-"""A drain that takes longer is ended, lest one consumer keep the others waiting. What it has committed stays."""
+"""Timeout of a drain, so that one consumer does not keep the others waiting. What the drain has committed stays."""
 
 
 def drain_dag() -> DAG:
@@ -53,29 +52,29 @@ def drain_dag() -> DAG:
     common: dict[str, Any] = {"owner": "tidemark"}
     with DAG(
         dag_id=DRAIN_DAG,
-        description="Publishes records that failed to their retry topics, and tries again what is due.",
+        description="Publishes failed records to their retry topics, and tries due records again.",
         doc_md=_DOC,
         schedule=AssetOrTimeSchedule(timetable=CronTriggerTimetable(EVERY, timezone="UTC"), assets=[DUE]),
         start_date=START,
         catchup=False,
         max_active_runs=1,
         allowed_run_types=RUN_TYPES,
-        is_paused_upon_creation=False,  # a consumer with a ladder is not done with before its records are
+        is_paused_upon_creation=False,  # a consumer with a ladder needs it
         tags=["tidemark", "retries"],
         default_args={"owner": "tidemark"},
     ) as dag:
-        relay = RelayOperator(task_id="relay", retries=0, doc_md="Publishes what was handed off.", **common)
+        relay = RelayOperator(task_id="relay", retries=0, doc_md="Publishes the outbox of every consumer.", **common)
         tried_again: dict[str, Any] = {**retrying(), **common}
         due = DueOperator(
             task_id="due",
-            trigger_rule="all_done",  # what was published before is tried, also when the broker takes nothing more from the relay
-            doc_md="Finds the consumers of which something is due.",
+            trigger_rule="all_done",  # records published earlier are tried even if the relay fails
+            doc_md="Finds the consumers with due records.",
             **tried_again,
         )
 
         done = EmptyOperator(task_id="done", trigger_rule="none_failed", **common)
 
-        @task_group(group_id="each_consumer", prefix_group_id=False)  # each consumer's tasks wait for one another, and for no other's
+        @task_group(group_id="each_consumer", prefix_group_id=False)  # a consumer's tasks wait only for each other
         def each_consumer(consumer: Any) -> None:
             mapped: dict[str, Any] = {
                 "consumer": consumer,
@@ -86,13 +85,13 @@ def drain_dag() -> DAG:
             drain = DrainOperator(
                 task_id="drain",
                 execution_timeout=DRAIN_LIMIT,
-                doc_md="Tries again what is due, and loads it in the same way as the consumer's own runs.",
+                doc_md="Tries due records again, and loads them as the consumer's own runs do.",
                 **mapped,
             )
             validate = ValidateDrainOperator(
                 task_id="validate",
-                trigger_rule="all_done",  # what a drain that failed had committed before is judged and announced, too: nobody clears it
-                doc_md="Judges exactly what this drain loaded.",
+                trigger_rule="all_done",  # also validate and publish what a failed drain had committed: its task is rarely cleared
+                doc_md="Validates exactly what this drain loaded.",
                 **mapped,
             )
             publish = PublishDrainOperator(task_id="publish", outlets=[LOADED], doc_md="Emits the asset event of the sink.", **mapped)
@@ -105,10 +104,10 @@ def drain_dag() -> DAG:
 
 
 class RelayOperator(BaseOperator):
-    """Publishes what every consumer has in its outbox; pushes how many records, by consumer.
+    """Publishes the outbox of every consumer. Pushes the number of published records by consumer.
 
-    Goes through all of them, and fails in the end if records could not be published, with all the reasons. Consumers whose records neither
-    wait nor are to be published cost one statement a database.
+    Tries all consumers, then fails with all the reasons if records could not be published. Consumers without waiting or unpublished
+    records cost one statement per database.
     """
 
     def execute(self, context: Context) -> dict[str, int]:
@@ -123,7 +122,7 @@ class RelayOperator(BaseOperator):
             try:
                 with session(database_url(spec), application="tidemark relay") as connection:
                     done = relay(connection, resolve(spec).kafka, spec)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it stops no other consumer's relay
+            except Exception as error:  # noqa: BLE001 - no error of one consumer may stop the others' relay
                 problems.append(f"{spec.name}: {trouble(error)}")
                 continue
             problems += obstacles(done, spec.name)
@@ -140,10 +139,10 @@ class RelayOperator(BaseOperator):
 
 
 class DueOperator(BaseOperator):
-    """Pushes the names of the consumers of which something is due; none of them is no failure, and skips the drains.
+    """Pushes the names of the consumers with due records. An empty list is a success and skips the drains.
 
-    Its log says of each how many records are due, and for how long they have been. A consumer that this cannot be found out of is pushed as
-    well: its own drain fails with the reason, or finds nothing due.
+    Logs how many records of each consumer are due, and for how long. If the lookup fails for a consumer, its name is pushed as well: its
+    drain then fails with the reason, or finds nothing due.
     """
 
     def execute(self, context: Context) -> list[str]:
@@ -158,8 +157,8 @@ class DueOperator(BaseOperator):
                 try:
                     with session(database_url(spec), application="tidemark due") as connection:
                         late = due(connection, spec.group)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it stops no other consumer's drain
-                    self.log.warning("cannot find out what is due consumer=%s cause=%s", spec.name, trouble(error))
+                except Exception as error:  # noqa: BLE001 - no error of one consumer may stop the others' drains
+                    self.log.warning("cannot look up what is due consumer=%s cause=%s", spec.name, trouble(error))
                     found.append(spec.name)
                     continue
                 if late is not None:
@@ -168,26 +167,26 @@ class DueOperator(BaseOperator):
                         "due consumer=%s records=%s late_median_s=%.1f late_p99_s=%.1f late_oldest_s=%.1f",
                         spec.name, late.records, *(one.total_seconds() for one in (late.median, late.p99, late.oldest)),
                     )  # fmt: skip
-        for problem in problems:  # the relay has failed with it, and the run fails with the relay
+        for problem in problems:  # only logged: the relay has failed with it, and so fails the run
             self.log.warning("%s", problem)
         self.log.info("due consumers=%s", ",".join(found) or "none")
         return found
 
 
 class DrainOperator(ConsumeOperator):
-    """One drain of a consumer's retry topics, bounded by what was due when it began. All else is as in a run of the consumer."""
+    """One drain of a consumer's retry topics, bounded by what was due at its start. Otherwise like a run of the consumer."""
 
     drains = True
 
 
 class ValidateDrainOperator(ValidateOperator):
-    """Judges what the drain of a consumer has loaded, wherever it was read first."""
+    """Validates what a consumer's drain loaded, whatever topic the records were first read from."""
 
     drains = True
 
 
 class PublishDrainOperator(BaseOperator):
-    """Emits the event of the consumer's sink, the same as the consumer's own DAG does; skipped if the drain has loaded nothing."""
+    """Emits the same asset event as the consumer's own DAG. Skipped if the drain loaded nothing."""
 
     template_fields = ("consumer",)
 
@@ -200,10 +199,10 @@ class PublishDrainOperator(BaseOperator):
 
 
 def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:
-    """The consumers of each database, and the groups that there is something to do for.
+    """Yields the consumers of each database, and the groups in it that have waiting or unpublished records.
 
-    A database that does not answer becomes a problem if a consumer with a ladder uses it. So does a consumer whose file is broken, if
-    records of its group wait; the others go on.
+    Adds a problem for a database that does not answer, if a consumer with a ladder uses it, and for an invalid consumer's file, if its
+    group has such records. The other consumers are still yielded.
     """
     from tidemark import schema
     from tidemark.airflow.connections import database_url
@@ -220,32 +219,32 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
             with session(database_url(specs[0]), application="tidemark relay") as connection:
                 schema.require_current(connection)
                 groups = frozenset(busy(connection))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it stops no other database's consumers
+        except Exception as error:  # noqa: BLE001 - no error of one database may stop the others' consumers
             if any(spec.retry.delays for spec in specs):
                 problems.append(f"{name}: {trouble(error)}")
             continue
         for spec in specs:
             if spec.name in broken and spec.group in groups:
                 problems.append(
-                    f"{spec.name}: its records are neither published nor tried, because its file is broken.\n{broken[spec.name]}"
+                    f"{spec.name}: its records are neither published nor retried, because its file is invalid.\n{broken[spec.name]}"
                 )
         if sound := [spec for spec in specs if spec.name not in broken]:
             yield sound, groups
 
 
 _DOC = """
-Records that could not be loaded wait in the retry topics of their consumer, as long as its file says (`retry: {delays: [5m, 30m, 1h]}`).
-A run begins every 5 minutes, and when something is due (asset `tidemark_retries_due`).
+Tries records again that could not be loaded. They wait in their consumer's retry topics for the delays that its file sets
+(`retry: {delays: [5m, 30m, 1h]}`). A run starts every 5 minutes, and as soon as records are due (asset `tidemark_retries_due`).
 
 | task | |
 |---|---|
-| relay | publishes what was handed off, for every consumer |
-| due | finds the consumers of which something is due; if there is none, the rest is skipped, and no Spark is started |
-| drain | tries it: one bounded run a consumer, into the same table, with the lineage of the record as it was read first |
-| validate | judges what was loaded, by the consumer's suite; what is critical stays, and is not announced |
-| publish | emits the event of the sink's asset |
-| done | fails with the others |
+| relay | publishes the outbox of every consumer to the retry topics |
+| due | finds the consumers with due records; if there are none, the rest is skipped and Spark is not started |
+| drain | tries the due records: one bounded run per consumer, into the same table, with the lineage of the first read |
+| validate | validates what was loaded with the consumer's suite; on a critical verdict the rows stay, but no event is emitted |
+| publish | emits the asset event of the sink |
+| done | fails if any other task failed |
 
-`tidemark retries count NAME` shows what waits and what has failed, `tidemark audit NAME` where every record is. The DAG `redrive` sends
-round again what has failed for good.
+`tidemark retries count NAME` shows how many records wait and have failed. `tidemark audit NAME` shows where every record is. The DAG
+`redrive` retries records that have failed permanently.
 """

@@ -1,14 +1,14 @@
-"""The DAG ``rewind``: plan, apply, consume, backfill, verify. Its form is checked by the DAG itself, whatever a REST client sends.
+"""The DAG ``rewind``: plan, apply, consume, backfill, verify.
 
-    plan     checks the form, stores a plan, shows it in the log
-    apply    asks a person, who sees the plan, if one of the consumers asks for an approval; does what was approved, in one transaction.
-             What was rejected, or not answered in time, is stored as REJECTED
-    consume  starts a run of each consumer, if that was wished and it does not read all the time
-    backfill reads what was skipped into the same tables, if that was wished, beside whatever the consumers read by themselves
-    verify   waits until all is read again, and compares what was taken out with what is there now
+    plan     checks the form, also for REST clients; stores a plan and logs it
+    apply    asks for approval if one of the consumers requires it; applies an approved plan in one transaction.
+             A plan that was rejected, or not answered in time, is stored as REJECTED
+    consume  starts a run of each consumer, if requested; continuous consumers need none
+    backfill reads skipped records into the same tables, if requested, alongside the consumers' own runs
+    verify   waits until everything is read again, and compares the rows taken out with the rows there now
 
-A run has one plan, which its tasks look up by the run's id: users can write XComs, so nothing here depends on one. Every task can be
-tried again: `plan` keeps the plan that there is, and one that was applied is not applied twice.
+A run has one plan, which its tasks look up by the run's id. They do not rely on XComs, which users can write. Every task can be retried:
+`plan` keeps an existing plan, and no plan is applied twice.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ if TYPE_CHECKING:
     from tidemark.rewind.model import Plan
 
 NOBODY, STALE = "nobody (no answer in time)", "nobody (the plan was stale)"
-"""Who is stored to have rejected a plan that was not answered, or that was approved too late."""
+"""Stored as the rejecter of a plan that nobody answered, or that was approved too late."""
 REWOUND = AssetAlias("tidemark_rewound")
-"""Stands for the sinks of the consumers that were rewound, which only the run knows."""
+"""Alias for the sinks of the rewound consumers, which are only known during the run."""
 VERIFY_EVERY_S, VERIFY_LIMIT_S = 10.0, 86_400.0
-"""No backoff: it draws first intervals of a second, and Airflow 3.3 loses a task that is rescheduled while its last process still ends."""
+"""No backoff: its first intervals are about a second, and Airflow 3.3 loses a task rescheduled while its last process is still ending."""
 WIDTH = 120
-"""Columns of the plan's table in a log."""
+"""Width of the plan's table in a log, in characters."""
 
 
 def rewind_dag() -> DAG:
     """The DAG ``rewind``: a form, a plan, an approval, and the move of a running group."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
-    said = "Move a running consumer group to any point, with its results: reviewed, and undoable."
+    said = "Move a running consumer group to any offset, together with its rows. Reviewed, and can be undone."
     with DAG(schedule=None, **by_hand("rewind", form(), "rewind", description=said, doc_md=_DOC)) as dag:
-        plan = PlanRewindOperator(task_id="plan", doc_md="Resolves everything to numbers, once. Changes nothing.", **common)
+        plan = PlanRewindOperator(task_id="plan", doc_md="Resolves the request to offsets and stores the plan. Changes nothing.", **common)
         apply = ApplyRewindOperator(
             task_id="apply",
             outlets=[REWOUND],
-            doc_md="Shows the plan to a person, who approves or rejects it; then moves offsets and takes superseded rows out, at once.",
+            doc_md="Asks for approval, if required; then moves the offsets and takes the superseded rows out, in one transaction.",
             **common,
         )
         consume = StartConsumerOperator.partial(
-            task_id="consume", map_index_template="{{ task.consumer }}", doc_md="Starts a run that reads what was rewound.", **common
+            task_id="consume", map_index_template="{{ task.consumer }}", doc_md="Starts a run that reads the rewound range.", **common
         ).expand(consumer=apply.output)
         verify = VerifyRewindOperator(
             task_id="verify",
-            doc_md="Waits until all is read again, and tells what has become another row.",
+            doc_md="Waits until everything is read again, and logs which rows have changed.",
             trigger_rule="none_failed",
             **common,
         )
-        backfill = BackfillRewindOperator(task_id="backfill", doc_md="Reads what was skipped, in runs of its own.", **common)
+        backfill = BackfillRewindOperator(task_id="backfill", doc_md="Reads the skipped records, beside the consumers' own runs.", **common)
         plan >> apply >> consume >> verify
         apply >> backfill
     return dag
 
 
 class PlanRewindOperator(BaseOperator):
-    """Checks the form and stores the plan; pushes its number, for people to see. A run that has a plan keeps it."""
+    """Checks the form and stores the plan. Pushes the plan's number, for information only. A run that has a plan keeps it."""
 
     @plainly
     def execute(self, context: Context) -> int:
@@ -103,10 +103,10 @@ class PlanRewindOperator(BaseOperator):
 
 
 class ApplyRewindOperator(AskThenDo):
-    """Asks until the plan expires, where a consumer of the plan asks for an approval, and applies what was approved. Stores what was
-    rejected, or was stale by then, as rejected; pushes the names of the consumers to run now.
+    """Asks for approval if a consumer of the plan requires it, and applies an approved plan. Waits for the answer until the plan expires.
+    A rejected or stale plan is stored as rejected. Pushes the names of the consumers to run now.
 
-    A try after one that had committed finds the rewind applied, says so, and succeeds.
+    A retry after a committed try finds the rewind applied, logs that, and succeeds.
     """
 
     @plainly
@@ -125,7 +125,7 @@ class ApplyRewindOperator(AskThenDo):
             if not all(spec.rewind.own for spec in specs):
                 who = escaped(requester(context))
                 subject += f" Not by {who}"
-                body = f"**{who} has asked for this rewind, so that somebody else has to approve it.**\n\n{body}"
+                body = f"**{who} requested this rewind, so someone else must approve it.**\n\n{body}"
             self.ask(context, Question(subject, body, _words(made), within))
         return self._apply(context, made, specs, approved_by=None)
 
@@ -141,8 +141,8 @@ class ApplyRewindOperator(AskThenDo):
         if answer.is_of(requester(context)) and not all(spec.rewind.own for spec in specs):
             self._store_rejected(specs, made, f"{answer.by} (may not approve their own)")
             raise AirflowFailException(
-                f"Rewind {made.rewind_id} was approved by {answer.by}, who had asked for it; the consumer's file says rewind: "
-                "{own: false}. Nothing was changed, and the plan is rejected: start a new run, and let somebody else approve it."
+                f"Rewind {made.rewind_id} was approved by {answer.by}, who also requested it; the consumer's file says rewind: "
+                "{own: false}. Nothing was changed, and the plan is rejected. Start a new run, and have someone else approve it."
             )
         return self._apply(context, made, specs, approved_by=answer.by)
 
@@ -160,12 +160,12 @@ class ApplyRewindOperator(AskThenDo):
                 self._store_rejected(specs, made, STALE)
                 raise
         if done.already:
-            self.log.info("rewind %s was applied before, at %s; nothing was changed now", made.rewind_id, done.plan.applied_at)
+            self.log.info("rewind %s was already applied at %s; nothing was changed now", made.rewind_id, done.plan.applied_at)
         _log_plan(self.log, done.plan)
         _announce(context, done.plan)
         if not context["params"]["consume"]:
             return []
-        return [spec.name for spec in specs if spec.run is not RunMode.CONTINUOUS]  # those go on reading by themselves
+        return [spec.name for spec in specs if spec.run is not RunMode.CONTINUOUS]  # continuous consumers go on reading by themselves
 
     def _reject(self, specs: Sequence[ConsumerSpec], made: Plan, by: str) -> Never:
         self._store_rejected(specs, made, by)
@@ -181,9 +181,9 @@ class ApplyRewindOperator(AskThenDo):
 
 
 class StartConsumerOperator(BaseOperator):
-    """Starts a run ``rewind__<id>`` of a consumer's DAG and does not wait for it; skipped if it was started before.
+    """Starts a run ``rewind__<id>`` of a consumer's DAG and does not wait for it. Skipped if that run already exists.
 
-    The name comes from an XCom: only consumers of the rewind, once it is applied.
+    The consumer's name comes from an XCom, so it is checked: the rewind must be applied and must include this consumer.
     """
 
     template_fields = ("consumer",)
@@ -198,15 +198,15 @@ class StartConsumerOperator(BaseOperator):
 
         made, specs = _stored(context)
         if made.state is not RewindState.APPLIED or self.consumer not in {spec.name for spec in specs}:
-            raise AirflowFailException(f"Rewind {made.rewind_id} is {made.state}, and starts no run of {self.consumer}.")
+            raise AirflowFailException(f"Rewind {made.rewind_id} is {made.state} and does not start a run of {self.consumer}.")
         raise start_run(f"consume__{self.consumer}", f"rewind__{made.rewind_id}")
 
 
 class BackfillRewindOperator(ConsumeOperator):
-    """Reads what the rewind has skipped of each consumer, one after the other, and judges the ledger; pushes the counts, by consumer.
+    """Reads the records that the rewind skipped, one consumer after the other, and validates them. Pushes the counts by consumer.
 
-    It is a run beside the consumer's own, so that a long one holds up nobody. A try after one that had come some way goes on from there.
-    Skipped where that was not wished, or the rewind was not applied.
+    Runs alongside the consumers' own runs, so that a long backfill holds up nothing. A retry continues where the last try stopped.
+    Skipped if no backfill was requested or the rewind was not applied.
     """
 
     template_fields: Sequence[str] = ()
@@ -222,7 +222,7 @@ class BackfillRewindOperator(ConsumeOperator):
 
         made, specs = _stored(context)
         if made.state is not RewindState.APPLIED or not made.backfill:
-            raise AirflowSkipException("nothing is to be backfilled")
+            raise AirflowSkipException("there is nothing to backfill")
         done = {}
         for spec in specs:
             with session(database_url(spec)) as connection, transaction(connection) as cur:
@@ -234,8 +234,8 @@ class BackfillRewindOperator(ConsumeOperator):
         return done
 
     def _judge(self, spec: ConsumerSpec, ti: Any) -> None:
-        """All that this task's tries have committed, as `validate` judges a run of the consumer's DAG. A critical verdict fails the task;
-        the rows stay."""
+        """Validates everything that this task's tries have committed, as `validate` does for a run of the consumer's DAG. A critical
+        verdict fails the task; the rows stay."""
         from tidemark import quality
         from tidemark.airflow.connections import database_url
 
@@ -243,15 +243,15 @@ class BackfillRewindOperator(ConsumeOperator):
         run, sink = quality.ValidatedRun(ti.dag_id, ti.run_id), spec.sink
         verdict = quality.validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
         failing = [result.text for result in verdict.results if not result.success]
-        self.log.info("judged consumer=%s verdict=%s failing=%s", spec.name, verdict.verdict, "; ".join(failing) or "nothing")
+        self.log.info("validated consumer=%s verdict=%s failing=%s", spec.name, verdict.verdict, "; ".join(failing) or "nothing")
         if quality.reaction(verdict.verdict, spec.validation) is not quality.Reaction.PUBLISH:
-            raise AirflowFailException(f"what was backfilled of {spec.name} is critical, and stays: {'; '.join(failing)[:2000]}")
+            raise AirflowFailException(f"validation of the backfill of {spec.name} is critical; the rows stay: {'; '.join(failing)[:2000]}")
 
 
 class VerifyRewindOperator(BaseSensorOperator):
-    """Waits until the groups are back where they were, and logs what has become of the rows; pushes how many are equal, changed, gone, new.
+    """Waits until the groups are back at their old positions, and compares the rows. Pushes how many are equal, changed, gone and new.
 
-    Skipped where nothing was moved, nobody was asked to read it again, or an undo has put the rows back.
+    Skipped if nothing was moved, if the form did not request a run of the consumers, or if the scenario is an undo.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -281,7 +281,7 @@ class VerifyRewindOperator(BaseSensorOperator):
 
 
 def _stored(context: Context) -> tuple[Plan, list[ConsumerSpec]]:
-    """The plan of this run as it is now, and the consumers that the form named."""
+    """This run's plan in its current state, and the consumers that the form named."""
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
     from tidemark.rewind.store import of_run
@@ -291,22 +291,22 @@ def _stored(context: Context) -> tuple[Plan, list[ConsumerSpec]]:
     with session(database_url(specs[0])) as connection:
         made = of_run(connection, run.dag_id, run.run_id)
     if made is None:
-        raise AirflowFailException(f"Run {run.run_id} has no plan. Nothing was changed; clear the task plan.")
+        raise AirflowFailException(f"Run {run.run_id} has no plan. Nothing was changed; clear the task `plan`.")
     if strange := {group.consumer for group in made.groups} - {spec.name for spec in specs}:
         raise AirflowFailException(
-            f"Rewind {made.rewind_id} is also of {', '.join(sorted(strange))}, which this run was not asked for. Nothing was changed."
+            f"Rewind {made.rewind_id} also includes {', '.join(sorted(strange))}, which this run's form does not name. Nothing was changed."
         )
     return made, specs
 
 
 def _words(made: Plan) -> str:
-    """Which plan, as a question says it and Airflow records it."""
+    """Identifies the plan in the question that Airflow records."""
     return f"rewind {made.rewind_id}, digest {made.digest}"
 
 
 def _announce(context: Context, done: Plan) -> None:
-    """Emits an event of each sink with the ranges that have changed, with the keys of a run's event. A later try emits it again; ``rewind``
-    is the same then."""
+    """Emits an asset event for each sink, with the ranges that changed and the same keys as a run's event. A later try emits it again, with
+    the same ``rewind``."""
     for group in done.groups:
         changed = [part for part in group.partitions if part.sink_rows or (done.undo_of is not None and part.old != part.new)]
         if changed:
@@ -335,7 +335,7 @@ def _log_plan(log: Any, plan: Plan) -> None:
 
 
 def _log_shown(log: Any, shown: RenderableType) -> None:
-    """A table, a line of the log for each of its lines."""
+    """Logs a table, one log line per line of it."""
     import io
 
     from rich.console import Console
@@ -347,25 +347,25 @@ def _log_shown(log: Any, shown: RenderableType) -> None:
 
 
 _DOC = """
-Moves consumer groups to any point, while they run, with the rows that they wrote since then: these are taken out of the sinks and kept, so
-that the rewind can be undone (scenario `undo`).
+Moves consumer groups to any offset while they run. The rows that they wrote from that offset on are taken out of the sinks and archived,
+so that the rewind can be undone (scenario `undo`).
 
 | task | |
 |---|---|
-| plan | resolves everything to numbers and stores them; its log shows the plan as a table. Changes nothing |
-| apply | a person approves or rejects the plan (*Required Actions*), then it is applied in one transaction |
-| consume | starts a run of each consumer, if wished |
-| backfill | reads what was skipped, if wished, into the same tables, beside the consumers' own runs |
-| verify | waits until all is read again, and tells which rows are others now |
+| plan | resolves the request to offsets and stores them; its log shows the plan as a table. Changes nothing |
+| apply | waits for approval (*Required Actions*), then applies the plan in one transaction |
+| consume | starts a run of each consumer, if requested |
+| backfill | reads skipped records into the same tables, if requested, alongside the consumers' own runs |
+| verify | waits until everything is read again, and logs which rows have changed |
 
-**Approval.** Nobody is asked if the files of all consumers say `rewind: {approval: none}`. With `own: false`, the requester cannot
-approve the rewind. `apply` refuses if what the plan was made from has changed. A run has one plan: cleared, `apply` asks about the same one
-again; for another plan, start a new run.
+**Approval.** No approval is needed if the files of all consumers say `rewind: {approval: none}`. With `own: false`, the requester cannot
+approve the rewind. `apply` refuses a stale plan: one whose basis has changed since. A run has one plan. If you clear `apply`, it asks about
+the same plan again; for another plan, start a new run.
 
-**Events.** `apply` emits an asset event for each sink whose rows were taken out or put back, with the ranges.
+**Events.** `apply` emits an asset event with the ranges for each sink whose rows were taken out or put back.
 
 **Validation and retries.** The view of validated rows ends at the new position until the replay is validated. Failed records of the
-rewound ranges are taken out with the rows, and withdrawn from the retry topics; an undo puts them back.
+rewound ranges are taken out with the rows and withdrawn from the retry topics; an undo puts them back.
 
-`tidemark rewind list` shows all rewinds, `tidemark rewind show ID` one of them.
+`tidemark rewind list` shows all rewinds, `tidemark rewind show ID` shows one.
 """

@@ -1,4 +1,4 @@
-"""The form of the DAG ``rewind``: its fields, and the check of what was sent, whatever a REST client sends."""
+"""The form of the DAG ``rewind``: its fields, and the check of what was sent, by the form or by a REST client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidemark.rewind.model import Scenario
 
 FIELDS = ("consumers", "scope", "scenario", "value", "zone", "offsets", "reason", "allow_loss", "expires_in", "consume", "backfill")
-"""The form's keys, and those of a REST client's conf."""
+"""The keys of the form, and of a REST client's conf."""
 ZONES = (
     "UTC",
     "Europe/Berlin",
@@ -39,16 +39,16 @@ ZONES = (
     "Asia/Tokyo",
     "Australia/Sydney",
 )
-"""Proposals; any zone of the tz database may be written."""
+"""Suggestions. Any zone of the tz database is accepted."""
 
 _WHAT, _WHERE, _WHY = "What to rewind", "Where to", "Why, and how"
 _TEXT = ["null", "string"]
 LINE_CHARACTERS = 2_000
-"""The longest text of a field that holds no list."""
+"""Maximum length of a field that does not hold a list."""
 
 
 def form() -> dict[str, Param]:
-    """The form's fields; the same keys are those of a REST client's conf."""
+    """The form's fields. A REST client sends the same keys in its conf."""
     good = form_consumers()
     names = {name: f"{name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for name, spec in sorted(good.items())}
     examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
@@ -60,7 +60,7 @@ def form() -> dict[str, Param]:
             examples=list(names),
             values_display=names,
             title="Consumers",
-            description_md="Several are moved together, or none of them.",
+            description_md="Several consumers are moved together or not at all.",
             section=_WHAT,
         ),
         "scope": Param(
@@ -68,7 +68,7 @@ def form() -> dict[str, Param]:
             type="string",
             maxLength=MAX_BYTES,
             title="Topics and partitions",
-            description_md="*all*, or *flights*, or *flights:0,1,5-9*; several with blanks between.",
+            description_md="*all*, *flights* or *flights:0,1,5-9*. Separate several by spaces.",
             section=_WHAT,
         ),
         "scenario": Param(
@@ -76,7 +76,7 @@ def form() -> dict[str, Param]:
             enum=list(WORDS),
             values_display={word.name: f"{word.name}: {word.does}" for word in WORDS.values()},
             title="Scenario",
-            description_md="Most of them need a value, in the next field.",
+            description_md="Most scenarios need a value in the next field.",
             section=_WHERE,
         ),
         "value": Param(
@@ -84,7 +84,7 @@ def form() -> dict[str, Param]:
             type=_TEXT,
             maxLength=LINE_CHARACTERS,
             title="Value",
-            description_md=f"An example of each:\n\n{examples}\nA time may have an offset, *{MOMENT}*; if not, name its zone below.",
+            description_md=f"Examples:\n\n{examples}\nWrite a time with its UTC offset, *{MOMENT}*, or name its zone below.",
             section=_WHERE,
         ),
         "zone": Param(
@@ -93,7 +93,7 @@ def form() -> dict[str, Param]:
             pattern=r"^[A-Za-z0-9_+/-]{0,64}$",
             examples=list(ZONES),
             title="Zone of a local time",
-            description_md="Only for *to-datetime*: *Europe/Berlin*, or any other name of the tz database.",
+            description_md="Only for *to-datetime*: *Europe/Berlin* or any other name from the tz database.",
             section=_WHERE,
         ),
         "offsets": Param(
@@ -102,8 +102,8 @@ def form() -> dict[str, Param]:
             maxLength=MAX_BYTES,
             format="multiline",
             title="Offsets",
-            description_md="Only for *from-file*: paste the file. Each line is *topic,partition,offset*, as *kafka-consumer-groups "
-            "--export* writes it; or it is the JSON of a plan.",
+            description_md="Only for *from-file*: paste the file's content. Either lines of *topic,partition,offset*, as written by "
+            "*kafka-consumer-groups --export*, or the JSON of a plan.",
             section=_WHERE,
         ),
         "reason": Param(
@@ -118,24 +118,24 @@ def form() -> dict[str, Param]:
             False,
             type="boolean",
             title="Allow loss",
-            description_md="Where Kafka no longer has the target: go on at the start of the log, and store what is missing as lost.",
+            description_md="If Kafka no longer has the target offset: continue at the log start offset, and record the gap as lost.",
             section=_WHY,
         ),
         "expires_in": Param(
             "4h",
             type="string",
             title="Expires in",
-            description_md="How long the plan waits for an approval, and may be applied: *30m*, *4h*, *2d*.",
+            description_md="How long the plan waits for approval and can be applied: *30m*, *4h*, *2d*.",
             section=_WHY,
         ),
         "consume": Param(
-            True, type="boolean", title="Consume afterwards", description_md="Start a run of each consumer when it is done.", section=_WHY
+            True, type="boolean", title="Consume afterwards", description_md="Start a run of each consumer after the rewind.", section=_WHY
         ),
         "backfill": Param(
             False,
             type="boolean",
             title="Backfill",
-            description_md="Where the rewind goes forward: read what it skips as well, later and into the same table, in a run of its own.",
+            description_md="If the rewind skips records: read them later into the same table, in a separate run.",
             section=_WHY,
         ),
     }
@@ -155,9 +155,9 @@ class Asked:
 
 
 def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
-    """What was asked for. ``conf`` is what the client sent: keys that the form does not have are refused, lest a slip be lost.
+    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed.
 
-    Raises everything that is wrong at once (`BadInput`, `SeveralProblems`).
+    Raises all problems at once (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
     refuse_unknown(problems, conf, FIELDS)
@@ -176,13 +176,13 @@ def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
 
 
 def _scenario(params: Mapping[str, Any], groups: Sequence[str]) -> Scenario:
-    """A file is pasted here: a path would be one of the worker's, and anybody could ask for any."""
+    """The scenario. A file's content is pasted: a path would be read on the worker, and would let anyone read any file there."""
     name = params["scenario"]
     if name == "from-file":
         problems = Problems()
         if params["value"]:
-            problems.add(name, f"the value is {quoted(params['value'])}, but no file is opened here", "Paste its text into offsets.")
+            problems.add(name, f"the value is {quoted(params['value'])}, but the form does not open files", "Paste the file into offsets.")
         if not params["offsets"]:
-            problems.add(name, "there are no offsets", "Paste the text of the file into offsets.")
+            problems.add(name, "offsets is empty", "Paste the content of the file into offsets.")
         problems.end()
     return parse(name, params["value"], zone=params["zone"] or None, groups=groups, contents=params["offsets"] or None)

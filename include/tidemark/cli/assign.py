@@ -1,4 +1,4 @@
-"""``tidemark assign``: who would get which partition, without touching anything."""
+"""``tidemark assign``: shows which member would get which partition. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.spec.transform import import_from
 
 ROUNDS = 4
-"""A cooperative assignor needs two: one to take away, one to give."""
+"""Maximum number of rounds. A cooperative assignor needs two: one to revoke partitions, one to assign them."""
 
 
 def show_assignment(
@@ -28,7 +28,7 @@ def show_assignment(
 ) -> None:
     spec = spec_of(name, consumers)
     if spec.partitions is not None:
-        raise BadInput(what=name, found="its file fixes its partitions", fix="Nothing is assigned: tidemark offsets shows who has them.")
+        raise BadInput(what=name, found="its file fixes the partitions; none are assigned", fix="See their owners with tidemark offsets.")
     import_from(transforms)
     assignor = find_assignor((assignors or spec.assignment)[0])
     with connected() as connection, transaction(connection) as cur:
@@ -55,7 +55,7 @@ def show_assignment(
 
 
 def simulate(assignor: Assignor, metadata: Metadata, seats: Sequence[str], now: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
-    """The seat of each partition once the group has settled; a cooperative assignor is asked until nothing moves any more."""
+    """The instance id that owns each partition once the group is stable. A cooperative assignor runs for several rounds."""
     held = {seat: tuple(part for part, owner in now.items() if owner == seat) for seat in seats}
     for _ in range(ROUNDS if assignor.protocol == "cooperative" else 1):
         subscriptions = {

@@ -1,4 +1,4 @@
-"""``tidemark audit``: where every record of a consumer is, and whether that is all of them."""
+"""``tidemark audit``: shows where every record of a consumer is, and whether all records are accounted for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COLUMNS = {
     "discarded": "discarded",
     "unaccounted": "other",
 }
-"""What is said of each partition, short enough for a terminal; loaded at once, and later; other: gaps of the log, rows filtered away."""
+"""Column headings, short enough for a terminal. "at once" and "later" are loaded records; "other" is gaps in the log and filtered rows."""
 
 
 def show_audit(name: str, consumers: Path | None, output: OutputFormat) -> bool:
-    """Prints the accounts of a consumer's partitions; says whether they balance."""
+    """Prints the audit of a consumer's partitions. Returns whether all records are accounted for."""
     spec = spec_of(name, consumers)
     with connected("tidemark audit") as connection:
         found = audit(connection, kafka_cluster(), spec)
@@ -45,8 +45,8 @@ def _print(found: Audit) -> None:
     for topic, records in sorted(tiers.items()):
         stdout.print(f"{records:,} wait in {topic}", markup=False)
     for line in found.astray:
-        stderr.print(f"astray: {line} The next drain has them published anew.", style="yellow", markup=False)
+        stderr.print(f"astray: {line} The next drain publishes them again.", style="yellow", markup=False)
     for line in found.differences:
         stderr.print(line, style="red", markup=False)
     if found.balanced:
-        stdout.print("every record that was read is accounted for, once")
+        stdout.print("every record read is accounted for exactly once")

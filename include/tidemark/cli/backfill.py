@@ -1,4 +1,4 @@
-"""``tidemark backfill``: what rewinds have skipped, a bounded run each."""
+"""``tidemark backfill``: reads the records that rewinds skipped, in one bounded run per rewind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tidemark.rewind import backfill
 
 
 def backfill_all(name: str, rewind_id: int | None, consumers: Path | None, transforms: Sequence[Path], output: OutputFormat) -> None:
-    """Reads what is left, of one rewind or of all, the oldest first; prints what was read.
+    """Reads what is left to backfill of one rewind, or of all, oldest first. Prints what was read.
 
-    Raises what `run_shown` does; what the run had committed stays, and the next call goes on from there.
+    Raises what `run_shown` raises. What a failed run had committed stays, and the next call continues from there.
     """
     spec = spec_of(name, consumers)
     connections = from_env()

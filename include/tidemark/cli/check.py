@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_consumers(name: str | None, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> bool:
-    """Checks one consumer or all, prints what was found, and tells whether all is well."""
+    """Checks one consumer or all and prints the findings. Returns whether everything is ok."""
     folder = consumers or project.consumers()
     specs: list[ConsumerSpec] = []
     invalid: list[SpecInvalid] = []
@@ -50,7 +50,7 @@ def check_consumers(name: str | None, consumers: Path | None, folders: Sequence[
 
 
 def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partitions: int | None) -> None:
-    """Prints the DDL of a consumer's sink as plain SQL, for psql."""
+    """Prints the DDL of a consumer's sink as plain SQL for psql."""
     spec = find_consumer(name, consumers or project.consumers())
     transform = load_transform(spec, folders)
     with spark_schemas() as spark_schema:
@@ -59,7 +59,7 @@ def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partit
 
 @contextlib.contextmanager
 def spark_schemas() -> Iterator[SparkSchema]:
-    """Tells schemas of Spark-form transforms with one Spark session, started when the first is asked for."""
+    """Provides a function that returns a Spark transform's output schema. One Spark session is started at the first call."""
     sessions: list[Any] = []
 
     def ask(function: Callable[..., Any]) -> pa.Schema:
@@ -67,7 +67,7 @@ def spark_schemas() -> Iterator[SparkSchema]:
         from tidemark.spark.session import small_session
 
         if not sessions:
-            with stderr.status("starting Spark, to ask the transform for its columns"):
+            with stderr.status("starting Spark to find out the transform's columns"):
                 sessions.append(small_session())
         return output_schema(sessions[0], function)
 
@@ -86,7 +86,7 @@ def _print(report: Report) -> None:
     if report.columns:
         _line("sink", f"{spec.sink.table} takes {', '.join(report.columns)}")
     for found in report.topics:
-        kept = "kept for ever" if found.retention is None else f"kept for {format_duration(found.retention)}"
+        kept = "kept permanently" if found.retention is None else f"kept for {format_duration(found.retention)}"
         _line("topic", f"{found.topic.name}: {_counted(found.topic.partitions, 'partition')}, {kept}")
     if report.expectations is not None and spec.validation is not None:
         _line("suite", f"{spec.validation.suite}: {_counted(report.expectations, 'expectation')}")

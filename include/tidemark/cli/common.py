@@ -1,4 +1,4 @@
-"""What the commands share: consoles, options that mean the same everywhere, and how they reach Postgres, Kafka and the consumers' files."""
+"""What the commands share: consoles, common options, and access to Postgres, Kafka and the consumers' files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidemark.spec import ConsumerSpec
 
 stdout = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)
-"""Tables keep their full width where no terminal limits it."""
+"""Without a terminal, tables keep their full width."""
 stderr = Console(stderr=True)
 
 
@@ -37,24 +37,24 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
-Name = Annotated[str, typer.Argument(help="The consumer: its file's name without .yaml.")]
+Name = Annotated[str, typer.Argument(help="The consumer's name: its file name without .yaml.")]
 Consumers = Annotated[
-    Path | None, typer.Option("--consumers", metavar="DIR", help="Where the consumers' files are; include/consumers if left out.")
+    Path | None, typer.Option("--consumers", metavar="DIR", help="Folder of the consumers' files (default: include/consumers).")
 ]
 Transforms = Annotated[
-    list[Path] | None, typer.Option("--transforms", metavar="DIR", help="A further folder of transforms, before spark_jobs/transforms.")
+    list[Path] | None, typer.Option("--transforms", metavar="DIR", help="Folder of transforms to search before spark_jobs/transforms.")
 ]
-Reason = Annotated[str, typer.Option(help="Why, in 10 characters or more; kept for ever.", show_default=False)]
-Output = Annotated[OutputFormat, typer.Option("--output", help="How to print the result.")]
+Reason = Annotated[str, typer.Option(help="Reason, at least 10 characters; kept permanently.", show_default=False)]
+Output = Annotated[OutputFormat, typer.Option("--output", help="Output format.")]
 
 
 def folders(transforms: Sequence[Path] | None) -> list[Path]:
-    """Where transforms are looked for, in order."""
+    """The folders to search for transforms, in order."""
     return [*(transforms or []), project.transforms()]
 
 
 def plain_table(title: str, *headings: str) -> Table:
-    """A narrow table: the first column is text, the others numbers to the right."""
+    """A narrow table. The first column is left-aligned text, the others are right-aligned numbers."""
     table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
     for column in table.columns:
         column.no_wrap = True
@@ -63,12 +63,12 @@ def plain_table(title: str, *headings: str) -> Table:
 
 
 def print_json(value: Any) -> None:
-    """``value`` as JSON on stdout; dataclasses as objects, times in ISO 8601, lengths of time in seconds."""
+    """Prints ``value`` as JSON on stdout: dataclasses as objects, times in ISO 8601, durations in seconds."""
     typer.echo(json.dumps(value, default=json_value, indent=2))
 
 
 def json_value(value: Any) -> Any:
-    """What `json` cannot write by itself, as `print_json` writes it."""
+    """Converts values that `json` cannot serialize, for `print_json`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, datetime):
@@ -80,7 +80,7 @@ def json_value(value: Any) -> Any:
 
 @contextlib.contextmanager
 def connected(application: str = "tidemark") -> Iterator[Connection]:
-    """A session on the database, if its schema is this version's. Raises `SchemaMismatch`."""
+    """Opens a database session. Raises `SchemaMismatch` if the schema is not this version's."""
     from tidemark import schema
     from tidemark.connections import database_url
     from tidemark.db import session
@@ -91,14 +91,14 @@ def connected(application: str = "tidemark") -> Iterator[Connection]:
 
 
 def spec_of(name: str, consumers: Path | None) -> ConsumerSpec:
-    """The consumer of this name, from its file."""
+    """Reads the consumer of this name from its file."""
     from tidemark.spec import find_consumer
 
     return find_consumer(name, consumers or project.consumers())
 
 
 def kafka_cluster() -> Cluster:
-    """Kafka, by the environment's settings: all consumers of a command read one cluster."""
+    """The Kafka cluster that the environment names. All consumers of a command use the same one."""
     from tidemark.connections import kafka_config
     from tidemark.kafka.cluster import Cluster
 
@@ -106,21 +106,21 @@ def kafka_cluster() -> Cluster:
 
 
 def who() -> str:
-    """The user and the host, for the audit."""
+    """``user@host``, for the audit."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in some containers
+    except (KeyError, OSError):  # a uid without a name, as in some containers
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
 
 def plain(text: str) -> str:
-    """Text that rich prints as it is, without markup."""
+    """Escapes text for rich, so that it prints as is."""
     return text.replace("[", r"\[")
 
 
 def print_lines(headings: Sequence[str], lines: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
-    """A table whose last column is text, cut where the terminal ends; ``left`` are further columns of text."""
+    """Prints a table whose last column is text, truncated to the terminal's width. ``left`` lists other text columns."""
     widths = [max(len(heading), *(len(line[at]) for line in lines)) if lines else 0 for at, heading in enumerate(headings[:-1])]
     room = max(10, stdout.width - sum(widths) - 2 * len(headings))
     table = plain_table("", *headings)
@@ -137,5 +137,5 @@ def minute(moment: datetime) -> str:
 
 
 def one_line(text: str) -> str:
-    """On one line, without control characters."""
+    """The text on one line, without control characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

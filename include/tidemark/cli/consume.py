@@ -1,4 +1,4 @@
-"""``tidemark consume``: one bounded run, with its progress and its result."""
+"""``tidemark consume``: does one bounded run and prints its progress and result."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ LOG_TAIL = 30
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class TakenOver(Fenced):
-    """A newer run reads what this one was to read. Exit status 1 all the same: nobody has loaded it yet, and a script must not go on."""
+    """A newer run reads the rest of this run's records. Exit status 1, because they are not loaded yet and a script must not continue."""
 
     consumer: str
 
     def __str__(self) -> str:
         return (
-            f"A newer run of {self.consumer} has taken over. What this run committed stays, the newer run reads on behind it, and there is "
-            "nothing to do."
+            f"A newer run of {self.consumer} has taken over. What this run committed stays, and the newer run continues from there. "
+            "There is nothing to do."
         )
 
 
 COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
 HEADINGS = ("loaded", "skipped", "retry", "failed", "other", "rows")
-"""`COUNTS`, short enough for a terminal; other: compaction gaps, transaction markers, rows filtered away."""
+"""Headings for `COUNTS`, short enough for a terminal. "other" is compaction gaps, transaction markers and filtered rows."""
 
 
 def consume_once(
@@ -52,7 +52,7 @@ def consume_once(
     drain: bool = False,
     partitions: Sequence[str] = (),
 ) -> None:
-    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises what `narrowed` and `run_shown` do."""
+    """Runs a consumer once, or drains its retry topics once, and prints the result. Raises what `narrowed` and `run_shown` raise."""
     spec = narrowed(spec_of(name, consumers), partitions)
     _print(spec.group, run_shown(spec, from_env(), consumers, transforms, drain=drain), output)
 
@@ -66,9 +66,9 @@ def run_shown(
     drain: bool = False,
     backfill_of: int | None = None,
 ) -> launch.Progress:
-    """One run with a bar of its progress, which then publishes what it has handed off; what is lost and what is not published is told.
+    """Does one run with a progress bar, then publishes the records that it handed off. Prints lost ranges and publishing problems.
 
-    Raises what made the run fail, after the driver's last lines on stderr.
+    Raises the run's error, after printing the driver's last log lines to stderr.
     """
     attempt_id = open_attempt(connections.database_url, spec.group, TaskIdentity(), backfill_of=backfill_of)
     title = spec.name if backfill_of is None else f"{spec.name}, rewind {backfill_of}"
@@ -88,7 +88,7 @@ def run_shown(
             if seen.planned:
                 if not since:
                     since.append(time.monotonic())
-                speed = seen.records / max(time.monotonic() - since[0], launch.POLL_S)  # all of the run, Spark's start included
+                speed = seen.records / max(time.monotonic() - since[0], launch.POLL_S)  # over the whole run, including Spark's start
                 bar.update(
                     task,
                     description=title,
@@ -135,7 +135,7 @@ def run_shown(
 
 
 def _without(lines: list[str], error: list[str]) -> list[str]:
-    """The driver's lines but for its error at the end, which `main` prints."""
+    """The driver's lines without its final error, which `main` prints."""
     return lines[: -len(error)] if error and lines[-len(error) :] == error else lines
 
 

@@ -1,4 +1,4 @@
-"""``tidemark pause``, ``resume`` and ``flow``: what an operator says about a consumer's reading."""
+"""``tidemark pause``, ``resume`` and ``flow``: let an operator control what a consumer reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemark.spec.scope import Item, Scope
 from tidemark.text.duration import format_duration, parse_duration
 
 MOST = 10_000
-"""Partitions that a range may name."""
+"""Maximum number of partitions in a range."""
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def pause_reading(name: str, what: Sequence[str], reason: str, consumers: Path |
     _require_read(spec, Scope.parse(what))
     with _group(spec) as (cur, group_id):
         flow.pause(cur, group_id, targets, reason)
-    stderr.print(f"paused from the next batch on: {_listed(targets)}", markup=False, highlight=False)
+    stderr.print(f"paused, starting with the next batch: {_listed(targets)}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
         print_json({"paused": _as_json(targets)})
 
@@ -43,7 +43,7 @@ def resume_reading(name: str, what: Sequence[str], consumers: Path | None, outpu
     with _group(spec_of(name, consumers)) as (cur, group_id):
         ended = flow.resume(cur, group_id, _targets(what))
         still = flow.read(cur, group_id).paused
-    stderr.print(f"resumed: {_listed(ended)}" if ended else "nothing of that was paused", markup=False, highlight=False)
+    stderr.print(f"resumed: {_listed(ended)}" if ended else "nothing to resume: none of that was paused", markup=False, highlight=False)
     if still:
         stderr.print(f"still paused: {_listed(list(still))}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
@@ -77,7 +77,7 @@ def change_flow(name: str, priorities: Sequence[str], max_ahead: str | None, con
 def _require_read(spec: ConsumerSpec, scope: Scope) -> None:
     """Raises `BadInput` if the scope names topics or partitions that the consumer does not read.
 
-    Kafka is asked only for what the group has no position on yet, so that reading can be paused while the brokers are away.
+    Asks Kafka only about partitions without a position, so that reading can be paused while the brokers are unavailable.
     """
     if not scope.items:
         return
@@ -98,7 +98,7 @@ def _is_read(spec: ConsumerSpec, partition: TopicPartition) -> bool:
 
 
 def _targets(words: Sequence[str]) -> list[Target]:
-    """``flights`` and ``flights:0,1,5-9``; everything where nothing is said."""
+    """Parses ``flights`` and ``flights:0,1,5-9``. No words mean the whole consumer."""
     items = Scope.parse(words).items
     for item in items:
         for first, last in item.partitions:
@@ -116,7 +116,7 @@ def _targets(words: Sequence[str]) -> list[Target]:
 def _priority(text: str) -> tuple[str, int]:
     topic, _, number = text.partition("=")
     if not topic or not re.fullmatch(r"-?\d{1,6}", number):
-        raise BadInput(what="priority", found=text, fix="Write flights=10; topics with the highest are read first.")
+        raise BadInput(what="priority", found=text, fix="Write flights=10; higher numbers are read first.")
     return topic, int(number)
 
 

@@ -1,4 +1,4 @@
-"""``tidemark groups``: groups and their members."""
+"""``tidemark groups``: shows and changes groups and their members."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def delete_group(group: str, output: OutputFormat) -> None:
 
 
 def remove_members(group: str, names: Sequence[str], reason: str, output: OutputFormat) -> None:
-    """All of them or, if one is not there, none."""
+    """Removes all of the members, or none if one of them does not exist."""
     with connected() as connection:
         known = _described(connection, group).members
         ids = {member.instance_id or "": member for member in known} | {member.member_id: member for member in known}

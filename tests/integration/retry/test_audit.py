@@ -85,7 +85,7 @@ def test_messages_that_are_not_where_they_are_said_to_be_are_told_as_astray(mixe
 def test_command_prints_the_accounts_and_fails_where_they_do_not_balance(mixed: Lab) -> None:
     done = mixed.consumer.command("audit", mixed.consumer.name)
     assert done.returncode == 0, done.stderr
-    assert "every record that was read is accounted for, once" in done.stdout
+    assert "every record read is accounted for exactly once" in done.stdout
     assert f"1 wait in {mixed.group}.retry.30m" in done.stdout
     mixed.sql("DELETE FROM tidemark.failed_record WHERE record_offset = 4")
     done = mixed.consumer.command("audit", mixed.consumer.name, "--output", "json")

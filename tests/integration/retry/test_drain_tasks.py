@@ -143,7 +143,7 @@ def test_consumer_with_a_broken_file_fails_the_drains_while_its_records_wait_and
     broken.write_text(f"{broken.read_text()}\nnonsense: 1\n")
     (folder / "idle.yaml").write_text("topics: [\n")
     relayed, due = relay_and_due(lab, tmp_path)
-    assert relayed[0] == f"{name}: its records are neither published nor tried, because its file is broken."
+    assert relayed[0] == f"{name}: its records are neither published nor retried, because its file is invalid."
     assert f"{name}.yaml:" in relayed[1]
     assert 'unknown key "nonsense"' in relayed[1]
     assert "idle" not in "".join(relayed)

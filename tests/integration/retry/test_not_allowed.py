@@ -113,7 +113,7 @@ def test_what_is_not_allowed_is_named_and_holds_up_nothing_else(outbox: Outbox) 
     assert (done.returncode, done.stdout) == (1, f"{second}: 1 published\n")
     said = " ".join(done.stderr.split())
     for topic, why in unseen.items():
-        assert f"{topic} takes nothing: {why}. See: tidemark retries topics {outbox.name}" in said
+        assert f"Cannot publish to {topic}: {why}. See: tidemark retries topics {outbox.name}" in said
     assert sorted(outbox.hops()) == numbers[1:2]
 
     allow(outbox, first, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)

@@ -452,12 +452,12 @@ def test_plan_apply_and_list_in_words(outbox: Outbox) -> None:
         return outbox.consumer.command("redrive", *words)
 
     done = command("plan", outbox.name, "--error", "TimeoutError", "--per-second", "100", *REASON)
-    assert (done.returncode, done.stderr) == (0, "nothing has changed yet; to do it: tidemark redrive apply 1\n")
-    assert f"Redrive 1 (PLANNED): 3 records of {outbox.name} to the first delay, 100 a second at most" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "nothing has changed yet; to apply it: tidemark redrive apply 1\n")
+    assert f"Redrive 1 (PLANNED): 3 records of {outbox.name} to the first delay, at most 100 per second" in done.stdout
     assert "Which: error type TimeoutError" in done.stdout
     applied = command("apply", "1")
     assert applied.returncode == 0, applied.stderr
-    assert "3 sent round, 0 passed over, 0 left." in applied.stdout
+    assert "3 redriven, 0 passed over, 0 left." in applied.stdout
     again = outbox.consumer.command("redrive", "apply", "1", "--output", "json")
     told = json.loads(again.stdout)
     assert (told["state"], told["redriven"], told["filter"]) == ("DONE", 3, {"error_type": "TimeoutError"})

@@ -73,7 +73,7 @@ def test_trigger_sees_what_waits_and_what_is_due_of_consumers_with_a_ladder(lab:
         faraway.write_text(f"{common.replace('away', 'tidemark_postgres')}retry: {{delays: [5m]}}\n")
         assert list(asyncio.run(trigger.look())) == [key]
     told = [record.getMessage() for record in caplog.records if record.name == "tidemark.airflow.due"]
-    assert [line.split(" cause=")[0] for line in told] == ["cannot ask what is due of=away"]
+    assert [line.split(" cause=")[0] for line in told] == ["cannot look up what is due of=away"]
     faraway.unlink()
     lab.consumer.spec_file.unlink()
     assert asyncio.run(trigger.look()) == {}

@@ -766,7 +766,7 @@ def test_the_command_reads_what_is_left_with_spark_and_says_so(plain: FillLab) -
     assert "110 skipped, to be read by the backfill" in " ".join(told.stdout.split()), told.stderr
     plain.apply(1)
     shown = consumer.command("offsets", plain.spec.name)
-    assert "of 110 offsets that rewind 1 skipped, 110 are left to be backfilled" in shown.stdout
+    assert "of 110 offsets that rewind 1 skipped, 110 are left to backfill" in shown.stdout
     done = consumer.command("backfill", plain.spec.name, "--output", "json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
