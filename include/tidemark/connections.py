@@ -1,7 +1,7 @@
-"""Where Postgres, Kafka and Spark are, as the environment says it.
+"""The addresses of Postgres, Kafka and Spark, from environment variables.
 
-``tidemark local env`` prints these variables for the embedded stack; the Airflow operator sets them from the consumer's connections
-for the driver that it starts. Credentials travel in no other way: never as arguments, never through XCom.
+``tidemark local env`` prints these variables for the embedded stack. The Airflow operator sets them for the driver that it starts, from the
+consumer's connections. Credentials travel only this way: never as arguments, never through XCom.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POINT_AT = 'Set it, or point every command at the embedded stack: tidemark loca
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Addresses and credentials of one consumer. Its `repr` shows none of them."""
+    """Addresses and credentials of one consumer. Its `repr` shows no credentials."""
 
     database_url: str = field(repr=False)
     kafka: KafkaConfig = field(repr=False)
@@ -33,7 +33,7 @@ class Connections:
     spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def env(self) -> dict[str, str]:
-        """The variables from which `from_env` reads the same again."""
+        """The variables from which `from_env` reads these connections."""
         return {
             DATABASE_URL: self.database_url,
             BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"],
@@ -44,7 +44,7 @@ class Connections:
 
 
 def database_url(env: Mapping[str, str] = os.environ) -> str:
-    """The database that holds the sinks and the ``tidemark`` schema. Raises `BadInput` if the environment does not say."""
+    """The database that holds the sinks and the ``tidemark`` schema. Raises `BadInput` if it is not set."""
     url = env.get(DATABASE_URL)
     if not url:
         raise BadInput(what=DATABASE_URL, found="it is not set", fix=_POINT_AT)
@@ -52,7 +52,7 @@ def database_url(env: Mapping[str, str] = os.environ) -> str:
 
 
 def kafka_config(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """librdkafka's settings. Raises `BadInput` for settings that are missing, unreadable, or Tidemark's own."""
+    """librdkafka's settings. Raises `BadInput` for settings that are missing, invalid or reserved for Tidemark."""
     settings = _json(env, KAFKA_CONFIG)
     if servers := env.get(BOOTSTRAP_SERVERS):
         settings["bootstrap.servers"] = servers
@@ -62,7 +62,7 @@ def kafka_config(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def from_env(env: Mapping[str, str] = os.environ) -> Connections:
-    """All connections. Raises `BadInput`, naming the variable."""
+    """All connections. Raises `BadInput` with the variable's name."""
     conf = {key: str(value) for key, value in _json(env, SPARK_CONF).items()}
     return Connections(database_url(env), kafka_config(env), env.get(SPARK_MASTER) or "local[*]", conf)
 

@@ -203,8 +203,8 @@ def test_check_finds_all_that_is_wrong_with_what_the_file_names(scenario: Scenar
     scenario.write(CITIES, topics=[scenario.topics.create(), "no-such-topic"], validation={"suite": "no-such-suite"})
     done = scenario.command("consumers", "check", scenario.name)
     assert done.returncode == 1
-    assert f'{scenario.spec_file}:8:3: there is no topic "no-such-topic" on {scenario.topics.servers}' in done.stdout
-    assert 'there is no suite "no-such-suite"' in done.stdout
+    assert f'{scenario.spec_file}:8:3: topic "no-such-topic" not found on {scenario.topics.servers}' in done.stdout
+    assert 'suite "no-such-suite" not found' in done.stdout
     assert f"{scenario.spec_file}:3:10: Table {scenario.table} does not exist." in done.stdout
     assert f'CREATE TABLE "lake"."{scenario.name}" (' in done.stdout
     assert done.stdout.endswith("not ready\n")

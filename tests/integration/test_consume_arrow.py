@@ -33,7 +33,7 @@ UNFIT: dict[str, tuple[str, type[TidemarkError], str]] = {
     "an exception": (
         "raise OSError('no such file')",
         TransformFailed,
-        "OSError: no such file. It must also answer a batch without records",
+        "OSError: no such file. It must also accept an empty batch",
     ),
 }
 

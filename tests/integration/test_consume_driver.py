@@ -58,7 +58,7 @@ def test_run_that_is_refused_says_so_to_people_and_programs(scenario: Scenario) 
     scenario.write(PLAIN, topics=[topic, "no-such-topic"]).make_sink()
     done = scenario.command("consume", scenario.name, "--output", "json")
     assert done.returncode == 1
-    assert "No such topic on" in done.stderr
+    assert "Topics not found on" in done.stderr
     error = scenario.attempt(1)["error"]
     assert (error["kind"], error["type"]) == ("refused", "TopicsMissing")
     assert error["text"] in done.stderr

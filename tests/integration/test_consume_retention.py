@@ -127,7 +127,7 @@ def test_retention_that_passes_a_partition_between_two_batches_keeps_what_was_co
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(topics=topic, offset_reset="earliest", batch={"max_records": 4}).make_sink()
-    with pytest.raises(RangeGone, match=rf"{topic}/0: offsets from 4 to 8 are not all in the log any more") as refused:
+    with pytest.raises(RangeGone, match=rf"{topic}/0: offsets from 4 to 8 are no longer all in the log") as refused:
         scenario.run(before=lambda part: scenario.topics.trim(topic, {0: 7}) if part.start == 4 else None)
     assert scenario.attempt() == {"state": "FAILED", "error": {"kind": "refused", "type": "RangeGone", "text": str(refused.value)}}
     assert scenario.rows() == numbers(0, 4)

@@ -163,7 +163,7 @@ def test_retention_that_passes_a_range_while_it_is_read_refuses_the_batch(scenar
     topic = scenario.topics.create()
     scenario.topics.produce(topic, numbers(0, 10))
     scenario.write(SPARK, topics=topic, offset_reset="earliest").make_sink("payload bytea")
-    with pytest.raises(DataLoss, match=rf"not in the log any more: .*out of range for partition {topic}-0 The next run says what is lost"):
+    with pytest.raises(DataLoss, match=rf"no longer in the log: .*out of range for partition {topic}-0 The next run reports what is lost"):
         run_here(scenario, before=lambda: scenario.topics.trim(topic, {0: 5}))
     assert scenario.attempt()["error"]["kind"] == "refused"
     assert scenario.rows() == []

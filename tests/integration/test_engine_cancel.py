@@ -194,6 +194,6 @@ def test_member_whose_batch_keeps_the_group_waiting_goes_on_from_the_last_commit
         finally:
             consumer.go_on()
         assert [each.result(180).state for each in (first, second)] == ["COMMITTED", "COMMITTED"]
-    assert "batch ended early, going on from what is committed" in caplog.text
+    assert "batch ended early, continuing from the committed positions" in caplog.text
     assert consumer.stored() == {0: [b"a", b"b", b"c"], 1: [b"x", b"wait", b"z"]}
     scenario.check()

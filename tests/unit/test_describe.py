@@ -182,7 +182,7 @@ def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (lambda batch: batch["value"][0].as_py(), "IndexError.*It must also answer a batch without records"),
+        (lambda batch: batch["value"][0].as_py(), "IndexError.*It must also accept an empty batch"),
         (lambda batch: batch.to_pandas(), "it returned DataFrame; it must return a pyarrow.RecordBatch"),
     ],
 )

@@ -70,7 +70,7 @@ def test_all_problems_of_a_suite_are_told_at_once_with_their_places(tmp_path: Pa
     assert found[2] == "expectation 3 (expect_column_values_to_be_between): maximum: extra fields not permitted"
     assert found[3] == "expectation 4 (expect_column_values_to_not_be_null): column: field required"
     assert found[4] == 'expectation 5 (expect_column_values_to_not_be_null): unknown key "severty"; did you mean "severity"?'
-    assert found[5].endswith("severity 'fatal' is none of critical, warning, info")
+    assert found[5].endswith("severity 'fatal' is not one of critical, warning, info")
     assert found[6].startswith("expectation 7: write ")
 
 

@@ -1,4 +1,4 @@
-"""Everything about a consumer that can be found wrong before it runs."""
+"""Checks a consumer before it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopicFound:
-    """``retention`` is `None` for a topic that keeps its records for ever."""
+    """``retention`` is `None` for a topic that keeps its records permanently."""
 
     topic: Topic
     retention: timedelta | None
@@ -35,7 +35,7 @@ class TopicFound:
 
 @dataclass
 class Report:
-    """What was found. ``problems`` are of the consumer's file, ``errors`` of what it names, ``notes`` say what could not be checked."""
+    """The findings: ``problems`` in the consumer's file, ``errors`` in what it names, ``notes`` on what could not be checked."""
 
     spec: ConsumerSpec
     transform: Transform | None = None
@@ -53,9 +53,9 @@ class Report:
 
 
 def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema) -> Report:
-    """Checks the transform, the suite, the sink and the topics of a consumer whose file is good; finds all that is wrong at once.
+    """Checks the transform, suite, sink and topics of a consumer whose file is valid. Reports all mistakes at once.
 
-    Without a database or a broker in the environment those parts are left out, and ``notes`` says so.
+    Parts that need a database or a broker are skipped if the environment names none; ``notes`` says so.
     """
     report = Report(spec)
     for part in (_check_transform, _check_suite, _check_sink, _check_topics, _check_retry_topics):
@@ -69,7 +69,7 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
 
 
 def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, *, partitions: int | None = None) -> str:
-    """The whole DDL of a consumer's sink, from what its transform returns."""
+    """The DDL of a consumer's sink, derived from its transform's output."""
     return _ddl(spec, output_of(transform, spark_schema), partitions)
 
 
@@ -88,8 +88,8 @@ def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema)
         return
     path = project.expectations() / f"{report.spec.validation.suite}.json"
     if not path.is_file():
-        fix = f"write {path.name} into {path.parent}, or correct the name"
-        report.problems.append(report.spec.problem(("validation", "suite"), f'there is no suite "{report.spec.validation.suite}"', fix))
+        fix = f"create {path.name} in {path.parent}, or correct the name"
+        report.problems.append(report.spec.problem(("validation", "suite"), f'suite "{report.spec.validation.suite}" not found', fix))
         return
     report.expectations = len(load_suite(path).expectations)
 
@@ -121,7 +121,7 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
         return
     report.columns = [column.name for column in layout.columns]
     if not layout.by_record:
-        report.notes.append("the output has no lineage columns: its rows belong to whole batches, and only whole batches can be taken back")
+        report.notes.append("the output has no lineage columns: its rows belong to whole batches, so a rewind can only undo whole batches")
 
 
 def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
@@ -134,14 +134,14 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
     names = list(report.spec.topics) or cluster.matching(report.spec.topic_pattern or "")
     if not names:
         report.problems.append(
-            report.spec.problem(("topic_pattern",), f"it matches no topic on {cluster.servers}", "correct it, or create one")
+            report.spec.problem(("topic_pattern",), f"it matches no topic on {cluster.servers}", "correct it, or create a matching topic")
         )
         return
     try:
         topics = cluster.topics(names)
     except TopicsMissing as error:
         for name in error.topics:
-            message = f'there is no topic "{name}" on {cluster.servers}'
+            message = f'topic "{name}" not found on {cluster.servers}'
             report.problems.append(report.spec.problem(("topics", names.index(name)), message, "create it, or correct the name"))
         topics = cluster.topics(name for name in names if name not in error.topics)
     report.problems += problems_of(report.spec, topics)
@@ -150,11 +150,11 @@ def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema
 
 
 def _check_retry_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:
-    """Missing ones are no problem where they are made when they are needed."""
+    """Missing topics are not a problem if they are created on demand."""
     known = {found.topic.name for found in report.topics}
     if not known or not known.issuperset(report.spec.topics) or not report.spec.retry.delays:
         return
     create = report.spec.retry.topics.create
     found = {one.topic.name for one in ensure_topics(Cluster(kafka_config()), report.spec, now=True, missing_ok=create)}
     if missing := [one.name for one in wanted(report.spec, now=True) if one.name not in found]:
-        report.notes.append(f"made when they are needed: {', '.join(missing)}")
+        report.notes.append(f"retry topics to be created on demand: {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""The partitions that an attempt holds: claimed when they are assigned, released when they are revoked, dropped when they are lost."""
+"""The partitions that an attempt holds: claimed when assigned, released when revoked, dropped when lost."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE_MS = 10_000
-"""How long a commit that is in flight on a partition is waited for, before its database session is ended."""
-
+"""How long a claim waits for a commit in flight on the partition before it ends that database session."""
 
 STORE_EVERY_S = 5.0
-"""How often the row of an attempt that reads on and on is told how far it will read."""
+"""How often a continuous run updates the planned ends on its attempt's row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims: an attempt, for a group; ``owner`` is what stands on the rows.
+    """Who claims: an attempt, for a group. ``owner`` is written to the partition rows.
 
-    ``member_id`` is set where the group protocol says who it is: then a claim holds only as long as the group has this member.
-    ``by_name``: its partitions were named one by one, so one without a position is not new in its topic, but was not read so far.
+    ``member_id`` is set under the group protocol: a claim then holds only while the group has this member.
+    ``by_name``: the partitions were named one by one. One without a position is then not new in its topic; it just was not read before.
     """
 
     group: str
@@ -58,8 +57,11 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """What a look at the cluster found: a run reads up to these ``ends``. With ``backfill`` they are those of what a rewind has skipped:
-    the claims are its side group's, and what is stored of them is of its group."""
+    """What a look at the cluster found. A run reads up to these ``ends``.
+
+    With ``backfill``, the ends are those of the ranges that a rewind skipped: the side group holds the claims, the results belong to the
+    backfill's group.
+    """
 
     topics: Sequence[Topic]
     logs: Mapping[TopicPartition, Log]
@@ -68,7 +70,7 @@ class LookUp:
 
 
 class Holding(RebalanceListener):
-    """Tidemark's own listener. `me` says who claims at this moment."""
+    """Tidemark's own rebalance listener. ``me`` returns the current claimant."""
 
     def __init__(self, connection: Connection, cluster: Cluster, found: LookUp, me: Callable[[], Claimant]) -> None:
         self._connection, self._cluster, self._found, self._me = connection, cluster, found, me
@@ -84,21 +86,21 @@ class Holding(RebalanceListener):
 
     @property
     def complete(self) -> bool:
-        """Is all that was assigned claimed? A run that could not claim a partition has not read it, so it must not end as if it had."""
+        """Whether every assigned partition is claimed. A run must not end as if it had read a partition that it could not claim."""
         return not self._refused
 
     @property
     def claims(self) -> list[Claim]:
-        """In order."""
+        """Sorted by partition."""
         return [self._claims[partition] for partition in sorted(self._claims)]
 
     @property
     def left(self) -> int:
-        """Offsets that are still to be read."""
+        """Number of offsets still to be read."""
         return sum(max(0, self._found.ends[claim.partition] - claim.position) for claim in self.claims)
 
     def see(self, found: LookUp) -> None:
-        """Reads on up to other ends. Claims what was assigned before it was found, drops what is gone.
+        """Switches to new ends. Claims partitions that were assigned before they were found, and drops deleted ones.
 
         Raises `TopicRecreated` or `LogTruncated`.
         """
@@ -117,18 +119,18 @@ class Holding(RebalanceListener):
             self._store_plan(self._me())
 
     def recreated(self, topic: str) -> TopicRecreated:
-        """The error for a topic that was deleted and created again."""
+        """The error to raise for a topic that was deleted and created again."""
         positions = {claim.partition.partition: claim.position for claim in self.claims if claim.partition.topic == topic}
         return TopicRecreated(topic=topic, positions=positions)
 
     def next_batch(self, max_records: int) -> list[Slice]:
-        """What to read next, as far as an operator lets it flow (`tidemark.offsets.flow`); empty when there is nothing left."""
+        """The slices to read next, within the operator's flow control (`tidemark.offsets.flow`). Empty if nothing is left."""
         backfill = self._found.backfill
         with transaction(self._connection) as cur:
             now = flow.read(cur, self._me().group_id if backfill is None else backfill.group_id)
         open_ = now.open(self.claims, self._found.ends)
         ends = dict(self._found.ends)
-        if not any(claim.drained for claim in open_):  # their messages' times are those of the relay
+        if not any(claim.drained for claim in open_):  # in a retry topic, timestamps are the relay's
             ends = now.bounded(open_, ends, self._cluster.times_at, self._cluster.offsets_for_time)
         slices = plan_batch(open_, ends, max_records)
         return [replace(part, leader_epoch=self._found.logs[part.partition].leader_epoch) for part in slices]
@@ -146,16 +148,16 @@ class Holding(RebalanceListener):
     # ---- the listener
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
-        """Claims each in order: its epoch rises, its position comes back. Writes to the attempt what will be read of them.
+        """Claims each partition in order: raises its epoch and fetches its position. Writes the plan to the attempt's row.
 
-        Makes the rows that are missing, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. Each partition
-        is a transaction of its own. Raises `OffsetOutOfRange`, `LogTruncated`, `NoPosition`, `TopicRecreated` or `ClaimRefused`; what was
-        claimed stays so. A partition that a newer generation of the same group holds is claimed with the next assignment, if it is still
-        in it: the member has not heard of the rebalance yet.
+        Creates missing rows, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. Each partition has its own
+        transaction. Raises `OffsetOutOfRange`, `LogTruncated`, `NoPosition`, `TopicRecreated` or `ClaimRefused`; partitions claimed before
+        the error stay claimed. If a newer generation of the same group holds a partition, this member has not learned of the rebalance
+        yet: the partition is claimed with the next assignment, if that still includes it.
         """
         me = self._me()
         known = sorted(partition for partition in {*partitions, *self._refused} if partition in self._found.logs)
-        self._unborn = (self._unborn | set(partitions)) - set(known)  # they are read as soon as a look has found them
+        self._unborn = (self._unborn | set(partitions)) - set(known)  # claimed as soon as a look-up finds them
         for claim in claim_all(self._connection, me, self._found, known, self._cluster):
             self._claims[claim.partition] = claim
         self._refused = set(known) - self._claims.keys()
@@ -166,7 +168,7 @@ class Holding(RebalanceListener):
         log.info("partitions claimed group=%s attempt=%s generation=%s partitions=%s", me.group, me.attempt_id, me.generation, claimed)
 
     def on_partitions_revoked(self, partitions: Partitions) -> None:
-        """Gives partitions back. What is already somebody else's is left alone."""
+        """Releases partitions. Those that another owner has claimed meanwhile stay untouched."""
         me = self._me()
         self._store_plan(me)
         self._unborn -= set(partitions)
@@ -177,22 +179,25 @@ class Holding(RebalanceListener):
                 store.release(cur, me.group_id, claim)
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
-        """They are not ours to give back."""
+        """Drops the partitions without releasing them: another member may own them already."""
         self._unborn -= set(partitions)
         self._refused -= set(partitions)
         for partition in partitions:
             self._claims.pop(partition, None)
 
     def claim_again(self) -> None:
-        """After a batch that was cut off, or a rewind: epochs up, so that nothing of it commits any more, and the positions as they are."""
+        """Claims everything again after an interrupted batch or a rewind, at the current positions.
+
+        The epochs rise, so nothing of the old batch can commit any more.
+        """
         held = list(self._claims)
         self._claims.clear()
         self.on_partitions_assigned(sorted(held))
 
     def _require_same_logs(self) -> None:
-        """Raises `LogTruncated` if what was read up to a position is not in the log any more. Positions get the log's leader epoch.
+        """Raises `LogTruncated` if the log was truncated below a position. Stores the log's leader epoch with the positions.
 
-        Kafka is asked only where a leader was elected since the position was stored: while the leader is the same, so is the log.
+        Asks Kafka only about partitions whose leader has changed since the position was stored: under the same leader, the log is the same.
         """
         logs = self._found.logs
         elected = [claim for claim in self.claims if claim.leader_epoch != logs[claim.partition].leader_epoch]
@@ -209,7 +214,7 @@ class Holding(RebalanceListener):
                     store.note_leader_epoch(cur, self._me().group_id, claim)
 
     def _note_plan(self) -> bool:
-        """Keeps what will be read of each partition; says whether one came to it."""
+        """Updates the planned range of each partition. Returns whether a partition was added."""
         known = len(self._planned)
         for claim in self.claims:
             end = self._found.ends[claim.partition]
@@ -252,7 +257,7 @@ def claim_all(connection: Connection, me: Claimant, found: LookUp, partitions: C
             _leave_behind(connection, me, old)
         for partition in (partition for partition in topic.all() if partition in partitions):
             try:
-                # what is new under a name that the group has read is read from its start, also under `latest`
+                # a new partition of a topic that the group has read starts at its log start, even under `latest`
                 log_, topic_known = found.logs[partition], bool(old) or (bool(mine) and not me.by_name)
                 claims.append(_claim(connection, me, ids[topic.name], log_, cluster, found.backfill, topic_known=topic_known))
             except ClaimRefused as error:
@@ -263,8 +268,10 @@ def claim_all(connection: Connection, me: Claimant, found: LookUp, partitions: C
 
 
 def _group_went_on(connection: Connection, me: Claimant, refused: ClaimRefused) -> bool:
-    """Was the claim refused because of a newer generation of the claimant's own group, whose rebalance it will hear of? Somebody outside
-    the group (a run by hand) has a generation that no rebalance leads to."""
+    """Whether a newer generation of the claimant's own group holds the partition, so that a rebalance is about to reach the member.
+
+    A claimant outside the group (a run with manual assignment) has a generation to which no rebalance leads.
+    """
     if me.member_id is None:
         return False
     with transaction(connection) as cur:
@@ -289,7 +296,7 @@ def _claim(
                 raise
         with transaction(connection) as cur:
             ended = store.end_writers(cur, me.group_id, topic_id, found.partition)
-            if not ended:  # a rewind, or somebody else who is no writer
+            if not ended:  # held by a rewind, or by another session that is not a writer
                 group_id = me.group_id if backfill is None else backfill.group_id
                 wait.say(cur, {"class": REWIND_LOCK, "group_id": group_id, "topic_id": topic_id, "partition": found.partition.partition})
         if ended:
@@ -307,10 +314,10 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cl
         store.start_partition(cur, me.group_id, topic_id, partition.partition, first)
         log.info("partition starts group=%s partition=%s offset=%s", me.group, partition, first)
     claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, instance_id=me.instance_id, end=found.end)
-    if claim.position > found.end:  # read on by somebody who looked later, or a log that was truncated
+    if claim.position > found.end:  # another run looked later and read further, or the log was truncated
         found = cluster.logs([partition])[partition]
         if claim.position > found.end:
-            _require_same_history(cluster, [claim])  # it knows where the log was cut off, however far it has grown since
+            _require_same_history(cluster, [claim])  # finds the truncation point even if the log has grown since
     jump = check_position(found, claim.position, me.reset)
     if jump is None:
         return claim
@@ -321,7 +328,7 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cl
 
 
 def _require_same_history(cluster: Cluster, claims: Iterable[Claim]) -> None:
-    """Raises `LogTruncated` for the first claim whose position is not in the history any more in which it was read."""
+    """Raises `LogTruncated` for the first claim whose position lies beyond the point where the log was truncated."""
     known = {claim.partition: (claim, claim.leader_epoch) for claim in claims if claim.leader_epoch is not None}
     cut = cluster.truncated({partition: (claim.position, epoch) for partition, (claim, epoch) in known.items()})
     for partition in sorted(cut):
@@ -330,10 +337,10 @@ def _require_same_history(cluster: Cluster, claims: Iterable[Claim]) -> None:
 
 
 def _claim_skipped(cur: Cursor, me: Claimant, topic_id: int, found: Log, backfill: Backfill) -> Claim:
-    """Of a backfill: what retention has taken of the rest is lost for good, and is stored as that."""
+    """Claims a backfill's partition. What retention has deleted of the rest is permanently lost, and stored as such."""
     partition = found.partition
     claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, end=found.end)
-    end = end_now(cur, backfill, topic_id, partition)  # under the lock of the position, without which no rewind draws it nearer
+    end = end_now(cur, backfill, topic_id, partition)  # under the position's lock, which a rewind needs to lower the end
     jump = None if claim.position >= end else check_position(found, claim.position, me.reset)
     if jump is None:
         return claim
@@ -345,7 +352,7 @@ def _claim_skipped(cur: Cursor, me: Claimant, topic_id: int, found: Log, backfil
 
 
 def _leave_behind(connection: Connection, me: Claimant, old: Iterable[Position]) -> None:
-    """Stores that nobody can read the rest of a topic that is gone."""
+    """Stores the unread rest of a deleted topic as lost."""
     with transaction(connection) as cur:
         for position in old:
             store.record_lost(

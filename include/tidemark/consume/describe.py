@@ -1,4 +1,4 @@
-"""What a transform returns, found out without a record: for the guard before a run, for ``consumers check`` and for ``sink ddl``."""
+"""Finds out which columns a transform returns, without a record: for the check before a run, ``consumers check`` and ``sink ddl``."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from tidemark.db import Connection
 
 SparkSchema = Callable[[Callable[..., Any]], "pa.Schema"]
-"""Tells the schema of a Spark-form transform; costs a JVM."""
+"""Returns the output schema of a Spark-form transform. Starts a JVM."""
 
 
 @dataclass(kw_only=True, eq=False)
 class OutputUnknown(Refused):
-    """Nobody can know what columns a plain function returns."""
+    """The function form has no declared result type, so its columns are unknown."""
 
     transform: str
 
     def __str__(self) -> str:
         return (
-            f"{self.transform} does not say what columns it returns. Give its result a type:\n"
+            f"{self.transform} does not say what columns it returns. Annotate its result:\n"
             "    class Row(TypedDict):\n        city: str\n        population: int\n\n"
             "    def transform(record: Record) -> Row | None: ..."
         )
 
 
 def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
-    """The columns of a transform's output, lineage columns among them.
+    """The columns of a transform's output, including the lineage columns.
 
-    Spark and Arrow forms are called once with no records; a plain function is known by the type of its result (a ``TypedDict``).
+    Spark and Arrow forms are called once with no records. A plain function declares its columns in its result type (a ``TypedDict``).
     Raises `TransformFailed` or `OutputUnknown`.
     """
     import pyarrow as pa
@@ -63,7 +63,7 @@ def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
     try:
         answer = transform.function(empty)
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}. It must also answer a batch without records, so that its columns can be known."
+        problem = f"{type(error).__name__}: {error}. It must also accept an empty batch, because this is how its columns are found."
         raise TransformFailed(where="an empty batch", problem=problem) from error
     if not isinstance(answer, pa.RecordBatch):
         raise TransformFailed(where="an empty batch", problem=f"it returned {type(answer).__name__}; it must return a pyarrow.RecordBatch.")
@@ -71,10 +71,10 @@ def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
 
 
 def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_schema: SparkSchema) -> Layout:
-    """How this transform's output goes into the sink's table. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or `SinkMismatch`.
+    """How this transform's output maps to the sink's table. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or `SinkMismatch`.
 
-    What a plain function returns takes the types of the table's own columns; without a declared result it may return every column
-    that has no default.
+    A plain function's values get the types of the table's columns. If it declares no result type, it may return every column without a
+    default.
     """
     with transaction(connection) as cur:
         columns = read_columns(cur, sink.table)
@@ -90,17 +90,17 @@ def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_sc
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:
-    """The columns of a plain function's result type, in order, with the Arrow type of each; `None` if it declares none."""
+    """The columns of a plain function's result type, in order, with their Arrow types. `None` if it declares no result type."""
     try:
         result = typing.get_type_hints(transform.function).get("return")
         row = next((each for each in _parts(result) if typing.is_typeddict(each)), None)
         return None if row is None else {name: _arrow_of(kind) for name, kind in typing.get_type_hints(row).items()}
-    except (NameError, TypeError):  # a name that only a type checker sees
+    except (NameError, TypeError):  # a name imported for type checkers only
         return None
 
 
 def _function_schema(transform: Transform, columns: list[Column]) -> pa.Schema:
-    """The schema of the batches that the function's rows are made into: the table's own types, for the columns it may return."""
+    """The schema of the batches built from the function's rows: the table's types, for the columns that it may return."""
     import pyarrow as pa
 
     declared = declared_columns(transform)
@@ -122,7 +122,7 @@ def _function_schema(transform: Transform, columns: list[Column]) -> pa.Schema:
 
 
 def _agrees(declared: pa.DataType, postgres: str) -> bool:
-    """May Python values of the declared kind go into this column? An ``int`` fits every numeric type, a ``datetime`` both timestamps."""
+    """Whether Python values of the declared type fit the column: an ``int`` fits every numeric type, a ``datetime`` either timestamp."""
     import pyarrow as pa
 
     target = arrow_type(postgres)
@@ -152,7 +152,7 @@ _PYTHON: Mapping[Any, str] = {
 
 
 def _arrow_of(kind: Any) -> pa.DataType:
-    """The Arrow type for a Python type; what is none of the simple ones is kept as JSON text."""
+    """The Arrow type for a Python type. All but the simple types become JSON text."""
     import pyarrow as pa
 
     for each in _members(kind):
@@ -166,7 +166,7 @@ def _arrow_of(kind: Any) -> pa.DataType:
 
 
 def _parts(kind: Any) -> list[Any]:
-    """A type, or the members of a union and of ``Iterable[...]``, ``list[...]`` and the like, without None."""
+    """A type, or the members of a union and of ``Iterable[...]``, ``list[...]`` and similar, without None."""
     found = []
     for each in _members(kind):
         inner = typing.get_args(each)
@@ -175,7 +175,7 @@ def _parts(kind: Any) -> list[Any]:
 
 
 def _members(kind: Any) -> list[Any]:
-    """A type, or the members of a union, without None; of a ``Literal`` the types of its values."""
+    """A type, or the members of a union without None; for a ``Literal`` the types of its values."""
     if typing.get_origin(kind) is typing.Literal:
         return [type(value) for value in typing.get_args(kind)]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):

@@ -1,7 +1,7 @@
-"""A slice of a retry topic: its registered messages, tried as the records that they were.
+"""Consumes a slice of a retry topic: its registered messages are tried as the original records.
 
-A message is only the way round. What a transform is told of a record - topic, partition, offset, timestamp, headers - is its origin's, as
-Postgres has it; key and value are the message's, if they are byte for byte the record's.
+The transform sees topic, partition, offset, timestamp and headers of the original record, as stored in Postgres. Key and value come from
+the message, provided that they equal the record's byte for byte.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A record that was found in the log of its retry topic."""
+    """A record whose message was found in the log of its retry topic."""
 
     record: Waiting
     key: bytes | None
     value: bytes | None
 
     def offset(self) -> int:
-        """As a message's: the origin's."""
+        """The original record's offset. A method, like a Kafka message's."""
         return self.record.offset
 
     @property
@@ -55,15 +55,15 @@ class Try:
 
 
 def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
-    """As `tidemark.consume.work.consume_slice`, of a slice of a retry topic; see `commit_drained`."""
+    """Does what `tidemark.consume.work.consume_slice` does, for a slice of a retry topic. See `commit_drained`."""
     return commit_drained(work.target, part, lambda records: _judged(work, part, records), isolate=isolate)
 
 
 def read_tries(kafka: KafkaConfig, part: Slice, records: Sequence[Waiting]) -> Iterator[list[Try]]:
-    """Those of ``records`` that are in the log, a list for each poll. Every other message of the slice is dropped.
+    """Yields those of ``records`` that are in the log, one list per poll. All other messages of the slice are dropped.
 
-    A message that has another payload than the record that is registered at its offset is another record's: the log was truncated, and has
-    grown again. It is dropped as well, so that the record is published again from Postgres.
+    If a message's payload differs from the record registered at its offset, the log was truncated and has grown again. Such a message is
+    dropped as well, and the record is published again from Postgres.
     """
     registered = {record.hop_offset: record for record in records}
     first, last = min(registered), max(registered)
@@ -72,7 +72,7 @@ def read_tries(kafka: KafkaConfig, part: Slice, records: Sequence[Waiting]) -> I
         found = [Try(record, key, value) for record, message in here if record.has(key := message.key(), value := message.value())]
         if len(found) < len(here):
             log.warning(
-                "messages are not the records that are registered there, which will be published again partition=%s records=%s",
+                "messages differ from the records registered at their offsets; the records will be published again partition=%s records=%s",
                 part.partition, len(here) - len(found),
             )  # fmt: skip
         if found:
@@ -80,9 +80,9 @@ def read_tries(kafka: KafkaConfig, part: Slice, records: Sequence[Waiting]) -> I
 
 
 def read_all_tries(target: Target, kafka: KafkaConfig, parts: Sequence[Slice]) -> list[Try]:
-    """What is due in all of these slices, as it is now: the commit says whether it still is.
+    """What is due in these slices now. The commit checks whether it still is.
 
-    Where a topic was created again, and records of both are due, only the older one's are tried: a row does not say which topic it means.
+    If a topic was created again and records of both are due, only those of the older topic are tried: a row does not tell the two apart.
     """
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
         due = {part: read_due(cur, target.group_id, part) for part in parts}
@@ -99,7 +99,7 @@ def read_all_tries(target: Target, kafka: KafkaConfig, parts: Sequence[Slice]) -
 
 
 def batch_of(tries: Sequence[Try]) -> pa.RecordBatch:
-    """Tries as a batch of `input_schema`, whatever their origins are."""
+    """The tries as one batch of `input_schema`, possibly of several original partitions."""
     import pyarrow as pa
 
     schema = input_schema()
@@ -153,5 +153,5 @@ def _record(part: Slice, each: Try) -> Record:
     try:
         timestamp = UNIX_EPOCH if millis is None else UNIX_EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
-        raise Fail(f"its timestamp, {millis} ms since 1970, is in no year from 1 to 9999") from None
+        raise Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999") from None
     return Record(part.partition.topic, part.partition.partition, each.record.offset, timestamp, each.key, each.value, each.headers)

@@ -1,4 +1,4 @@
-"""What turns a batch of slices into committed slices, and what a run makes of its answers."""
+"""The `Engine` protocol, which turns slices into committed slices, and how a run executes a batch with it."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """Turns slices into committed slices. Made once a run has something to read; used by one thread."""
+    """Turns slices into committed slices. Created once a run has something to read; used by one thread."""
 
     def warm_up(self, sample: Sequence[Slice]) -> None:
-        """Spends beforehand what the first batch would have to. May read ``sample``; commits nothing."""
+        """Pays the start-up cost before the first batch. May read ``sample``; commits nothing."""
 
     def layout(self, connection: Connection) -> Layout:
-        """How the transform's output goes into the sink. Raises `SinkMismatch` before anything is read."""
+        """How the transform's output maps to the sink. Raises `SinkMismatch` before anything is read."""
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
-        """Commits the slices, and says for each what became of it; one whose transform gave no row at all may be missing.
+        """Commits the slices and returns the outcome of each. A slice whose transform returned no rows may be missing.
 
-        ``isolate`` is `commit_slice`'s: slices that were refused for their rows come a second time with it.
+        ``isolate`` is passed to `commit_slice`: slices whose rows were refused run a second time with it.
         """
 
     def cancel(self) -> None:
-        """Has the `run` that is under way in another thread raise soon; what its tasks still commit, they may."""
+        """Makes the `run` in progress in another thread raise soon. Its tasks may still commit."""
 
     def stop(self) -> None:
-        """Ends what was started."""
+        """Stops everything that was started."""
 
 
 Start = Callable[[int | None], Engine]
-"""Makes the engine of a run that has this many offsets to read; `None`: unknown."""
+"""Creates the engine of a run that has this many offsets to read; `None`: unknown."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SplitPartition(Broken):
-    """Two tasks answered for the same slice."""
+    """Two tasks returned a receipt for the same slice."""
 
     part: Slice
 
     def __str__(self) -> str:
-        return f"{self.part} came from two tasks: rows of one Kafka partition must stay in one Spark task."
+        return f"Two tasks committed {self.part}. Keep the rows of a Kafka partition in one Spark task."
 
 
 def run_batch(engine: Engine, target: Target, connections: Connections, slices: Sequence[Slice]) -> list[Receipt]:
-    """One batch: the engine's receipts, and one for each slice that came out empty (all filtered away, or transaction markers only)."""
+    """Runs one batch. Commits and returns a receipt also for each empty slice (everything filtered out, or only transaction markers)."""
     receipts: dict[Slice, Receipt] = {}
     for receipt in _committed(engine, target, slices):
         if receipt.part in receipts:
@@ -74,22 +74,22 @@ def run_batch(engine: Engine, target: Target, connections: Connections, slices: 
 
 
 def _committed(engine: Engine, target: Target, slices: Sequence[Slice]) -> list[Receipt]:
-    """The engine's receipts. Slices in which rows were refused are tried again with care. Raises the error that matters most."""
+    """The engine's receipts. Slices with refused rows run again with ``isolate``. Raises the most important error."""
     outcomes = engine.run(target, slices, isolate=False)
     refused = [outcome for outcome in outcomes if isinstance(outcome, SinkRejected) and outcome.of_rows]
     errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError) and outcome not in refused]
     if refused and not errors:
         for error in refused:
-            log.warning("rows were refused, looking for the records slice=%s error=%s text=%s", error.part, error.error_type, error)
+            log.warning("rows were refused, isolating their records slice=%s error=%s text=%s", error.part, error.error_type, error)
         outcomes += engine.run(target, [error.part for error in refused], isolate=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, TidemarkError) and outcome not in refused]
     if errors:
-        raise min(errors, key=lambda error: error.retriable)  # what another try cannot fix comes first
+        raise min(errors, key=lambda error: error.retriable)  # errors that a retry cannot fix come first
     return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
 
 
 def require_same_topics(cluster: Cluster, held: Holding, slices: Sequence[Slice]) -> None:
-    """Raises `TopicRecreated` or `TopicsMissing` if a topic is not the one any more that was looked at: offsets would mean others."""
+    """Raises `TopicRecreated` or `TopicsMissing` if a topic was replaced since the look-up: its offsets would mean other records."""
     begun = {topic.name: topic.kafka_uuid for topic in held.found.topics}
     for topic in cluster.topics(sorted({part.partition.topic for part in slices})):
         if begun[topic.name] != topic.kafka_uuid:

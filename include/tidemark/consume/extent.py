@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
-"""How often a continuous run looks for new topics and partitions. For new records it looks before each batch."""
+"""How often a continuous run looks for new topics and partitions. It looks for new records before each batch."""
 HANDOVER_S = 60.0
-"""How long a continuous run whose time is up reads on for the next one to take over: Airflow starts it and it starts Spark meanwhile."""
+"""How long a continuous run reads on after its time is up, while Airflow starts the next run and that starts Spark."""
 
 PATIENCE_S = 30.0
 
 
 class Extent(Protocol):
     wait_s: float
-    """How long a run that has nothing to read waits for news at a time."""
+    """How long a run with nothing to read waits between two polls."""
 
     def begin(self) -> LookUp:
         """What there is to read when the run starts."""
 
     def refresh(self, membership: Membership) -> None:
-        """Shows the membership what there is to read now."""
+        """Updates the membership with what there is to read now."""
 
     def over(self, membership: Membership, *, drained: bool) -> bool:
-        """Does the run end here? ``drained``: nothing of what it may read is left."""
+        """Whether the run is over. ``drained``: nothing is left of what it may read."""
 
 
 class Bounded:
-    """Up to the ends that were there when the run started."""
+    """Reads up to the end offsets seen when the run started."""
 
     wait_s = 1.0
 
@@ -55,14 +55,14 @@ class Bounded:
         return look(self._cluster, self._spec)
 
     def refresh(self, membership: Membership) -> None:
-        """The ends stay."""
+        """Does nothing: the ends stay the same."""
 
     def over(self, membership: Membership, *, drained: bool) -> bool:
         return drained and membership.settled
 
 
 class Continuous:
-    """Up to what is there now, for a time; then on until the next run has taken over, or nobody does."""
+    """Reads whatever arrives until its time is up, then until the next run takes over or `HANDOVER_S` has passed."""
 
     wait_s = 0.05
 
@@ -76,14 +76,14 @@ class Continuous:
         return look(self._cluster, self._spec)
 
     def refresh(self, membership: Membership) -> None:
-        """Raises `BrokerUnavailable` once nobody has answered for `PATIENCE_S`: a topic that is made or deleted right now is no outage."""
+        """Raises `BrokerUnavailable` after `PATIENCE_S` without an answer: a topic being created or deleted is not an outage."""
         now = time.monotonic()
         try:
             found = self._look(membership.held.found, now)
         except BrokerUnavailable:
             if now - self._seen_at > PATIENCE_S:
                 raise
-            self._looked_at = now - LOOK_EVERY_S  # what is there may be other topics
+            self._looked_at = now - LOOK_EVERY_S  # look for topics next time: they may have changed
             return
         self._seen_at = now
         membership.see(found)
@@ -100,7 +100,7 @@ class Continuous:
 
 
 class Skipped(Bounded):
-    """What a rewind has skipped, up to where the group has not been moved back to since."""
+    """Reads what a rewind skipped, up to the point that later rewinds have moved the group back to."""
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, backfill: Backfill) -> None:
         super().__init__(cluster, spec)
@@ -110,7 +110,7 @@ class Skipped(Bounded):
         return look_skipped(self._cluster, self._backfill)
 
     def refresh(self, membership: Membership) -> None:
-        """Comes after the claims and before the look at their epochs: an end that comes nearer in between is noticed there."""
+        """Runs between the claims and the check of their epochs, which notices an end that is lowered in between."""
         with transaction(self._connection) as cur:
             now = ends(cur, self._backfill)
         found = membership.held.found
@@ -118,10 +118,9 @@ class Skipped(Bounded):
 
 
 class Drain(Bounded):
-    """Of the group's retry topics what was due when the run started. What comes due meanwhile is for the next one.
+    """Reads what was due in the group's retry topics when the run started. The next run reads what comes due meanwhile.
 
-    Its batches follow each other no faster than the spec allows (`retry.per_second`): what failed because a service was down is not to
-    bring it down again.
+    `retry.per_second` limits the rate of its batches: records that failed because a service was down must not bring it down again.
     """
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, group_id: int) -> None:

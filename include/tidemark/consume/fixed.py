@@ -1,6 +1,6 @@
-"""Which partitions a consumer reads by hand: all that its topics have, those that its file fixes, or those that one run names.
+"""Which partitions a run with manual assignment reads: all of its topics, those its file fixes, or those named for one run.
 
-Each run claims only what it reads, in a generation of its own. Runs that have no partition in common do not fence each other.
+Each run claims only the partitions that it reads, in a generation of its own. Runs without a common partition do not fence each other.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ OPTION = "--partition"
 
 
 def narrowed(spec: ConsumerSpec, words: Sequence[str]) -> ConsumerSpec:
-    """The consumer as one whose run reads only the partitions that ``words`` name (``orders:0-2``); without words, as it is.
+    """The consumer restricted to the partitions that ``words`` name (``orders:0-2``). Unchanged if there are no words.
 
-    Raises `BadInput`. Whether the topics have these partitions, only the run can say (`partitions_of`).
+    Raises `BadInput`. Whether the topics have these partitions is checked by the run (`partitions_of`).
     """
     only = Scope.parse(words, what=OPTION)
     if not only.items:
         return spec
     if spec.members > 1:
-        fix = "Run it without --partition: its group assigns the partitions."
+        fix = "Run it without --partition; its group assigns the partitions."
         raise BadInput(what=OPTION, found=f"{spec.name} has {spec.members} members", fix=fix)
     if spec.topic_pattern is not None:
         fix = "Run it without --partition, or name its topics in the file."
@@ -44,9 +44,9 @@ def require_topics(spec: ConsumerSpec, scope: Scope, *, what: str) -> None:
 
 
 def partitions_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[TopicPartition]:
-    """What a run reads of these topics, in order.
+    """The partitions of these topics that the run reads, sorted.
 
-    Raises `SpecInvalid` if the file fixes partitions that they do not have, and `BadInput` if the run names such.
+    Raises `SpecInvalid` if the file fixes partitions that do not exist, and `BadInput` if the run names such partitions.
     """
     found = list(topics)
     if problems := problems_of(spec, found):
@@ -55,7 +55,7 @@ def partitions_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[TopicPart
 
 
 def problems_of(spec: ConsumerSpec, topics: Iterable[Topic]) -> list[Problem]:
-    """The partitions that the file fixes and these topics do not have. A topic that is not among them is somebody else's problem."""
+    """The partitions that the file fixes but these topics do not have. Fixed topics that are not among ``topics`` are not checked."""
     have = {topic.name: [part.partition for part in topic.all()] for topic in topics}
     found = ((item, missing(item, have)) for item in spec.fixed.items if item.topic in have)
     return [_problem(spec, item, gone, have[item.topic]) for item, gone in found if gone]

@@ -1,4 +1,4 @@
-"""What a transform of the Arrow or the function form makes of records, and what becomes of each (I3)."""
+"""Calls a transform of the Arrow or function form and accounts for every record (I3)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=HasOffset)
 
 FLOAT32_MAX = (2 - 2**-24) * 2.0**127
-"""What is greater becomes infinite as a ``real``."""
+"""Greater values would become infinite in a ``real`` column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """All that a task needs besides its slice. Travels to the executors, with the credentials in it, as the task's closure does."""
+    """Everything a task needs besides its slice. Travels to the executors in the task's closure, including the credentials."""
 
     target: Target
     kafka: KafkaConfig = field(repr=False)
@@ -46,9 +46,9 @@ class Work:
 
 @dataclass(kw_only=True, eq=False)
 class TransformFailed(Refused):
-    """The transform raised, or returned something else than its form promises.
+    """The transform raised an exception, or returned the wrong type.
 
-    ``retriable``: the user's code may have met an outage of its own, so another try is worth it.
+    ``retriable``, because the user's code may have met an outage of its own.
     """
 
     retriable = True
@@ -64,7 +64,7 @@ def by_batch(work: Work, part: Slice, messages: list[Message], *, order: Order[A
     batch, rejects = records(part, list(free))
     judged = split_output(called(work.function, batch, part), part) if batch.num_rows else TransformOutput(None)
     if order is not None:
-        rejects += all_headers([message for message, _ in blocked])[1]  # without its headers it would not be tried as what it is
+        rejects += all_headers([message for message, _ in blocked])[1]  # unreadable headers: fails, as it cannot be retried unchanged
         unreadable = {reject.offset for reject in rejects}
         judged = order.sift(part, [message for message in free if message.offset() not in unreadable], judged)
         rejects += [held(message, behind) for message, behind in blocked if message.offset() not in unreadable]
@@ -79,9 +79,9 @@ def by_record(
     *,
     order: Order[Any] | None = None,
 ) -> TransformOutput:
-    """What a plain function answers, record by record. ``record`` makes them of the messages; what it raises is that record's answer.
+    """Calls a plain function record by record. ``record`` turns a message into a record; an exception that it raises counts as the result.
 
-    Those that ``order`` holds are not given to it.
+    Records that ``order`` holds back are not passed to the function.
     """
     make: Callable[[Slice, Any], Record] = record or record_of
     rows: list[Mapping[str, Any]] = []
@@ -99,7 +99,7 @@ def by_record(
             made = _rows(work.function(make(part, message)))
         except Skip:
             skipped.append(offset)
-        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is that record's answer
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is the record's result
             rejects.append(_rejected(offset, error, work.permanent))
             again = rejects[-1].disposition is Disposition.RETRY
         else:
@@ -114,7 +114,7 @@ def by_record(
 
 
 def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
-    """What a transform of the Arrow form answers. Raises `TransformFailed`."""
+    """Calls a transform of the Arrow form. Raises `TransformFailed`."""
     import pyarrow as pa
 
     where = f"{part.partition} offsets {batch['offset'][0]} to {batch['offset'][-1]}"
@@ -140,7 +140,7 @@ def _rows(answer: object) -> list[Mapping[str, Any]]:
 
 
 def _held(part: Slice, message: HasOffset, behind: int, make: Callable[[Slice, Any], Record]) -> Reject:
-    """A record that cannot be read is not held: it has failed."""
+    """Holds the record back; one that cannot be read fails instead."""
     try:
         make(part, message)
     except Fail as error:
@@ -149,7 +149,7 @@ def _held(part: Slice, message: HasOffset, behind: int, make: Callable[[Slice, A
 
 
 def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
-    """``Fail`` and the spec's permanent types never succeed, also as the cause of another error; all else may."""
+    """``Fail`` and the spec's permanent types fail the record, also as the cause of another error. Everything else is retried."""
     cause: BaseException | None = error
     final = False
     while cause is not None and not final:
@@ -159,7 +159,7 @@ def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], .
 
 
 def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], layout: Layout) -> tuple[pa.RecordBatch | None, list[Reject]]:
-    """Rows as a batch in the table's own types. A record with a value that has no place in its column fails; the others go on."""
+    """Rows as a batch in the table's types. A record with a value that does not fit its column fails; the others go on."""
     import pyarrow as pa
 
     if not rows:
@@ -168,7 +168,7 @@ def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], lay
     for row, offset in zip(rows, offsets, strict=True):
         if stranger := next((name for name in row if name not in known), None):
             raise TransformFailed(
-                where=f"{part.partition} offset {offset}", problem=f"it returned {stranger!r}, which {layout.table} has not."
+                where=f"{part.partition} offset {offset}", problem=f"it returned {stranger!r}, which is not a column of {layout.table}."
             )
     try:
         arrays = [_column([row.get(column.name) for row in rows], column.type) for column in layout.columns]
@@ -198,13 +198,13 @@ def _without_misfits(
                 bad.setdefault(offset, reject(offset, Disposition.FAIL, text, type(error).__name__))
     good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]
     if len(good) == len(rows):
-        raise TransformFailed(where=str(part), problem="its values fit their columns one by one, but not together.")
+        raise TransformFailed(where=str(part), problem="its values fit their columns one by one but not as a batch.")
     batch, _ = _columns(part, [row for row, _ in good], [offset for _, offset in good], layout)
     return batch, list(bad.values())
 
 
 def _column(values: list[Any], postgres: str) -> pa.Array:
-    """Python values as the column's Arrow type; JSON columns take any value, numeric columns take what ``Decimal`` holds exactly."""
+    """Python values as the column's Arrow type. JSON columns take any value, numeric columns what ``Decimal`` holds exactly."""
     import pyarrow as pa
 
     target = arrow_type(postgres)
@@ -219,11 +219,11 @@ def _column(values: list[Any], postgres: str) -> pa.Array:
 
 
 def _check_exact(values: list[Any], target: pa.DataType) -> None:
-    """Refuses what Arrow would change on the way: it cuts fractions off, takes a naive time for UTC and a number for a moment."""
+    """Refuses values that Arrow would change silently: it truncates fractions and reads naive times as UTC and numbers as times."""
     import pyarrow as pa
 
     if pa.types.is_list(target):
-        _refuse(values, lambda value: isinstance(value, str | bytes), "is text and no list")
+        _refuse(values, lambda value: isinstance(value, str | bytes), "is text, not a list")
         _check_exact([each for value in values if isinstance(value, list | tuple) for each in value], target.value_type)
     elif pa.types.is_temporal(target):
         _refuse(values, lambda value: isinstance(value, int | float), "is a number")
@@ -239,7 +239,7 @@ def _check_exact(values: list[Any], target: pa.DataType) -> None:
     elif pa.types.is_time(target):
         _refuse(values, lambda value: isinstance(value, time) and value.tzinfo is not None, "has a time zone")
     elif pa.types.is_integer(target):
-        _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is no whole number")
+        _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is not a whole number")
     elif pa.types.is_float32(target):
         _refuse(values, lambda value: isinstance(value, int | float) and FLOAT32_MAX < abs(value) < math.inf, "is out of range")
 

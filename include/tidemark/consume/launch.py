@@ -1,7 +1,7 @@
-"""Starts a driver and follows it through its attempt's row in Postgres.
+"""Starts a driver and follows it through its attempt's row in Postgres. Shared by the command line and the Airflow operator.
 
-What the command line and the Airflow operator have in common. The driver is a process group of its own that never outlives the caller:
-it dies with the thread that started it, and is killed when the caller stops following it.
+The driver has its own process group and never outlives the caller: it dies with the thread that started it, and is killed when the caller
+stops following it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ POLL_S = 0.5
 KILL_WAIT_S = 10
 CLOSE_S = 2.0
 SILENT_S = 30.0
-"""After so long without an answer the log says that nothing is known of the run's progress."""
+"""After this long without an answer from Postgres, the log says so."""
 OUTCOME_WAIT_S = 60
-"""How long a database that is away is asked again how an attempt ended: a failover takes about as long."""
+"""How long to keep asking an unavailable database how an attempt ended. A failover takes about as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What an attempt has done with a partition. ``start, end`` is the committed range; ``planned_end`` where the run stops."""
+    """What an attempt did with a partition. ``start, end`` is the committed range; the run stops at ``planned_end``."""
 
     topic: str
     partition: int
@@ -58,7 +58,7 @@ class PartitionResult:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A range that this attempt stored as lost; ``end`` is `None` where nobody knows it."""
+    """A range that this attempt stored as lost. ``end`` is `None` if unknown."""
 
     topic: str
     partition: int
@@ -69,7 +69,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """An attempt as its rows show it. ``state`` is RUNNING, COMMITTED or FAILED; ``planned`` is false until the run knows what to read."""
+    """An attempt as stored. ``state`` is RUNNING, COMMITTED or FAILED; ``planned`` is false until the run knows what to read."""
 
     attempt_id: int
     state: str
@@ -84,7 +84,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Offsets that the run will have committed when it is done."""
+        """Offsets committed once the run is done."""
         return sum(part.planned_end - part.start for part in self.partitions)
 
 
@@ -99,7 +99,7 @@ class _AttemptEnded(TidemarkError):
 
 
 class AttemptRefused(_AttemptEnded, Refused):
-    """The driver found something that has to be mended first."""
+    """The driver found a problem that must be fixed first."""
 
 
 class AttemptFenced(_AttemptEnded, Fenced):
@@ -107,41 +107,41 @@ class AttemptFenced(_AttemptEnded, Fenced):
 
 
 class AttemptUnavailable(_AttemptEnded, Unavailable):
-    """The driver met an outage, or an error of the transform that another try may not meet."""
+    """The driver met an outage, or a transform error that may not occur again."""
 
 
 class AttemptBroken(_AttemptEnded, Broken):
-    """The driver found an invariant broken."""
+    """The driver found a broken invariant."""
 
 
 class AttemptFailed(_AttemptEnded):
-    """The driver failed in a way that Tidemark does not know."""
+    """The driver failed with an unknown error."""
 
     retriable = True
 
 
 @dataclass(kw_only=True, eq=False)
 class DriverDied(Unavailable):
-    """The driver ended without a word: killed, or crashed."""
+    """The driver ended without storing a result: it was killed or crashed."""
 
     attempt_id: int
     status: int
 
     def __str__(self) -> str:
         how = f"was killed by {signal.Signals(-self.status).name}" if self.status < 0 else f"ended with status {self.status}"
-        return f"The driver of attempt {self.attempt_id} {how}. What it had committed stays; the next attempt goes on from there."
+        return f"The driver of attempt {self.attempt_id} {how}. Its commits stay; the next attempt continues from there."
 
 
 @dataclass(kw_only=True, eq=False)
 class AttemptGone(Unavailable):
-    """The row of an attempt that was written is not there."""
+    """The row of an existing attempt is missing."""
 
     attempt_id: int
 
     def __str__(self) -> str:
         return (
-            f"The row of attempt {self.attempt_id} is gone: Postgres was restored, or failed over to a replica that lagged behind. Offsets "
-            "went back together with the rows that they stand for, so the next run reads those records again."
+            f"The row of attempt {self.attempt_id} is gone: Postgres was restored, or failed over to a replica that lagged behind. "
+            "Rows and offsets went back together, so the next run reads the missing records again."
         )
 
 
@@ -158,13 +158,14 @@ def run_attempt(
     drain: bool = False,
     partitions: Sequence[str] = (),
 ) -> Progress:
-    """Starts the driver for an attempt whose row is written, follows it to its end and returns what it did.
+    """Starts the driver of an attempt whose row exists, follows it to its end and returns its result.
 
-    ``folders`` has ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state twice a
-    second, both in the caller's thread; ``on_start`` the process, for whoever must kill it. The driver dies with the calling thread.
-    ``on_silence`` gets a line that says since when Postgres has not answered, and one when it answers again; the default is ``on_log``.
-    ``drain``: the run is one of the consumer's retry topics. ``partitions``: it reads only these (``orders:0-2``).
-    Raises one of the ``Attempt...`` errors or `DriverDied`. While Postgres does not answer, the driver is followed all the same.
+    ``folders`` has the keys ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state
+    twice a second, both in the caller's thread. ``on_start`` gets the process, so that a signal handler can kill it.
+    ``on_silence`` gets a line when Postgres stops answering and another when it answers again (default: ``on_log``).
+    ``drain``: read the consumer's retry topics. ``partitions``: read only these (``orders:0-2``).
+    The driver dies with the calling thread. It is followed even while Postgres does not answer.
+    Raises one of the ``Attempt...`` errors or `DriverDied`.
     """
     command = [sys.executable, str(project.consume_job()), name, "--attempt", str(attempt_id)]
     command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
@@ -192,7 +193,7 @@ def run_attempt(
             follow.show(on_progress, on_silence or on_log)
         reader.join(KILL_WAIT_S)
         _drain(lines, on_log)
-    except BaseException as error:  # a time-out, Ctrl-C: nobody will follow the driver any more
+    except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
         kill(driver)
         _abandon(connections.database_url, attempt_id, error)
         raise
@@ -205,29 +206,31 @@ def run_attempt(
 
 
 def kill(driver: subprocess.Popen[str]) -> None:
-    """Ends the driver's whole process group at once and waits until the driver is gone."""
+    """Kills the driver's process group and waits until the driver has ended."""
     kill_group(driver)
     driver.wait(KILL_WAIT_S)
 
 
 def kill_group(driver: subprocess.Popen[str]) -> None:
-    """SIGKILL, and nothing else, so that a signal handler may call it: the main thread may be waiting for the driver already.
+    """Sends SIGKILL and does nothing else. Safe in a signal handler, where the main thread may already be waiting for the driver.
 
-    Writes nothing: after a supervisor's death a write may raise.
+    It writes no output: after the supervisor's death a write may raise.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)
 
 
 def progress(database_url: str, attempt_id: int) -> Progress:
-    """An attempt as its rows show it now."""
+    """An attempt's current state."""
     with session(database_url) as connection, transaction(connection) as cur:
         return _progress(cur, attempt_id)[0]
 
 
 class _Follow:
-    """Reads an attempt's state again and again, over one session, in a thread of its own: Postgres may be silent for long, and the caller,
-    who follows the driver, must not wait for it. It is the driver that reports a database that is away."""
+    """Polls an attempt's state in its own thread and session, so that the caller never waits for a silent Postgres.
+
+    An unavailable database is reported by the driver, not here.
+    """
 
     def __init__(self, database_url: str, attempt_id: int) -> None:
         self._url = database_url
@@ -241,7 +244,7 @@ class _Follow:
         self._thread.start()
 
     def show(self, on_progress: Callable[[Progress], None], on_log: Callable[[str], None]) -> None:
-        """The latest that was heard since the last call; and once, that nothing was heard for `SILENT_S`. Raises `AttemptGone`."""
+        """Passes on the latest state since the last call. Reports once if Postgres was silent for `SILENT_S`. Raises `AttemptGone`."""
         if self._error is not None:
             raise self._error
         seen = None
@@ -258,7 +261,7 @@ class _Follow:
         self._silent = silent
 
     def close(self) -> None:
-        """Returns soon. A thread that still waits for Postgres ends when its session does, see `tidemark.db.CLIENT_DEFAULTS`."""
+        """Returns soon. A thread that still waits for Postgres ends with its session, see `tidemark.db.CLIENT_DEFAULTS`."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 
@@ -331,7 +334,7 @@ def _progress(cur: Any, attempt_id: int) -> tuple[Progress, Mapping[str, str] | 
 
 
 def _pass_on(lines: IO[str], to: queue.SimpleQueue[str]) -> None:
-    with contextlib.suppress(ValueError):  # the pipe was closed under us: the driver is gone
+    with contextlib.suppress(ValueError):  # the pipe was closed meanwhile: the driver has ended
         for line in lines:
             to.put(line.rstrip("\n"))
 

@@ -1,4 +1,4 @@
-"""What there is to read: topics, logs and ends, looked up in Kafka and, for drains and backfills, in Postgres."""
+"""Finds what there is to read: topics, logs and ends in Kafka; for drains and backfills also in Postgres."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SAMPLE = 100
 
 
 def look(cluster: Cluster, spec: ConsumerSpec) -> LookUp:
-    """The spec's topics as they are now, and what the run reads of them. Raises `TopicsMissing`, and what `partitions_of` does."""
+    """The spec's current topics and the partitions that the run reads. Raises `TopicsMissing` and the errors of `partitions_of`."""
     topics = cluster.topics(subscribed(cluster, spec), missing_ok=not spec.topics)
     logs = cluster.logs(partitions_of(spec, topics))
     return LookUp(topics, logs, {partition: log.end for partition, log in logs.items()})
 
 
 def look_due(connection: Connection, cluster: Cluster, group_id: int) -> LookUp:
-    """The partitions of a group's retry topics in which something is due, as far as it is: all due times are the database's (I6).
+    """The partitions of a group's retry topics that have due records, up to the last one. Due times are the database's (I6).
 
-    Kafka is not asked where nothing is due. Records whose message is in no log any more are published anew (I7). Gives partitions that
-    were never drained their position: where the first registered message is.
+    Does not ask Kafka if nothing is due. Publishes records again whose message is no longer in the log (I7). Sets the position of a
+    partition that was never drained to its first registered message.
     """
     with transaction(connection) as cur:
         again = retries.publish_stranded(cur, group_id)
@@ -56,12 +56,12 @@ def look_due(connection: Connection, cluster: Cluster, group_id: int) -> LookUp:
                 again += retries.publish_gone(cur, group_id, one.topic_id, partition=partition.partition, before=start)
             store.start_partition(cur, group_id, one.topic_id, partition.partition, max(start, one.first), drained=True)
     if again:
-        log.warning("records lost their place in a retry topic and are published anew group_id=%s records=%s", group_id, again)
+        log.warning("retry messages are gone, publishing their records again group_id=%s records=%s", group_id, again)
     return LookUp(topics, logs, {partition: min(one.end, logs[partition].end) for partition, one in there.items()})
 
 
 def look_skipped(cluster: Cluster, backfill: Backfill) -> LookUp:
-    """As `look`, at the partitions of which something is left to be read. Raises `TopicsMissing` and `SkippedTopicRecreated`."""
+    """Like `look`, for the partitions that the backfill has not read to the end. Raises `TopicsMissing` and `SkippedTopicRecreated`."""
     left = [part for part in backfill.parts if part.left]
     topics = cluster.topics(sorted({part.partition.topic for part in left}))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
@@ -73,12 +73,12 @@ def look_skipped(cluster: Cluster, backfill: Backfill) -> LookUp:
 
 
 def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:
-    """The topics that the spec names, or matches; its own retry topics never are among them."""
+    """The topics that the spec names or its pattern matches, never including the group's own retry topics."""
     return spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
 
 
 def last_records(found: LookUp) -> list[Slice]:
-    """The last `SAMPLE` offsets of each partition, which nobody claims."""
+    """The last `SAMPLE` offsets of each partition, unclaimed."""
     return [
         Slice(partition, 0, max(log.start, log.end - SAMPLE), log.end, Epoch(0))
         for partition, log in found.logs.items()

@@ -1,4 +1,4 @@
-"""How a run gets its partitions: by manual assignment, or as a member of its group."""
+"""How a run gets its partitions: by manual assignment or as a member of its group."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUP_SETTINGS = ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "metadata.max.age.ms")
-"""Settings of Kafka's clients that mean the same for Tidemark's groups."""
+"""Settings of Kafka clients that mean the same in Tidemark's groups."""
 TRIES = 3
-"""Tries of a batch in one run before the attempt fails. With manual assignment a batch is tried again only if it was fenced."""
+"""Tries of a batch in one run before the attempt fails. With manual assignment, only a fenced batch is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What runs, and for whom."""
+    """The attempt that runs, and its group, spec and connections."""
 
     attempt_id: int
     group_id: int
@@ -49,7 +49,7 @@ class Attempt:
 
 
 class Interrupt:
-    """Ends the batch in flight. Called by the thread of the group's protocol, and by the watch for rewinds."""
+    """Interrupts the batch in flight. Called by the group member's thread and by the `RewindWatch`."""
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
@@ -68,32 +68,32 @@ class Interrupt:
 
 
 class Membership(Protocol):
-    """The partitions that a run may read, and how it learns that they have changed."""
+    """The partitions that a run may read, and how it learns of changes."""
 
     held: Holding
 
     @property
     def settled(self) -> bool:
-        """Is every partition that the run should read claimed?"""
+        """Whether the run has claimed every partition that it should read."""
 
     def see(self, found: LookUp) -> None:
-        """Reads on up to other ends, also of partitions that are new."""
+        """Switches to new ends, including those of new partitions."""
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Learns what has changed, waiting so long for news. Between two batches only."""
+        """Learns what has changed, waiting up to ``timeout_s`` for it. Call it only between two batches."""
 
     def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
-        """May a batch that has failed ``tries`` times be tried again in this run?"""
+        """Whether a batch that has failed ``tries`` times may be tried again in this run."""
 
     def start_over(self) -> None:
-        """Claims again what is still assigned, at the committed positions. Raises `ClaimRefused`."""
+        """Claims the still assigned partitions again, at their committed positions. Raises `ClaimRefused`."""
 
     def close(self) -> None:
         """Releases the partitions."""
 
 
 class ManualAssignment:
-    """Every partition that the run reads, in a generation of its own, without group management (Kafka's ``assign``)."""
+    """All partitions that the run reads, in a generation of its own, without group management (Kafka's ``assign``)."""
 
     settled = True
 
@@ -108,22 +108,22 @@ class ManualAssignment:
         self._listeners.assigned(sorted(found.logs))
 
     def see(self, found: LookUp) -> None:
-        """Reads on up to other ends, also of partitions that are new."""
+        """Switches to new ends, including those of new partitions."""
         new = found.logs.keys() - self.held.found.logs.keys()
         self.held.see(found)
         if new:
             self._listeners.assigned(sorted(new))
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Nothing changes but by force, and that shows before the next batch."""
+        """Just waits. A newer run or a rewind may take partitions away, but that shows before the next batch."""
         time.sleep(timeout_s)
 
     def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
-        """Is a failed batch to be tried again in this run? One that a rewind has cut off, for which nobody else need claim."""
+        """A batch is tried again only if it was interrupted (by a rewind) or fenced."""
         return interrupted or (tries < TRIES and isinstance(error, OffsetFenced))
 
     def start_over(self) -> None:
-        """Claims again from the new positions on. Raises `ClaimRefused` if it was no rewind but a newer attempt."""
+        """Claims again at the new positions. Raises `ClaimRefused` if a newer attempt, not a rewind, took the partitions."""
         self.held.claim_again()
 
     def close(self) -> None:
@@ -132,10 +132,10 @@ class ManualAssignment:
 
 
 class GroupMembership:
-    """What the group assigns, for as long as it does. A task of Airflow's is a static member: the next try has the same instance id."""
+    """The partitions that the group assigns. An Airflow task is a static member: its next try has the same instance id."""
 
     def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, found: LookUp, interrupt: Interrupt) -> None:
-        from tidemark.group.assignors import find_assignor  # here, because they bring numpy: a run by hand starts without
+        from tidemark.group.assignors import find_assignor  # not at module level: they import numpy, which manual assignment does not need
         from tidemark.group.member import Member, MemberSettings
 
         spec, group_id, attempt_id = attempt.spec, attempt.group_id, attempt.attempt_id
@@ -173,7 +173,7 @@ class GroupMembership:
         return self._member.settled and self.held.complete
 
     def see(self, found: LookUp) -> None:
-        """Reads on up to other ends."""
+        """Switches to new ends."""
         with self._removed_meanwhile():
             self.held.see(found)
 
@@ -182,12 +182,11 @@ class GroupMembership:
             self._member.poll(timeout_s)
 
     def may_go_on(self, error: TidemarkError, tries: int, *, interrupted: bool) -> bool:
-        """A batch that the group had cut off, whose partitions were taken meanwhile, or that met an outage, is read again from the last
-        commits on, without a rebalance."""
+        """A batch is read again from the last commits, without a rebalance, if it was interrupted or fenced or met an outage."""
         return interrupted or (tries < TRIES and isinstance(error, OffsetFenced | Unavailable))
 
     def start_over(self) -> None:
-        """Hears what has changed, and claims what is still ours again: nothing of the failed batch commits after that."""
+        """Polls, then claims the still assigned partitions again: nothing of the failed batch can commit after that."""
         self.poll()
         with self._removed_meanwhile():
             self.held.claim_again()
@@ -197,27 +196,27 @@ class GroupMembership:
 
     @contextlib.contextmanager
     def _removed_meanwhile(self) -> Iterator[None]:
-        """A claim may be the first to find that the group has removed the member: it joins again, as when a heartbeat finds it."""
+        """Rejoins if a claim finds that the group has removed the member, as after a failed heartbeat."""
         try:
             yield
         except UnknownMemberId as error:
             if error.member_id == self._member.member_id:
-                self._member.enforce_rebalance("a claim found it removed")
+                self._member.enforce_rebalance("a claim found the member removed")
 
 
 def group_settings(config: KafkaConfig) -> dict[str, Any]:
-    """What the Kafka settings say of group membership, for a `MemberSettings`: `GROUP_SETTINGS` and ``client.rack``. Raises `BadInput`."""
+    """The `MemberSettings` found in the Kafka settings: `GROUP_SETTINGS` and ``client.rack``. Raises `BadInput`."""
     found: dict[str, Any] = {"rack": config["client.rack"]} if config.get("client.rack") else {}
     for name in GROUP_SETTINGS:
         if name in config:
             if not config[name].isdecimal() or int(config[name]) == 0:
-                raise BadInput(what=f"Kafka setting {name}", found=config[name], fix="Write milliseconds, a whole number above 0.")
+                raise BadInput(what=f"Kafka setting {name}", found=config[name], fix="Write a whole number of milliseconds above 0.")
             found[name.replace(".", "_")] = int(config[name])
     return found
 
 
 def _listeners(spec: ConsumerSpec) -> list[RebalanceListener]:
-    fix = "Write module:Class, a class that needs no arguments."
+    fix = "Write module:Class. The class must take no arguments."
     return [find_class(name, RebalanceListener, what="listener", fix=fix)() for name in spec.listeners]
 
 
@@ -226,12 +225,12 @@ def _subscribed(spec: ConsumerSpec, cluster: Cluster) -> Collection[str]:
 
 
 def instance_id(consumer: str, member: int) -> str:
-    """The instance id of a member in the consumer's DAG; see `store.instance_id_of`."""
+    """The instance id of a member in the consumer's DAG. See `store.instance_id_of`."""
     return f"consume__{consumer}/consume/{member}"
 
 
 def metadata_of(cluster: Cluster, topics: Collection[str]) -> Metadata:
-    """What an assignor is told of these topics. One that does not exist (any more) is left out, and nothing of it is given away."""
+    """The metadata that an assignor gets. A topic that does not exist is omitted, so its partitions are not assigned."""
     from tidemark.group.assignors import Metadata, TopicInfo
 
     return Metadata({topic.name: TopicInfo(topic.partitions, topic.racks) for topic in cluster.topics(topics, missing_ok=True)})

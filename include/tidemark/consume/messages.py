@@ -1,4 +1,4 @@
-"""Kafka's messages as Arrow batches: what a transform is given, and what is stored of a record that is not loaded."""
+"""Kafka's messages as Arrow batches: the input of a transform, and what is stored of records that are not loaded."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 KEPT_BYTES = 32 * 1024 * 1024
-"""Of the records of a slice that are not loaded as much is kept for the hand-off."""
+"""How many bytes of a slice's records that are not loaded are kept in memory for the hand-off."""
 MESSAGE_BYTES = 500
-"""About what a message takes beside its value."""
+"""Approximate size of a message without its value."""
 NO_TIMESTAMP = 0  # confluent_kafka.TIMESTAMP_NOT_AVAILABLE
 NO_MOMENT = -1
-"""Kafka's own word for a record without a timestamp, also where the type says that there is one."""
+"""Kafka's timestamp of a record that has none, even if the timestamp type claims one."""
 FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
-"""From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. What lies outside is no moment either."""
+"""From Postgres' first day (4714-11-24 BC) to the last moment that 64 bits of microseconds hold. Timestamps outside become null."""
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BAD_HEADERS = "the name of a header is no UTF-8: its headers cannot be read, and are not kept"
+BAD_HEADERS = "a header name is not valid UTF-8: the headers cannot be read and are not kept"
 _given_headers = operator.methodcaller("headers")
-"""A name that is no UTF-8 makes confluent-kafka 2.16 leave an exception *and* a list with a hole, whose reader crashes. A direct call
-lets that pass once Python 3.11 has specialised it; this way the exception is always raised. Not to be asked twice of such a message."""
+"""If a name is not valid UTF-8, confluent-kafka 2.16 leaves an exception *and* a list with a hole, and whoever reads the list crashes.
+A direct call hides the exception once Python 3.11 has specialised it; this way it is always raised. Never call it twice on such a message.
+"""
 
 
 def input_schema() -> pa.Schema:
-    """What a transform is given: Kafka's columns, and the lineage columns to be passed on."""
+    """The input of a transform: Kafka's columns, and the lineage columns to pass on."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -58,9 +59,9 @@ def input_schema() -> pa.Schema:
 
 
 def records(part: Slice, messages: list[Message]) -> tuple[pa.RecordBatch, list[Reject]]:
-    """Messages of one partition as a batch of `input_schema`; those that cannot be read have failed, and are not in it.
+    """Messages of one partition as a batch of `input_schema`. Messages that cannot be read become rejects instead.
 
-    Half of a worker's own CPU is spent here: columns are taken with ``map``, which calls without a frame of Python's.
+    Half of a worker's own CPU time goes here. Columns are built with ``map`` because it calls without a Python frame.
     """
     import pyarrow as pa
     from confluent_kafka import Message
@@ -91,7 +92,7 @@ def records(part: Slice, messages: list[Message]) -> tuple[pa.RecordBatch, list[
 
 
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
-    """Records of a slice by their offsets, read again, with all that is needed to try them once more: the `Payloads` of a commit."""
+    """Reads records of a slice again by their offsets, with everything that a retry needs: the `Payloads` of a commit."""
     wanted = frozenset(offsets)
     for messages in read(kafka, part.partition, min(wanted), max(wanted) + 1, part.leader_epoch):
         chosen = [message for message in messages if message.offset() in wanted]
@@ -100,10 +101,10 @@ def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Itera
 
 
 class Kept:
-    """Records that are not loaded, kept for the hand-off: reading a slice again for a few of them costs as much as the first time.
+    """Keeps records that are not loaded for the hand-off: reading a slice again for a few of them costs as much as the first time.
 
-    Past `KEPT_BYTES`, and for records that Postgres has refused, it is read again all the same; also where headers cannot be read, because
-    no such message can be asked for them twice.
+    The slice is still read again past `KEPT_BYTES`, for records that Postgres refused, and for records with unreadable headers, because a
+    message must not be asked for those twice.
     """
 
     def __init__(self, kafka: KafkaConfig) -> None:
@@ -123,7 +124,7 @@ class Kept:
             self._messages.update((message.offset() or 0, message) for message in chosen)
 
     def payloads(self, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
-        """As the function of this name."""
+        """Like the function `payloads`."""
         if not self._messages.keys() >= set(offsets):
             return payloads(self._kafka, part, offsets)
         kept = [self._messages[offset] for offset in sorted(offsets)]
@@ -135,7 +136,7 @@ def record_of(part: Slice, message: Message) -> Record:
     try:
         timestamp = UNIX_EPOCH if kind == NO_TIMESTAMP or millis == NO_MOMENT else UNIX_EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
-        raise Fail(f"its timestamp, {millis} ms since 1970, is in no year from 1 to 9999") from None
+        raise Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999") from None
     return Record(
         part.partition.topic,
         part.partition.partition,
@@ -148,7 +149,7 @@ def record_of(part: Slice, message: Message) -> Record:
 
 
 def all_headers(messages: list[Message]) -> tuple[list[Any], list[Reject]]:
-    """The headers of those whose headers can be read, and rejects for the others; no message is asked twice."""
+    """The headers of the messages, and rejects for those whose headers cannot be read. Asks no message twice."""
     headers: list[Any] = []
     rejects: list[Reject] = []
     left = iter(messages)
@@ -177,7 +178,7 @@ def _payloads(messages: list[Message]) -> pa.RecordBatch:
 
 
 def _timestamps(messages: list[Message]) -> pa.Array:
-    """The records' timestamps as Arrow's; null where a record carries none."""
+    """The records' timestamps; null for a record without one."""
     import numpy as np
     import pyarrow as pa
     from confluent_kafka import Message
@@ -189,7 +190,7 @@ def _timestamps(messages: list[Message]) -> pa.Array:
 
 
 def _offsets(messages: list[Message]) -> Any:
-    """The messages' offsets, which are in order, as numpy's."""
+    """The messages' offsets, which are sorted, as a numpy array."""
     import numpy as np
     from confluent_kafka import Message
 
@@ -202,7 +203,7 @@ def _offsets(messages: list[Message]) -> Any:
 def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
     """Raises `Fail` if they cannot be read."""
     try:
-        headers: Any = _given_headers(message)  # confluent-kafka types what a producer may pass; what arrives is text and bytes
+        headers: Any = _given_headers(message)  # its type hints are those of a producer's headers; received headers are text and bytes
     except (SystemError, UnicodeDecodeError):
         raise Fail(BAD_HEADERS) from None
     return list(headers) if headers else None

@@ -1,4 +1,4 @@
-"""A process that never outlives the one that started it (Linux)."""
+"""Child processes that never outlive their parent (Linux)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends. To be called by whoever must not be orphaned.
+    """Makes the kernel kill this process when the thread that started it ends. Call it in a child that must not be orphaned.
 
-    A driver also compares ``TIDEMARK_PARENT_PID`` with its parent, because the parent may have died before this call.
+    Also compares ``TIDEMARK_PARENT_PID`` with the parent, which may have died before this call.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

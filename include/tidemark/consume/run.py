@@ -1,18 +1,18 @@
-"""A run of a consumer: what is in the topics now, then stop; or, if it is continuous, whatever comes until its time is up.
+"""A run of a consumer. A bounded run reads what is in the topics now and stops; a continuous run reads new records until its time is up.
 
-    ① look up topics and ends   ② claim what is assigned   ③ store what the run will read
-    ④ start the engine and check the sink   ⑤ batch after batch until every position has reached its end   ⑥ release, leave
+    ① look up topics and ends   ② claim the assigned partitions   ③ store what the run will read
+    ④ start the engine and check the sink   ⑤ read batch after batch until every position has reached its end   ⑥ release, leave
 
-A run with nothing to read ends after ③, without starting Spark. What was committed before a failure stays; the next attempt goes on
+A run with nothing to read ends after ③, without starting Spark. What was committed before a failure stays; the next attempt continues
 from there.
 
 A consumer with one member assigns itself all partitions (`ManualAssignment`). With several, each run is a member of the group
-(`GroupMembership`): between two batches it learns which partitions were assigned or revoked, and it ends when nothing that it holds is left
-to read. A drain reads what is due in the group's retry topics, and a backfill what a rewind has skipped (`tidemark.consume.extent`); both
-are bounded and use manual assignment.
+(`GroupMembership`): between two batches it learns which partitions were assigned or revoked, and it ends when its partitions are read.
+A drain reads what is due in the group's retry topics, a backfill what a rewind skipped (`tidemark.consume.extent`). Both are bounded and
+use manual assignment.
 
-A continuous run starts the engine first, and then takes over from the run before it, which learns so before its next batch and ends. A run
-whose partitions a rewind has moved learns it likewise, claims them again and goes on from the new positions.
+A continuous run starts the engine first and then takes over from the previous run, which notices before its next batch and ends. A run
+whose partitions a rewind has moved notices in the same way, claims them again and continues at the new positions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DRAIN_RECORDS = 100_000
-"""The most offsets of a batch of a drain: what is known of its records is held in memory."""
+"""Maximum number of offsets in a drain's batch: the stored state of its records is held in memory."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -63,13 +63,13 @@ class TooManyFailed(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.failed} records failed in this run, batch.max_failed_records is {self.limit}: the run stops. They are kept in "
-            "tidemark.failed_record; what was committed stays. Mend the transform or raise the limit."
+            f"{self.failed} records failed in this run, and batch.max_failed_records is {self.limit}. The run stops; its commits stay, and "
+            "the failed records are in tidemark.failed_record. Fix the transform or raise the limit."
         )
 
 
 def kind(error: BaseException) -> str:
-    """Which of the four kinds an error is, in one word, for the attempt's row."""
+    """The error's kind in one word, for the attempt's row."""
     kinds = {"refused": Refused, "fenced": Fenced, "unavailable": Unavailable, "broken": Broken}
     if isinstance(error, TidemarkError) and error.retriable:
         return "unavailable"
@@ -77,9 +77,9 @@ def kind(error: BaseException) -> str:
 
 
 def open_attempt(database_url: str, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
-    """Writes the attempt's row, before the driver that it is for is started. ``backfill_of``: it reads what this rewind has skipped.
+    """Writes the attempt's row before its driver starts. ``backfill_of``: the attempt reads what this rewind skipped.
 
-    Raises `SchemaMismatch`, and `BadInput` if the rewind has left no backfill of the group.
+    Raises `SchemaMismatch`, and `BadInput` if the rewind left the group no backfill.
     """
     with session(database_url) as connection:
         schema.require_current(connection)
@@ -90,9 +90,10 @@ def open_attempt(database_url: str, group: str, task: TaskIdentity, *, backfill_
 
 
 def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start, *, drain: bool = False) -> None:
-    """Runs an attempt to its end and writes how it ended on its row; raises what made it fail.
+    """Runs an attempt to its end and stores the result on its row. Raises the error that made it fail.
 
-    ``drain``: not the consumer's topics are read, but what is due in its retry topics; by hand, bounded, whatever else the spec says.
+    ``drain``: reads what is due in the consumer's retry topics instead of its topics. A drain is bounded and uses manual assignment,
+    whatever the spec says.
     """
     try:
         with session(connections.database_url, application=f"{schema.DRIVER}{attempt_id}") as connection, answering(connection):
@@ -108,8 +109,8 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
 
 
 def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
-    """How a drain runs. What is gone from a retry topic is in Postgres all the same, so its drain goes on where the log begins; and what
-    fails again has been counted by `max_failed_records` when it failed first."""
+    """The spec of a drain. It resets to earliest, because records that are gone from a retry topic are still in Postgres. It ignores
+    `max_failed_records`, which counted the records when they first failed."""
     records = min(spec.batch.max_records, DRAIN_RECORDS, spec.retry.per_second or DRAIN_RECORDS)
     batch = spec.batch.model_copy(update={"max_records": records, "max_failed_records": None})
     by_hand = {"run": RunMode.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST}
@@ -122,8 +123,8 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
         if backfill is not None:
             spec = _as_backfill(spec, backfill)
         group_id = store.ensure_group(cur, spec.group)
-        earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone say what is left of it
-        if spec.run is RunMode.CONTINUOUS:  # its ends are those of the moment; it is done when it says so
+        earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone determine what is left
+        if spec.run is RunMode.CONTINUOUS:  # its ends keep moving, so only its state says that it is done
             earlier = [one for one in earlier if one["state"] == "COMMITTED"]
         done_by = _already_committed(earlier, store.positions(cur, spec.group))
     if done_by is not None:
@@ -145,7 +146,7 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
 
 
 class ConsumerRun:
-    """The reading of one attempt, from its look-ups to the release of its partitions. Owns the engine; the session is the caller's."""
+    """One attempt, from the look-ups to the release of its partitions. It owns the engine; the caller owns the session."""
 
     def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, extent: Extent, start: Start) -> None:
         self._connection, self._attempt, self._cluster, self._extent, self._start = connection, attempt, cluster, extent, start
@@ -154,14 +155,14 @@ class ConsumerRun:
         self._interrupt = Interrupt(self._cancel)
         self._target: Target | None = None
         self._tries = 0
-        """Of the batch that is to be read; 0 once one has been committed."""
+        """Failed tries of the next batch; 0 after each commit."""
         self._rejected = 0
 
     def read(self, watched_group: str) -> None:
-        """Reads to the end of the extent. A rewind of ``watched_group`` interrupts the batch in flight."""
+        """Reads the extent to its end. A rewind of ``watched_group`` interrupts the batch in flight."""
         attempt, continuous = self._attempt, self._spec.run is RunMode.CONTINUOUS
         try:
-            if continuous:  # Spark starts before this run takes over from the one before it, which reads meanwhile
+            if continuous:  # Spark starts first; the previous run keeps reading until this one takes over
                 self._started(None).warm_up(last_records(look(self._cluster, self._spec)))
             joined = self._join(self._extent.begin())  # ①, ②, ③
             watch = RewindWatch(attempt.connections.database_url, watched_group, attempt.group_id, self._interrupt)
@@ -195,7 +196,7 @@ class ConsumerRun:
             self._engine.cancel()
 
     def _next_batch(self, membership: Membership, watch: RewindWatch) -> bool:
-        """Reads one batch, or waits for news where there is nothing to read. False at the end of the extent."""
+        """Reads one batch, or waits if there is nothing to read. Returns false at the end of the extent."""
         membership.poll()
         self._interrupt.reset()
         reading = False
@@ -204,7 +205,7 @@ class ConsumerRun:
             slices = membership.held.next_batch(self._spec.batch.max_records)
             if self._extent.over(membership, drained=not slices):
                 return False
-            if slices or self._spec.run is RunMode.CONTINUOUS:  # a lost partition shows now rather than at the commit, or at none at all
+            if slices or self._spec.run is RunMode.CONTINUOUS:  # notices a lost partition before the commit, or without one
                 membership.held.require_held()
             if not slices:
                 self._tries = 0
@@ -218,7 +219,7 @@ class ConsumerRun:
             with watch.in_flight(slices), waiting(f"batch slices={len(slices)}"):
                 receipts = run_batch(engine, self._target, self._attempt.connections, slices)
         except TidemarkError as error:
-            self._tries += reading or not isinstance(error, OffsetFenced)  # a partition that was lost before the batch began is no try
+            self._tries += reading or not isinstance(error, OffsetFenced)  # a partition lost before the batch began does not count as a try
             self._start_over(membership, error)
             return True
         self._tries = 0
@@ -227,16 +228,16 @@ class ConsumerRun:
         return True
 
     def _start_over(self, membership: Membership, error: TidemarkError) -> None:
-        """Goes on at the committed positions after an error; raises it if this run may not."""
+        """Continues at the committed positions after an error. Raises the error if this run may not continue."""
         interrupted = self._interrupt.called
         if not membership.may_go_on(error, self._tries, interrupted=interrupted):
             raise error
         try:
             membership.start_over()
         except ClaimRefused as refused:
-            raise (refused if interrupted else error) from refused  # the error of an interrupted batch says nothing
+            raise (refused if interrupted else error) from refused  # the error of an interrupted batch is meaningless
         where = (self._spec.group, self._attempt.attempt_id)
-        log.warning("batch ended early, going on from what is committed group=%s attempt=%s: %s", *where, error)
+        log.warning("batch ended early, continuing from the committed positions group=%s attempt=%s: %s", *where, error)
 
     def _count(self, receipts: Sequence[Receipt]) -> None:
         """Logs a committed batch. Raises `TooManyFailed`."""
@@ -259,14 +260,14 @@ def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Targ
 
 
 def _as_backfill(spec: ConsumerSpec, backfill: Backfill) -> ConsumerSpec:
-    """The consumer as one that reads in the backfill's side group, by hand and bounded. What it skips of a log by itself is only what is
-    gone from it."""
+    """The consumer as a bounded run with manual assignment in the backfill's side group. It never resets to latest, so it skips only
+    records that are gone from the log."""
     reset = OffsetReset.EARLIEST if spec.offset_reset is OffsetReset.LATEST else spec.offset_reset
     return spec.model_copy(update={"group": backfill.side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset})
 
 
 def _already_committed(earlier: Sequence[dict[str, object]], positions: Sequence[store.Position]) -> int | None:
-    """The earlier attempt of this task, if any, whose planned ends have all been reached."""
+    """The earlier attempt of this task that has reached all its planned ends, if any."""
     at = {(position.topic_id, position.partition.partition): position.position for position in positions}
     for attempt in earlier:
         planned = attempt["planned"]

@@ -1,4 +1,4 @@
-"""Watches for rewinds while a batch is in flight, and interrupts it: what it reads of partitions that have moved could not be committed."""
+"""Watches for rewinds while a batch is in flight, and interrupts the batch: it could no longer commit partitions that have moved."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tidemark.records.ranges import Slice
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 30.0
-"""How often the epochs of a batch that takes long are looked at where no notification comes."""
+"""How often the epochs of a long batch are checked without a notification."""
 
 CLOSE_S = 10.0
-"""How long a look at the epochs that is under way is waited for: Postgres may not answer it."""
+"""How long closing waits for a check of the epochs in progress: Postgres may not answer."""
 
 
 class RewindWatch:
-    """Listens on the group's channel, in a thread of its own, from the first batch on until it is closed."""
+    """Listens on the group's channel in its own thread, from the first batch until it is closed."""
 
     def __init__(self, url: str, group: str, group_id: int, interrupt: Callable[[], None]) -> None:
         self._url, self._group, self._group_id, self._interrupt = url, group, group_id, interrupt
-        self._wakeups: Wakeups | None = None  # a run that finds nothing to read needs none
+        self._wakeups: Wakeups | None = None  # created by the first batch: a run with nothing to read needs none
         self._in_flight: Sequence[Slice] = ()
         self._changing = threading.Lock()
         self._stopping = False
 
     @contextlib.contextmanager
     def in_flight(self, slices: Sequence[Slice]) -> Iterator[None]:
-        """A batch that is interrupted if one of its partitions is taken away; no other one ever is."""
+        """Within this context, the batch is interrupted if one of its partitions is taken away. Later batches are not affected."""
         self._in_flight = slices
         if self._wakeups is None:
             self._wakeups = Wakeups(self._url, self._group)
-            self._wakeups.wake()  # what came before it listened was not heard
+            self._wakeups.wake()  # notifications sent before it listened were missed
             self._thread = threading.Thread(target=self._listen, args=[self._wakeups], name=f"rewinds {self._group}", daemon=True)
             self._thread.start()
         try:
@@ -66,7 +66,7 @@ class RewindWatch:
             fence = self._fence(slices)
             with self._changing:
                 if fence is not None and self._in_flight is slices:
-                    log.info("batch is interrupted: %s", fence)
+                    log.info("batch interrupted: %s", fence)
                     self._interrupt()
                     self._in_flight = ()
 

@@ -1,4 +1,4 @@
-"""What a task does with a slice: read it, transform it, commit it. Runs in a Python worker of Spark."""
+"""A task's work on a slice: read, transform and commit it. Runs in a Python worker of Spark."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.spec.transform import Form
 
 JUDGE_AT_MOST = 3
-"""How often a slice is judged whose keys are blocked meanwhile."""
+"""Maximum number of tries of a slice whose keys become blocked while it runs."""
 
 
 def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
-    """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it; see `commit_slice`."""
+    """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it. See `commit_slice`."""
     if part.drained:
         return drain_slice(work, part, isolate=isolate)
     retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
@@ -46,13 +46,13 @@ def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: Kept) -> Ite
 
 @functools.cache
 def collect_less_garbage() -> None:
-    """What a worker has imported is left alone for good, and the rest looked at seldom.
+    """Excludes a worker's imported modules from garbage collection permanently, and makes collections rare.
 
-    Python looks for garbage after every 700 new objects, and 10,000 messages are alive at a time: half of a reader's CPU went there. And
-    Spark has a worker look through all that it holds after each task, which took 50 ms of it.
+    Python collects after every 700 new objects, while 10,000 messages are alive at a time: that took half of a reader's CPU time. Spark
+    also runs a full collection in the worker after each task, which took 50 ms.
     """
     import pyarrow as pa
 
     gc.set_threshold(100_000, 20, 100)
-    pa.array([0])  # with its first list it imports pandas, if there is one
+    pa.array([0])  # its first list imports pandas, if installed
     gc.freeze()

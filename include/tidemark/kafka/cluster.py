@@ -1,4 +1,4 @@
-"""What the cluster has: topics with their UUIDs and partitions, log starts, last stable offsets."""
+"""Looks up the cluster: topics with their UUIDs and partitions, log starts, last stable offsets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_S = 15
 FIRST_RECORDS_S = 1.0
 NO_RECORD = -1
-"""Kafka's answer for a time after the last record."""
+"""Kafka's offset for a time after the last record."""
 LEADER_WAIT_S = 5.0
-"""How long a partition may be without the leader that is known of it, as it is for a moment when its topic is made or its leader moves."""
+"""How long a partition may be without a known leader, as it is briefly when its topic is created or its leader moves."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,38 +40,38 @@ class TopicsMissing(Refused):
     servers: str
 
     def __str__(self) -> str:
-        return f"No such topic on {self.servers}: {', '.join(self.topics)}. Create it, or correct `topics` in the spec."
+        return f"Topics not found on {self.servers}: {', '.join(self.topics)}. Create them, or correct `topics` in the spec."
 
 
 @dataclass(kw_only=True, eq=False)
 class TopicNotMade(Refused):
-    """The cluster does not make a topic; ``cause`` is its own message."""
+    """The cluster refuses to create a topic. ``cause`` is its message."""
 
     topic: str
     servers: str
     cause: str
 
     def __str__(self) -> str:
-        return f"{self.servers} does not make the topic {self.topic}: {self.cause}. Make it yourself, or ask for the right to."
+        return f"{self.servers} did not create the topic {self.topic}: {self.cause}. Create it manually, or ask for permission."
 
 
 @dataclass(kw_only=True, eq=False)
 class NotAllowed(Refused):
-    """The cluster's ACLs do not let us do something with these topics."""
+    """The cluster's ACLs do not allow an operation on these topics."""
 
     kafka_name = "TOPIC_AUTHORIZATION_FAILED"
     topics: list[str]
     operation: str
-    """As an ACL calls it: ``DESCRIBE``."""
+    """Its name in an ACL: ``DESCRIBE``."""
     servers: str
 
     def __str__(self) -> str:
-        return f"{self.servers} does not allow {self.operation} on {', '.join(self.topics)}. Ask for an ACL that does."
+        return f"{self.servers} does not allow {self.operation} on {', '.join(self.topics)}. Ask for an ACL that allows it."
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A topic's setting. ``stated``: somebody said so for this very topic; otherwise it is the broker's default."""
+    """A topic's setting. ``stated``: it was set for this topic; otherwise it is the broker's default."""
 
     value: str
     stated: bool
@@ -79,9 +79,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the cluster describes it; ``kafka_uuid`` changes when it is deleted and created again.
+    """A topic as the cluster describes it. ``kafka_uuid`` changes if the topic is deleted and created again.
 
-    ``racks``: where the replicas of each partition are, `None` for a broker without a rack.
+    ``racks``: the racks of each partition's replicas; `None` for a broker without a rack.
     """
 
     name: str
@@ -94,9 +94,9 @@ class Topic:
 
 
 class Cluster:
-    """Look-ups over one admin client; may be shared by threads. Raises `BrokerUnavailable` when nobody answers.
+    """Look-ups through one admin client. Threads may share it. Raises `BrokerUnavailable` if no broker answers.
 
-    A client remembers brokers, and goes on asking one that is away. So a client that got no answer is replaced.
+    A client remembers its brokers and keeps asking one that is down, so a client that got no answer is replaced.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -108,7 +108,7 @@ class Cluster:
         return self._config["bootstrap.servers"]
 
     def matching(self, pattern: str) -> list[str]:
-        """Names of topics that ``pattern`` matches whole, sorted; internal topics (``__...``) never match."""
+        """The names of topics that ``pattern`` matches completely, sorted. Internal topics (``__...``) never match."""
         from confluent_kafka import KafkaException
 
         try:
@@ -119,8 +119,8 @@ class Cluster:
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
 
     def topics(self, names: Iterable[str], *, missing_ok: bool = False) -> list[Topic]:
-        """The topics of these names. Raises `NotAllowed` with all that may not be seen, and `TopicsMissing` with all that do not exist,
-        unless these may be left out."""
+        """The topics of these names. Raises `NotAllowed` with all topics that may not be described, and `TopicsMissing` with all that do
+        not exist. ``missing_ok``: omits those instead."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         wanted = list(dict.fromkeys(names))
@@ -147,7 +147,7 @@ class Cluster:
         return found
 
     def logs(self, partitions: Iterable[TopicPartition], *, known: Mapping[TopicPartition, Log] | None = None) -> dict[TopicPartition, Log]:
-        """Each partition as it is now; only the ends are looked at of those whose start is ``known``."""
+        """The current log of each partition. For partitions in ``known``, looks up only the end."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
@@ -161,28 +161,28 @@ class Cluster:
         return truncated(self._config, positions)
 
     def log_starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset that each partition still has."""
+        """The log start offset of each partition."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         found = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return {partition: offset for partition, (offset, _) in found.items()}
 
     def stable_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offset of each partition: every transaction below it has ended."""
+        """The last stable offset of each partition. All transactions below it have ended."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         found = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {partition: offset for partition, (offset, _) in found.items()}
 
     def offsets_for_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        """The first offset of each partition whose record has this timestamp or a later one; left out where there is none."""
+        """The first offset of each partition whose record has this timestamp or a later one. Partitions without one are omitted."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), or_none=True)
         return {partition: offset for partition, (offset, _) in found.items() if offset != NO_RECORD}
 
     def times_at(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The timestamp (ms) of the first committed record at or behind each position; left out where none comes within a second."""
+        """The timestamp (ms) of the first committed record at or after each position. Omitted if none arrives within a second."""
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as Wire
 
@@ -223,7 +223,7 @@ class Cluster:
         return {TopicPartition(part.topic, part.partition): part.offset for part in answers if part.error is None and part.offset >= 0}
 
     def retention(self, topics: Iterable[str]) -> dict[str, timedelta | None]:
-        """How long each topic keeps a record by time; `None`: for ever."""
+        """How long each topic retains records by time; `None`: permanently."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
@@ -238,8 +238,8 @@ class Cluster:
         return {name: timedelta(milliseconds=value) if value >= 0 else None for name, value in values.items()}
 
     def settings(self, topics: Iterable[str]) -> dict[str, dict[str, Setting]]:
-        """Every setting of each topic, by Kafka's name. Raises `NotAllowed` with all that may not be seen, and `BrokerUnavailable` also for
-        a topic that does not exist."""
+        """All settings of each topic, by Kafka's names. Raises `NotAllowed` with all topics whose settings may not be read, and
+        `BrokerUnavailable` also for a topic that does not exist."""
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
 
@@ -263,9 +263,9 @@ class Cluster:
         return found
 
     def create(self, topic: str, partitions: int, replication: int | None, settings: Mapping[str, str]) -> bool:
-        """Makes a topic, with as many replicas as the broker makes by itself if ``replication`` is `None`; returns when it can be seen.
+        """Creates a topic and returns once it is visible. ``replication``: `None` is the broker's default.
 
-        `False`: it was there already, made by somebody else meanwhile. Raises `NotAllowed` or `TopicNotMade`.
+        Returns `False` if the topic already existed. Raises `NotAllowed` or `TopicNotMade`.
         """
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
@@ -287,15 +287,15 @@ class Cluster:
         try:
             seen(lambda: self.topics([topic], missing_ok=True))
         except RetryError as error:
-            raise BrokerUnavailable(cause=f"{self.servers}: {topic} was made, and is not seen") from error
+            raise BrokerUnavailable(cause=f"{self.servers}: {topic} was created but is not visible") from error
         return made
 
     def _offsets(
         self, partitions: Iterable[TopicPartition], spec: Any, *, or_none: bool = False
     ) -> dict[TopicPartition, tuple[int, int | None]]:
-        """The offset that each partition's leader answers, and its leader epoch. What is no offset (librdkafka's -1001) is asked again.
+        """The offset from each partition's leader, with its leader epoch. An invalid offset (librdkafka's -1001) is requested again.
 
-        ``or_none``: `NO_RECORD` is an answer.
+        ``or_none``: `NO_RECORD` is valid.
         """
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka import TopicPartition as Wire
@@ -326,8 +326,9 @@ class Cluster:
             raise self._unavailable(error) from error
 
     def _describe(self, names: TopicCollection) -> dict[str, Future[Any]]:
-        """The answers for these topics, all of them there. librdkafka asks the broker that it takes for the controller, and an old client
-        keeps asking it while it is away, though the others are healthy: then a new client is asked, once."""
+        """The answers for these topics, all complete. librdkafka asks the broker that it believes to be the controller, and an old client
+        keeps asking it while it is down, although the others are healthy. So if no broker answers, this asks once more with a new client.
+        """
         new = self._client is None
         while True:
             futures: dict[str, Future[Any]] = self._admin().describe_topics(names, request_timeout=REQUEST_TIMEOUT_S)
@@ -351,7 +352,7 @@ class Cluster:
 
 
 def _unanswered(future: Future[Any]) -> bool:
-    """Did no broker answer? librdkafka's own errors are negative, a broker's are not."""
+    """Whether no broker answered. librdkafka's own error codes are negative, a broker's are not."""
     from confluent_kafka import KafkaException
 
     error = future.exception()
@@ -364,11 +365,11 @@ class _NoOffset(Exception):
     answer: int
 
     def __str__(self) -> str:
-        return f"the answer for {self.partition} is {self.answer}, which is not an offset: its leader is not known yet"
+        return f"the answer for {self.partition} is {self.answer}, which is not an offset: the leader is not known yet"
 
 
 def _for_a_moment(error: BaseException) -> bool:
-    """Is it how a partition answers while its leader changes?"""
+    """Whether this is a transient error of a partition whose leader is changing."""
     from confluent_kafka import KafkaError, KafkaException
 
     if isinstance(error, _NoOffset):
@@ -376,6 +377,6 @@ def _for_a_moment(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in (
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_LEADER_EPOCH,  # the broker is behind what was heard of the partition, as it is for a moment when it comes back
+        KafkaError.UNKNOWN_LEADER_EPOCH,  # the broker has older metadata than the client, as briefly after a restart
         KafkaError.FENCED_LEADER_EPOCH,
     )

@@ -1,4 +1,4 @@
-"""One set of client settings, under librdkafka's names, for both clients: librdkafka itself and the JVM's."""
+"""One set of client settings with librdkafka's names, for both librdkafka and the JVM's client."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tidemark.kafka.security import to_jvm, to_librdkafka
 Client = TypeVar("Client")
 
 KafkaConfig = Mapping[str, str]
-"""librdkafka settings (``bootstrap.servers``, ``security.protocol``, ...), as an Airflow Kafka connection has them in its extra."""
+"""librdkafka settings (``bootstrap.servers``, ``security.protocol``, ...), as in the extra of an Airflow Kafka connection."""
 
 OURS = frozenset(
     {"group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "isolation.level", "enable.partition.eof"}
 )
-"""Settings that decide what is read and what is committed: Tidemark sets them, a user's value could lose or double records."""
+"""Settings that decide what is read and committed. Tidemark sets them; a user's value could lose or duplicate records."""
 
 SAME_IN_THE_JVM = frozenset(
     {
@@ -30,7 +30,7 @@ SAME_IN_THE_JVM = frozenset(
 
 
 def checked(config: Mapping[str, object]) -> dict[str, str]:
-    """Settings as strings by librdkafka's names, with ``bootstrap.servers`` there and none of those that are Tidemark's; else `BadInput`.
+    """The settings as strings with librdkafka's names. Raises `BadInput` if ``bootstrap.servers`` is missing or one of `OURS` is set.
 
     Security settings may also have the JVM's names (``sasl.jaas.config``, ``ssl.truststore.location``), see `to_librdkafka`.
     """
@@ -45,24 +45,24 @@ def checked(config: Mapping[str, object]) -> dict[str, str]:
     if fixed:
         raise BadInput(
             what=f"Kafka setting {fixed[0]}",
-            found=f"it is {settings[fixed[0]]!r}, but offsets are read and committed by Tidemark alone",
-            fix="Remove it from the Kafka settings; the consumer's spec says where a partition starts (offset_reset).",
+            found=f"it is {settings[fixed[0]]!r}, but only Tidemark decides what is read and committed",
+            fix="Remove it from the Kafka settings. To choose where a partition starts, set offset_reset in the consumer's spec.",
         )
-    settings.pop("group.id", None)  # the group is the spec's; Airflow's connection form asks for one all the same
+    settings.pop("group.id", None)  # the spec names the group, but Airflow's connection form asks for one too
     return settings
 
 
 def jvm(config: KafkaConfig) -> dict[str, str]:
-    """The same settings for the JVM's client (Spark's connector): those of `SAME_IN_THE_JVM`, and security as `to_jvm` translates it.
+    """The settings for the JVM's client (Spark's connector): those of `SAME_IN_THE_JVM`, and security as translated by `to_jvm`.
 
-    Settings that only librdkafka has (queue sizes, callbacks, statistics) are left out. Raises `BadInput` for a security setting
-    that has no counterpart, because leaving it out would connect in another way than asked.
+    Omits settings that only librdkafka has (queue sizes, callbacks, statistics). Raises `BadInput` for a security setting without a
+    counterpart, because omitting it would change how the client connects.
     """
     return {key: value for key, value in config.items() if key in SAME_IN_THE_JVM} | to_jvm(config)
 
 
 def connected(make: Callable[[Any], Client], settings: Mapping[str, str]) -> Client:
-    """A client made by ``make``; raises `BadInput` for a setting that librdkafka does not know or cannot use (a file that is missing)."""
+    """Creates a client with ``make``. Raises `BadInput` for a setting that librdkafka does not know or cannot use (a missing file)."""
     from confluent_kafka import KafkaException
 
     try:

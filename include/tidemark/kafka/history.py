@@ -1,4 +1,4 @@
-"""Is a log still the one that was read? Kafka's leader epochs say so (KIP-320): the broker knows where each of them ended."""
+"""Finds out whether a log was truncated, from Kafka's leader epochs (KIP-320): the broker knows where each epoch ended."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tidemark.kafka.reader import SETTINGS
 from tidemark.records.ranges import TopicPartition
 
 ANSWER_S = 15.0
-"""The broker is given up after this long."""
+"""How long to wait for the broker."""
 
 _KEPT = re.compile(r"broker end offset is (\d+) ")
-"""librdkafka has the end of the epoch only in its text."""
+"""librdkafka reports the end of the epoch only in its error text."""
 
 
 def truncated(config: KafkaConfig, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int | None]:
-    """Those of ``positions`` (an offset, and the leader epoch in which the log reached up to it) that the log has lost.
+    """The ``positions`` (an offset, and the leader epoch in which the log reached it) that were truncated away.
 
-    With each the offset at which its epoch ends now; `None`: the log has never heard of the epoch.
+    Each comes with the offset at which its epoch ends now; `None`: the log does not know the epoch.
 
-    librdkafka asks for the end of the epoch (``OffsetForLeaderEpoch``) before it fetches from an assigned position, so a record or the end
-    of the partition means that the position is good. Retention is no truncation. Raises `BrokerUnavailable`.
+    librdkafka asks for the end of the epoch (``OffsetForLeaderEpoch``) before it fetches from an assigned position, so a record or the
+    end of the partition means that the position is valid. Retention is not truncation. Raises `BrokerUnavailable`.
     """
     from confluent_kafka import Consumer, KafkaError, KafkaException
     from confluent_kafka import TopicPartition as Wire
@@ -35,7 +35,7 @@ def truncated(config: KafkaConfig, positions: Mapping[TopicPartition, tuple[int,
     settings = {**config, **SETTINGS, "isolation.level": "read_uncommitted", "fetch.message.max.bytes": "1024"}
     consumer = connected(Consumer, settings)
     waiting, found = set(positions), {}
-    trouble, until = "it was silent", time.monotonic() + ANSWER_S
+    trouble, until = "no message arrived", time.monotonic() + ANSWER_S
     try:
         consumer.assign([Wire(part.topic, part.partition, offset, leader_epoch=epoch) for part, (offset, epoch) in positions.items()])
         while waiting and time.monotonic() < until:

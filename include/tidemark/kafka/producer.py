@@ -1,4 +1,4 @@
-"""Messages to the cluster, each with its own answer, within a time that is known beforehand."""
+"""Publishes messages within a known time, and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
 
 DELIVERY_MS = 6_000
-"""How long one message is tried. Whoever publishes holds row locks meanwhile, and a rewind waits 10 s for them."""
+"""How long a message is tried. The publisher holds row locks meanwhile, and a rewind waits 10 s for those."""
 ANSWER_S = DELIVERY_MS / 1000 + 1.0
-"""By then every message has its answer."""
+"""Within this time, every message has an answer."""
 
 SETTINGS = {
-    "enable.idempotence": "true",  # and with it acks=all: what is answered is stored once, in order
+    "enable.idempotence": "true",  # implies acks=all: an acknowledged message is stored once, in order
     "message.timeout.ms": str(DELIVERY_MS),
-    "message.max.bytes": "1000000000",  # the topic decides what is too large, and answers it for each message
-    "compression.type": "lz4",  # the topic's limit is on what is compressed: what its origin took compressed must get through here
-    "topic.metadata.propagation.max.ms": "3000",  # 30 s by default: then a topic that went away would be no answer, but silence
+    "message.max.bytes": "1000000000",  # the topic's own limit decides, with an answer for each message
+    "compression.type": "lz4",  # the topic's limit applies after compression, so what fit the origin compressed must fit here
+    "topic.metadata.propagation.max.ms": "3000",  # with the default of 30 s, a deleted topic would give no answer in time
     "linger.ms": "5",
-    "log_level": "0",  # what matters comes as a delivery report
+    "log_level": "0",  # everything important comes as a delivery report
 }
 ALONE = {"batch.num.messages": "1", "linger.ms": "0", "compression.type": "zstd"}
-"""Each message a batch of its own: what is wrong with it falls on no other."""
+"""Each message in its own batch, so that a bad message does not affect others."""
 
 
 class Answer(Enum):
     STORED = "stored"
     REFUSED = "refused"
-    """The broker does not take this message, or another one of its batch."""
+    """The broker refused this message or another one in its batch."""
     BLOCKED = "blocked"
-    """The broker takes nothing for this topic: it is not there, or not allowed."""
+    """Cannot publish to this topic: it does not exist, or ACLs forbid it."""
     UNKNOWN = "unknown"
-    """No answer, or one that says nothing about the message: it may be stored or not."""
+    """Unknown outcome: no answer, or one that is not about the message. It may or may not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message as it is to be stored. A header's name that holds U+0000 ends there: librdkafka's names are C strings."""
+    """A message to publish. A header name is cut at U+0000, because librdkafka's names are C strings."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a message: where it is stored, or what the client says of it."""
+    """The outcome of a message: its offset, or the client's error text."""
 
     answer: Answer
     offset: int = -1
@@ -63,7 +63,7 @@ class Report:
 
 
 class Publisher:
-    """An idempotent producer; not to be shared by threads. Connects when the first message is published, which takes half a second."""
+    """An idempotent producer, for one thread. Connects at the first message, which takes half a second."""
 
     def __init__(self, config: KafkaConfig, *, alone: bool = False) -> None:
         self._settings = {**config, **SETTINGS, **(ALONE if alone else {})}
@@ -71,7 +71,7 @@ class Publisher:
         self._denied = False
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Report]:
-        """A report for each message, in their order, after `ANSWER_S` at the latest. Raises nothing that comes from the broker."""
+        """Publishes the messages and returns a report for each, in order, within about `ANSWER_S`. Never raises broker errors."""
         from confluent_kafka import KafkaException
         from confluent_kafka import Producer as Make
 
@@ -88,23 +88,23 @@ class Publisher:
                 reports[number] = _failed(error.args[0])
             self._serve(client, 0.0)
         if not self._serve_all(client, until):
-            client.purge()  # without an answer in time: nothing of it may be sent later
+            client.purge()  # no answer in time: the messages must not be sent later
             self._serve_all(client, time.monotonic() + 1.0)
         if self._denied:
-            nowhere = Report(Answer.BLOCKED, text="WRITE is not allowed on it nor on any other topic")
+            nowhere = Report(Answer.BLOCKED, text="WRITE is not allowed on it or on any other topic")
             reports = [nowhere if report.answer is Answer.UNKNOWN else report for report in reports]
         if any(report.answer in (Answer.UNKNOWN, Answer.BLOCKED) for report in reports):
-            self._client = None  # it may have given up for good, and it remembers what was not allowed
+            self._client = None  # it may have failed permanently, and it caches authorization errors
         return reports
 
     def _serve_all(self, client: Producer, until: float) -> bool:
-        """Takes delivery reports until none is missing; `False`: not in time. As ``flush``, which does not survive a fatal error."""
+        """Takes delivery reports until all have arrived; `False`: not in time. ``flush`` would not survive a fatal error."""
         while len(client) and (left := until - time.monotonic()) > 0:
             self._serve(client, min(left, 0.1))
         return not len(client)
 
     def _serve(self, client: Producer, timeout_s: float) -> None:
-        """Takes delivery reports. A fatal error is raised here once; that there is no id for a producer which may write nowhere is one."""
+        """Takes delivery reports. A fatal error is raised here once, for example that a producer that may write nowhere gets no id."""
         from confluent_kafka import KafkaError as Code
         from confluent_kafka import KafkaException
 
@@ -133,12 +133,12 @@ class Publisher:
 
 
 class Publishers:
-    """The two ways to publish. Whoever publishes again and again keeps them."""
+    """Both kinds of publisher, to be kept for repeated use."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self.together = Publisher(config)
         self.alone = Publisher(config, alone=True)
-        """For messages that were refused together with others."""
+        """For messages that were refused in a batch with others."""
 
 
 def _note(reports: list[Report], number: int, error: KafkaError | None, message: Any) -> None:

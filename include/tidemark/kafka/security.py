@@ -1,4 +1,4 @@
-"""TLS and SASL settings by the names of both clients: librdkafka's, which Tidemark keeps, and the JVM's, which Spark's connector wants.
+"""Translates TLS and SASL settings between librdkafka, whose names Tidemark uses, and the JVM's client, which Spark's connector uses.
 
 | librdkafka | the JVM's client |
 |---|---|
@@ -10,8 +10,8 @@
 | ``ssl.keystore.location``, ``ssl.keystore.password`` | the same, type PKCS12 |
 | ``ssl.endpoint.identification.algorithm=none`` | the same, empty |
 
-Both directions are exact or refused: a security setting that is left out connects in another way than was asked. No error shows a value
-that may be secret. Values in, values out; no file is read.
+Both directions are exact or refused, because omitting a security setting would change how the client connects. No error shows a value that
+may be secret. Pure functions; no file is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from tidemark.errors import BadInput
 
 SAME = frozenset({"sasl.kerberos.service.name", "ssl.key.password"})
-"""Settings with one name and one meaning in both clients."""
+"""Settings with the same name and meaning in both clients."""
 
 JVM_ONLY = frozenset(
     {
@@ -39,7 +39,7 @@ JVM_ONLY = frozenset(
         "ssl.truststore.password",
     }
 )
-"""The JVM's settings that librdkafka cannot have."""
+"""Settings of the JVM's client that librdkafka does not have."""
 
 _MODULES = {
     "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
@@ -54,31 +54,31 @@ _NAMES = "Use sasl.username, sasl.password, ssl.ca.location, ssl.certificate.loc
 
 
 def to_librdkafka(settings: Mapping[str, str]) -> dict[str, str]:
-    """``settings`` with librdkafka's names wherever the JVM's were used; those that say nothing about security are passed on.
+    """``settings`` with the JVM's names replaced by librdkafka's. Settings that do not concern security stay unchanged.
 
-    Raises `BadInput` for a setting of the JVM's that librdkafka cannot follow exactly, and where both names are used and differ.
+    Raises `BadInput` for a JVM setting without an exact equivalent in librdkafka, and if both names are used with different values.
     """
     given = dict(settings)
     made: dict[str, str] = {}
     if strangers := sorted(JVM_ONLY.intersection(given)):
-        raise _bad(strangers[0], "librdkafka, which reads offsets and records, has no such setting", _NAMES)
+        raise _bad(strangers[0], "librdkafka, which reads offsets and records, does not have this setting", _NAMES)
     if "sasl.jaas.config" in given:
         made |= _login(given.pop("sasl.jaas.config"), given.get("sasl.mechanism") or given.get("sasl.mechanisms"))
     made |= _trust(given) | _keys(given)
     if given.get("ssl.endpoint.identification.algorithm") == "":
         given["ssl.endpoint.identification.algorithm"] = "none"
     if len({given[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in given}) > 1:
-        raise _bad("sasl.mechanism", "sasl.mechanisms, its other name, has another value", "Remove one of them.")
+        raise _bad("sasl.mechanism", "sasl.mechanisms, its other name, has a different value", "Remove one of them.")
     for name, value in made.items():
         if given.get(name, value) != value:
-            raise _bad(name, "it is also given under the JVM's name, with another value", "Remove one of them.")
+            raise _bad(name, "the JVM's name for it is set too, with a different value", "Remove one of them.")
     return given | made
 
 
 def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
-    """The security settings of ``config``, which has librdkafka's names, for the JVM's client.
+    """The security settings of ``config`` with the names of the JVM's client.
 
-    Raises `BadInput` for one without a counterpart.
+    Raises `BadInput` for a setting without a counterpart.
     """
     result = {name: value for name, value in config.items() if name in SAME}
     used = set(SAME)
@@ -89,8 +89,8 @@ def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
     if config.get("enable.ssl.certificate.verification", "true").lower() not in ("true", "t", "1"):
         raise _bad(
             "enable.ssl.certificate.verification",
-            "the JVM's client, which reads for Spark-form transforms, cannot leave certificates unchecked",
-            "Give the CA's certificate in ssl.ca.location.",
+            "the JVM's client, which reads for Spark-form transforms, cannot skip the verification of certificates",
+            "Set ssl.ca.location to the CA's certificate.",
         )
     if mechanism := config.get("sasl.mechanism") or config.get("sasl.mechanisms"):
         result["sasl.mechanism"] = mechanism
@@ -101,14 +101,14 @@ def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
     if strangers := sorted(name for name in config if name.startswith(("ssl.", "sasl.")) and name not in used):
         raise _bad(
             strangers[0],
-            "Spark's connector has no such setting",
+            "Spark's connector does not have this setting",
             "Use ssl.ca.location, sasl.mechanism, sasl.username and sasl.password, or write the transform in the Arrow form.",
         )
     return result
 
 
 def quoted(text: str) -> str:
-    """``text`` as a value in a JAAS line."""
+    """``text`` quoted as a value in a JAAS line."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
@@ -125,7 +125,7 @@ def _login(jaas: str, mechanism: str | None) -> dict[str, str]:
         raise _bad(name, "it is not one login module with options (its text is not shown here)", fix)
     module, options = match[1], {key: _unquoted(value) for key, value in _OPTION.findall(match[3])}
     if module not in _MODULES:
-        raise _bad(name, f"its login module is {module}, which librdkafka has no counterpart for", fix)
+        raise _bad(name, f"its login module is {module}, which has no counterpart in librdkafka", fix)
     if mechanism not in _MODULES[module]:
         found = f"its login module is {module}, but sasl.mechanism is {mechanism or 'missing'}"
         raise _bad(name, found, f"Set sasl.mechanism to {' or '.join(_MODULES[module])}.")
@@ -136,14 +136,14 @@ def _login(jaas: str, mechanism: str | None) -> dict[str, str]:
 
 
 def _unquoted(value: str) -> str:
-    """A JAAS value as the JVM's tokenizer reads it."""
+    """A JAAS value, unquoted as by the JVM's tokenizer."""
     if value[0] not in "\"'":
         return value
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)) if found[1][0] in "01234567" else _LETTERS.get(found[1], found[1]), value[1:-1])
 
 
 def _trust(given: dict[str, str]) -> dict[str, str]:
-    """Takes the JVM's truststore out of ``given``."""
+    """Removes the JVM's truststore from ``given`` and returns it with librdkafka's names."""
     kind = given.pop("ssl.truststore.type", None)
     made = {
         ours: given.pop(theirs)
@@ -153,7 +153,7 @@ def _trust(given: dict[str, str]) -> dict[str, str]:
     if made and (kind or "JKS").upper() != "PEM":
         raise _bad(
             "ssl.truststore.type",
-            f"it is {kind or 'missing, which means JKS'}, and librdkafka reads certificates as PEM only",
+            f"it is {kind or 'missing, which means JKS'}, but librdkafka reads certificates only as PEM",
             "Export the CA's certificate with keytool -exportcert -rfc, set ssl.truststore.type to PEM and "
             "ssl.truststore.location to that file (or ssl.ca.location alone).",
         )
@@ -161,7 +161,10 @@ def _trust(given: dict[str, str]) -> dict[str, str]:
 
 
 def _keys(given: dict[str, str]) -> dict[str, str]:
-    """Takes the JVM's key store out of ``given``. Without a type ``ssl.keystore.location`` is librdkafka's own: PKCS12."""
+    """Removes the JVM's key store from ``given`` and returns it with librdkafka's names.
+
+    Without a type, ``ssl.keystore.location`` is librdkafka's own setting: PKCS12.
+    """
     kind = (given.pop("ssl.keystore.type", None) or "").upper()
     if kind not in ("", "PEM", "PKCS12"):
         raise _bad("ssl.keystore.type", f"it is {kind}, which librdkafka cannot read", "Convert the key store to PKCS12 or PEM.")
@@ -173,14 +176,14 @@ def _keys(given: dict[str, str]) -> dict[str, str]:
         return {}
     made = {texts[name]: given.pop(name) for name in found}
     if "ssl.keystore.password" in given:
-        raise _bad("ssl.keystore.password", "a PEM file has none", "Give the key's password in ssl.key.password.")
+        raise _bad("ssl.keystore.password", "a PEM file has no key store password", "Set the key's password in ssl.key.password.")
     if "ssl.keystore.location" in given:
         file = given.pop("ssl.keystore.location")
         made |= {"ssl.certificate.location": file, "ssl.key.location": file}
     return made
 
 
-# ---- to the JVM's names: what is made, by what it is made of
+# ---- to the JVM's names: the settings made, by the setting they are made of
 
 
 def _jaas(config: Mapping[str, str], mechanism: str | None) -> dict[str, dict[str, str]]:
@@ -200,13 +203,13 @@ def _jaas(config: Mapping[str, str], mechanism: str | None) -> dict[str, dict[st
 
 def _truststore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
     if config.get("ssl.ca.location") == "probe":
-        raise _bad("ssl.ca.location", "it is probe, which only librdkafka knows", "Name the file with the CA's certificate.")
+        raise _bad("ssl.ca.location", "it is probe, which only librdkafka supports", "Set it to the file with the CA's certificate.")
     made: dict[str, dict[str, str]] = {}
     for ours, theirs in (("ssl.ca.location", "ssl.truststore.location"), ("ssl.ca.pem", "ssl.truststore.certificates")):
         if ours in config:
             made[ours] = {"ssl.truststore.type": "PEM", theirs: config[ours]}
     if len(made) > 1:
-        raise _bad("ssl.ca.pem", "ssl.ca.location is given too, and the JVM's client takes one of them", "Remove one of them.")
+        raise _bad("ssl.ca.pem", "ssl.ca.location is set too, but the JVM's client takes only one of them", "Remove one of them.")
     return made
 
 
@@ -220,8 +223,8 @@ def _keystore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
     if files and (len(files) != 2 or files[0] != files[1]):
         raise _bad(
             "ssl.key.location",
-            "it is not the file that ssl.certificate.location names, and the JVM's client reads certificate and key from one file",
-            "Put both into one PEM file (key in PKCS#8) and name it twice, or write the transform in the Arrow form.",
+            "it differs from ssl.certificate.location, but the JVM's client reads certificate and key from one file",
+            "Put both into one PEM file (key in PKCS#8) and set both to it, or write the transform in the Arrow form.",
         )
     if files:
         one = {"ssl.keystore.type": "PEM", "ssl.keystore.location": files[0]}

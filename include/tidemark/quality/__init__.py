@@ -1,29 +1,23 @@
-"""Great Expectations judges what a run wrote, in Postgres, and the conservation check says whether every record is accounted for.
+"""Validates what a run wrote: Great Expectations over the sink's rows in Postgres, and the conservation check over all records.
 
-Owns the tables ``validation``, ``validation_result`` and ``validation_row``, ``batch.validation_id`` and
-``partition_offset.validated_offset``; checks I3. A batch's life here::
+Owns the tables ``validation``, ``validation_result`` and ``validation_row``, and the columns ``batch.validation_id`` and
+``partition_offset.validated_offset``. Checks I3. The states of a batch::
 
-    committed --validate--> passed, warning  -- the validated offset of its partition moves over it, once it has reached it
+    committed --validate--> passed, warning  -- the validated offset of its partition moves past it as soon as it gets there
                    |  ^
-                   v  | validated again, after a repair
+                   v  | validated again after a repair
                 critical                     -- the validated offset stops before it
 
-What fails: an unusable suite file (`BadSuite`) or an expectation that could not be evaluated (`ExpectationError`) stores nothing and is
-no verdict. A crash between reading and storing stores nothing either; validate again. Readers choose: the sink shows everything that was
-committed, its view (`validated_view_ddl`) only what lies below the validated offset.
+An unusable suite file (`BadSuite`) or an expectation that could not be evaluated (`ExpectationError`) gives no verdict, and nothing is
+stored. The same holds for a crash between reading and storing: validate again. Readers have a choice: the sink shows every committed row,
+its view (`validated_view_ddl`) only the rows below the validated offset.
 
-Great Expectations is imported when `judge` first needs it. `reaction` is imported by its callers only, because rewinds use this package.
+- `validation` judges a run and stores the verdict; `verdict` defines verdicts, reports and the reaction to them.
+- `suite` reads suite files; `expectations` runs Great Expectations, which is imported only when needed.
+- `conservation` compares ledger, sink, failed records and positions; `audit` says where each of a consumer's records is.
+- `ranges` merges the offset ranges of a run; `view` writes the DDL of the view.
 
-Modules::
-
-    conservation    the ledger compared with sink, failed records and positions (I3)
-    judge           runs Great Expectations over the rows of a run
-    ranges          the offset ranges that a run wrote
-    reaction        the rewind after a critical verdict (`on_failure: rewind`)
-    suite           reads suite files
-    validation      validates a run and stores the verdict
-    verdict         a validation's input and result
-    view            the DDL of the view of validated rows
+`tidemark.rewind.reaction` rewinds a run with a critical verdict. It is not here because rewinds use this package.
 """
 
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation

@@ -1,4 +1,4 @@
-"""Where every record of a consumer is, at one moment, and whether that is all of them (I3)."""
+"""Where each record of a consumer is at one moment, and whether any is missing (I3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SQL = statements("tidemark.quality", "audit.sql")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The offsets of a partition that were read, and what became of each. ``waiting`` counts by retry topic; ``held``: behind others."""
+    """The offsets read of a partition, by outcome. ``waiting`` is counted by retry topic; its key ``held`` counts records behind others."""
 
     partition: TopicPartition
     read: int
@@ -34,15 +34,15 @@ class Account:
 
     @property
     def explained(self) -> int:
-        """The sum of all that is said of them: as many as were read."""
+        """The sum over all outcomes. Must equal ``read``."""
         known = self.loaded_at_once + self.loaded_later + self.skipped + self.failed + self.discarded + self.unaccounted
         return known + sum(self.waiting.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """``differences`` are what does not add up; empty is good. ``astray``: messages of waiting records that are not where they are said to
-    be; the next drain has them published anew, and nothing is lost."""
+    """``differences`` do not add up; none means balanced. ``astray`` are messages of waiting records that are not at their registered
+    offsets. Nothing is lost: the next drain publishes those records again."""
 
     group: str
     accounts: tuple[Account, ...]
@@ -55,7 +55,7 @@ class Audit:
 
 
 def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit:
-    """Compares the ledger with the failed records, with the sink and with the topics; the tables in one snapshot. Changes nothing.
+    """Compares the ledger with the failed records, the sink and the topics. Reads the tables in one snapshot. Changes nothing.
 
     Raises `BadInput` for a group that has never run.
     """
@@ -69,12 +69,12 @@ def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit
         registered = rows(cur)
     accounts = tuple(_account(row) for row in found)
     differences = [
-        f"{account.partition}: {account.read} records were read, {account.explained} are somewhere."
+        f"{account.partition}: {account.read} records were read, {account.explained} are accounted for."
         for account in accounts
         if account.read != account.explained
     ]
     differences += [
-        f"{row['topic']}/{row['partition']}: the ledger says {row['handed_off']} records were not loaded at once, {row['kept']} are kept."
+        f"{row['topic']}/{row['partition']}: the ledger says {row['handed_off']} records were not loaded at once, {row['kept']} are stored."
         for row in found
         if row["handed_off"] != row["kept"]
     ]
@@ -87,20 +87,20 @@ def _account(row: Mapping[str, Any]) -> Account:
 
 
 def _astray(cluster: Cluster, registered: list[dict[str, Any]]) -> list[str]:
-    """Asked of Kafka after the snapshot: a log does not end before what was registered in it."""
+    """Asks Kafka after the snapshot, so a log cannot end before a message that the snapshot has registered in it."""
     topics = {topic.name: topic for topic in cluster.topics({row["topic"] for row in registered}, missing_ok=True)}
     said, there = [], {}
     for row in registered:
         partition, topic = TopicPartition(row["topic"], row["partition"]), topics.get(row["topic"])
         if topic is None or topic.kafka_uuid != row["kafka_uuid"]:
-            said.append(f"{partition}: {row['records']} records wait for it, and the topic is gone.")
+            said.append(f"{partition}: {row['records']} records wait for this topic, which is gone.")
         else:
             there[partition] = row
         if row["passed"]:
-            said.append(f"{partition}: {row['passed']} records wait at messages that a drain has passed.")
+            said.append(f"{partition}: {row['passed']} records wait at offsets that a drain has already passed.")
     starts, ends = cluster.log_starts(there), cluster.stable_ends(there)
     for partition, row in there.items():
         if row["first"] < starts[partition] or row["last"] >= ends[partition]:
             log = f"[{starts[partition]}, {ends[partition]})"
-            said.append(f"{partition}: records wait at {row['first']} to {row['last']}, the log is {log}.")
+            said.append(f"{partition}: records wait at offsets {row['first']} to {row['last']}, but the log is {log}.")
     return said

@@ -1,7 +1,7 @@
--- Statements of the audit, in one snapshot. They lock nothing.
+-- The audit's statements, run in one snapshot. They lock nothing.
 
 -- name: accounts
--- What the ledger says was read of each partition of a group, and where the records are now that were not loaded at once.
+-- For each partition of a group: the records read according to the ledger, and where those are now that were not loaded at once.
 WITH ledger AS (
     SELECT topic_id, partition, sum(end_offset - start_offset)::bigint AS read, sum(loaded)::bigint AS loaded, sum(skipped)::bigint AS skipped,
            sum(retried + failed)::bigint AS handed_off, sum(unaccounted)::bigint AS unaccounted
@@ -26,7 +26,7 @@ SELECT topic.name AS topic, partition, coalesce(ledger.read, 0) AS read, coalesc
  ORDER BY topic.name, topic_id, partition;
 
 -- name: registered
--- Between which offsets of each retry topic the group's waiting records are registered, and where its drains are.
+-- For each retry topic: the range of offsets at which the group's waiting records are registered, and the drains' positions.
 SELECT topic.name AS topic, kafka_uuid, hop_partition AS partition, min(hop_offset) AS first, max(hop_offset) AS last, count(*) AS records,
        count(*) FILTER (WHERE hop_offset < pos.next_offset) AS passed
   FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = hop_topic_id

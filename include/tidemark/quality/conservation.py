@@ -1,4 +1,4 @@
-"""Is every record accounted for (I3)? The ledger against the sink, the failed records and the positions."""
+"""Checks that every record is accounted for (I3): compares the ledger with the sink, the failed records and the positions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TEXTS = {
     ViolationKind.SINK_ROWS: "the ledger says {expected} rows were written, the sink holds {found}",
     ViolationKind.RETRIED: "the ledger says {expected} records were handed to retry, {found} are stored",
     ViolationKind.FAILED: "the ledger says {expected} records failed, {found} are stored",
-    ViolationKind.GAP: "the ledger does not say what became of these offsets",
+    ViolationKind.GAP: "the ledger does not account for these offsets",
     ViolationKind.OVERLAP: "two ledger rows, or a ledger row and a lost range, cover these offsets",
     ViolationKind.POSITION: "the ledger ends at {expected}, the position is {found}",
     ViolationKind.ORPHAN_ROWS: "the sink holds {found} rows that no ledger row accounts for",
@@ -44,7 +44,7 @@ _TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Offsets ``[start, end)`` of a partition about which the tables disagree."""
+    """Offsets ``[start, end)`` of a partition on which the tables disagree."""
 
     kind: ViolationKind
     topic: str
@@ -62,16 +62,18 @@ class Violation:
 def check_conservation(
     cursor: Cursor, group: str, table: str, *, batch_ids: Sequence[int] | None = None, upsert: bool = False
 ) -> list[Violation]:
-    """Everything about which the group's ledger, its sink, its failed records and its positions disagree; empty is good.
+    """Returns every disagreement between the group's ledger, sink, failed records and positions.
 
-    Checked are the rows and failed records of each batch against its ledger row; that the ledger of a partition has neither gap nor
-    overlap (lost ranges bridge it) and ends at the position; and that the sink holds no row of the group's topics, and
-    ``tidemark.failed_record`` none of the group, outside the ledger. With ``batch_ids`` only these batches and their seams to their
-    neighbours are looked at, and no orphans are searched. In an ``upsert`` sink a later record takes an earlier one's row away, so
-    there fewer rows than the ledger says are no violation.
+    Checks that
+    - the rows and failed records of each batch match its ledger row;
+    - the ledger of a partition has no gaps (except lost ranges) and no overlaps, and ends at the position;
+    - the sink has no rows of the group's topics, and ``tidemark.failed_record`` none of the group, outside the ledger.
 
-    Reads only; never commits. Compare in one statement or one REPEATABLE READ transaction if the group is running: each of the three
-    statements is consistent in itself, two of them are not. Raises `BadInput` for a group that is not known.
+    With ``batch_ids``, checks only these batches and the edges to their neighbours, and does not search for orphans. In an ``upsert`` sink
+    a later record may replace an earlier one's row, so fewer rows than in the ledger are not a violation.
+
+    Reads only; never commits. Use a REPEATABLE READ transaction if the group is running: each of the three statements is consistent, but
+    they are not consistent with each other. Raises `BadInput` for an unknown group.
     """
     group_id = group_number(cursor, group)
     parameters = {"group_id": group_id, "batch_ids": list(batch_ids) if batch_ids is not None else None, "upsert": upsert}
@@ -84,11 +86,11 @@ def check_conservation(
 
 
 def group_number(cursor: Cursor, group: str) -> int:
-    """``group_id``; raises `BadInput` for a group that no consumer has ever started."""
+    """The ``group_id`` of a group. Raises `BadInput` if no consumer has ever started it."""
     cursor.execute("SELECT group_id FROM tidemark.consumer_group WHERE name = %s", (group,))
     row = cursor.fetchone()
     if row is None:
-        raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="Name a group that tidemark groups lists.")
+        raise BadInput(what="group", found=f"no group {group!r} has ever run here", fix="Name a group from: tidemark groups list")
     return int(row[0])
 
 

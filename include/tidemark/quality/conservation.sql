@@ -1,6 +1,6 @@
 -- name: batch_violations
--- Batches whose rows or failed records are not what the ledger says. Records that a retry has loaded count with the batch that read them
--- first: their rows have its lineage. Reads only: one scan of the sink's lineage index a batch.
+-- Batches whose rows or failed records differ from the ledger. A record loaded by a retry counts with the batch that first read it: its
+-- rows have that lineage. Reads only: one scan of the sink's lineage index per batch.
 WITH judged AS MATERIALIZED (
     SELECT * FROM tidemark.batch
      WHERE group_id = %(group_id)s AND (%(batch_ids)s::bigint[] IS NULL OR batch_id = ANY (%(batch_ids)s::bigint[])) AND NOT drained
@@ -35,8 +35,8 @@ SELECT violation.kind, topic.name AS topic, counted.partition, counted.start_off
  ORDER BY counted.topic_id, counted.partition, counted.start_offset, violation.kind;
 
 -- name: ledger_violations
--- Where the ledger of a partition has a gap or an overlap, or does not end at the position. Reads only: the judged batches (for the
--- whole group also its lost ranges), each with its neighbours. A lost range whose end is unknown counts as empty.
+-- Gaps and overlaps in the ledger of a partition, and ledgers that do not end at the position. Reads only: the judged batches (for a
+-- whole group also its lost ranges), each with its neighbours. A lost range with an unknown end counts as empty.
 WITH piece AS NOT MATERIALIZED (
     SELECT group_id, topic_id, partition, start_offset, end_offset, batch_id FROM tidemark.batch
      UNION ALL
@@ -78,8 +78,8 @@ SELECT kind, topic.name AS topic, partition, start, "end", expected, found
  ORDER BY topic_id, partition, start, kind;
 
 -- name: orphans
--- Rows and failed records of the group's topics that no ledger row accounts for. Reads only: the lineage index between, before and
--- behind the ledger's ranges, and beside the group's partitions.
+-- Rows and failed records of the group's topics that no ledger row accounts for. Reads only: the lineage index before, between and
+-- after the ledger's ranges, and for partitions that the group does not have.
 WITH held AS MATERIALIZED (
     SELECT topic_id, partition FROM tidemark.partition_offset WHERE group_id = %(group_id)s
 ), covered AS (

@@ -1,7 +1,7 @@
-"""Great Expectations over the rows of a run, on our own session: one snapshot, no network, no progress bars, flat memory.
+"""Runs Great Expectations over the rows of a run, in our own session: one snapshot, no network, no progress bars, constant memory.
 
-The rows are a temporary view, `RUN_ROWS`, over the sink's lineage index. Each expectation is first asked only *how many* rows
-fail; which rows is asked only of those that failed, and at most `MAX_ROWS` of each are fetched.
+The rows are a temporary view, `RUN_ROWS`, over the sink's lineage index. Each expectation first counts its failing rows. Only for those
+that failed are the rows themselves fetched, at most `MAX_ROWS` each.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
 
 RUN_ROWS = "tidemark_run"
-"""What ``{batch}`` and a suite's messages call the rows of the run."""
+"""The name of the run's rows: what ``{batch}`` becomes, and what a suite's messages show."""
 MAX_ROWS = 10_000
-"""Failing rows stored of one expectation: enough to see the pattern and to repair a handful, little enough for one statement."""
+"""Maximum failing rows stored per expectation: enough to see the pattern and repair a few, few enough for one statement."""
 EXAMPLES = 5
 COMPOUND_UNIQUE = "expect_compound_columns_to_be_unique"
 COMPOUND_METRIC = "compound_columns.unique"
@@ -36,7 +36,7 @@ Row = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Unevaluated:
-    """An expectation that gave no answer, and why, in Postgres' or Great Expectations' own words."""
+    """An expectation without a result, and the error of Postgres or Great Expectations."""
 
     number: int
     type: str
@@ -45,7 +45,7 @@ class Unevaluated:
 
 @dataclass(kw_only=True, eq=False)
 class ExpectationError(Refused):
-    """Expectations could not be evaluated: that says nothing about the data. No verdict was stored."""
+    """Expectations could not be evaluated, which says nothing about the data. No verdict was stored."""
 
     suite: str
     problems: list[Unevaluated] = field(default_factory=list)
@@ -53,33 +53,33 @@ class ExpectationError(Refused):
     def __str__(self) -> str:
         lines = [f"{self.suite}: expectation {item.number} ({item.type}) could not be evaluated: {item.cause}" for item in self.problems]
         return "\n".join(
-            [*lines, "This says nothing about the data; no verdict was stored. Mend the suite or the table, and validate again."]
+            [*lines, "This says nothing about the data, and no verdict was stored. Fix the suite or the table, and validate again."]
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An expectation's result, and the rows it objected to (at most `MAX_ROWS`)."""
+    """An expectation's result and its failing rows (at most `MAX_ROWS`)."""
 
     result: ExpectationResult
     rows: list[Row]
 
 
 def expose(cursor: Cursor, table: str, ranges: Mapping[Partition, list[Range]]) -> None:
-    """Makes `RUN_ROWS`: the sink's rows in these ranges, until the transaction ends; from here on it only reads.
+    """Creates `RUN_ROWS`, the sink's rows in these ranges, until the transaction ends. Makes the rest of the transaction read-only.
 
-    Planner settings are this transaction's own: nobody has counted rows this new for the planner, so it expects next to none, and
-    would join them by nested loops; and compiling queries this short costs more than it saves.
+    Changes planner settings for this transaction: rows this new are not in the statistics, so the planner would expect almost none and use
+    nested loops. JIT compilation costs more than it saves in queries this short.
     """
     cursor.execute(f"CREATE TEMPORARY VIEW {RUN_ROWS} AS SELECT sink.* FROM {quoted_table(table)} sink WHERE {predicate(ranges, 'sink')}")  # noqa: S608 - numbers and quoted names
     _only_read(cursor)
 
 
 def copy_loaded(cursor: Cursor, table: str) -> None:
-    """Makes `RUN_ROWS` of what drains have loaded: the sink's rows of the records in ``tidemark_run_loaded``, as a temporary table.
+    """Creates `RUN_ROWS` from what drains loaded: the sink's rows of the records in ``tidemark_run_loaded``, as a temporary table.
 
-    They lie scattered among the rows of other runs, so a condition that names them all could be megabytes long. Each is looked up in
-    the lineage index, however many the planner takes them for.
+    They are scattered among the rows of other runs, so a condition that names them all could be megabytes long. Each is looked up in the
+    lineage index, however many the planner expects.
     """
     for method in ("hashjoin", "mergejoin"):
         cursor.execute(f"SET LOCAL enable_{method} = off")
@@ -102,8 +102,8 @@ def _only_read(cursor: Cursor) -> None:
 def evaluate(connection: Connection, suite: Suite, ranges: Mapping[Partition, list[Range]]) -> list[Evaluated]:
     """The results of a suite over `RUN_ROWS`, in the order of the suite.
 
-    The session must be in autocommit mode with a transaction begun by a statement: so neither SQLAlchemy's commits nor its rollbacks
-    end it, and everything is read in the caller's snapshot. One thread at a time: Great Expectations keeps its project in a global.
+    The session must be in autocommit mode, with a transaction begun by a statement. Then SQLAlchemy's commits and rollbacks do not end it,
+    and everything is read in the caller's snapshot. One thread at a time: Great Expectations keeps its project in a global.
     Raises `ExpectationError` if any expectation could not be evaluated.
     """
     if not suite.expectations:
@@ -135,7 +135,7 @@ def _batch(connection: Connection) -> Any:
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_postgres(
         "sink",
-        connection_string="postgresql+psycopg2://sink@sink/sink",  # never opened: the creator hands out the session we have
+        connection_string="postgresql+psycopg2://sink@sink/sink",  # never opened: the creator returns our own session
         create_temp_table=False,
         kwargs={"creator": lambda: connection, "poolclass": StaticPool, "use_native_hstore": False},
     )
@@ -145,10 +145,10 @@ def _batch(connection: Connection) -> Any:
 
 
 def _keep_transaction(connection: Connection, engine: Any) -> None:
-    """After a statement that failed, the transaction goes on as it was before it.
+    """Rolls back to a savepoint after each failed statement, so that the transaction can continue.
 
-    Great Expectations tries a failing metric three times and reports the last message; without this the message would be "current
-    transaction is aborted", and expectations that have nothing wrong with them would fail with it.
+    Great Expectations tries a failing metric three times and reports the last message. Without the savepoint, that would be "current
+    transaction is aborted", and valid expectations would fail with it too.
     """
     from sqlalchemy import event
 
@@ -164,7 +164,7 @@ def _keep_transaction(connection: Connection, engine: Any) -> None:
 
 
 def _ask(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, Any], list[Unevaluated]]:
-    """Great Expectations' results by number, and those that gave none. Counts only: no failing values are fetched."""
+    """Great Expectations' results by number, and the expectations without one. Only counts: no failing values are fetched."""
     gx = great_expectations()
     suite = gx.ExpectationSuite("run", expectations=[_counting(expectation) for expectation in expectations])
     types = {expectation.number: expectation.type for expectation in expectations}
@@ -180,7 +180,7 @@ def _ask(batch: Any, expectations: tuple[Expectation, ...]) -> tuple[dict[int, A
 
 
 def _counting(expectation: Expectation) -> Any:
-    """The expectation; where it is an SQL query, without the metric that fetches all rows of the query to the client."""
+    """The expectation. For an SQL query, without the metric that fetches all rows of the query to the client."""
     built = configuration(expectation).to_domain_obj()
     if expectation.type != UNEXPECTED_ROWS:
         return built
@@ -204,7 +204,7 @@ def _count_unexpected_rows() -> Any:
 def _failing(
     batch: Any, suite: Suite, expectation: Expectation, ranges: Mapping[Partition, list[Range]]
 ) -> tuple[list[Row], list[Any], str | None]:
-    """The lineage of the failing rows, some of their values, and why there is no lineage. A statement of the expectation's own."""
+    """The lineage of the failing rows, example values, and the reason if there is no lineage. Runs a statement of its own."""
     from great_expectations.validator.metric_configuration import MetricConfiguration
     from great_expectations.validator.metrics_calculator import MetricsCalculator
 
@@ -220,13 +220,13 @@ def _failing(
         needs = built.get_validation_dependencies(engine, {"result_format": wanted})
         metric = needs.get_metric_configuration(f"{built.map_metric}.unexpected_index_list")
         if metric is None:
-            return [], [], "Great Expectations does not name the rows of this type"
+            return [], [], "Great Expectations does not list failing rows for this type"
     calculator = MetricsCalculator(engine, show_progress_bars=False)
     resolved, aborted = calculator.resolve_validation_graph(calculator.build_metric_dependency_graph([metric]))
     if metric.id not in resolved:
         told = [_exception(entry["exception_info"]) for entry in aborted.values()]
-        cause = next((text for text in told if text), "Great Expectations does not say why")
-        if expectation.type == UNEXPECTED_ROWS:  # it could be counted: only the columns are not there
+        cause = next((text for text in told if text), "Great Expectations gives no reason")
+        if expectation.type == UNEXPECTED_ROWS:  # the count worked, so only the columns are missing
             return [], [], f"the query does not select {', '.join(_KEY)}: {cause}"
         raise ExpectationError(suite=str(suite.path), problems=[Unevaluated(expectation.number, expectation.type, cause)])
     found = resolved[metric.id] or []
@@ -237,9 +237,9 @@ def _failing(
 
 
 def _query_for_rows(expectation: Expectation) -> str | None:
-    """SQL for the lineage of the failing rows, with ``{batch}`` in it, where Great Expectations has no bounded way of its own.
+    """SQL for the lineage of the failing rows, containing ``{batch}``, where Great Expectations has no bounded query.
 
-    Those are SQL expectations, and compound uniqueness: for that one it has no list of rows, only a cartesian product.
+    This concerns SQL expectations, and compound uniqueness, for which it only has a cartesian product.
     """
     if expectation.type == UNEXPECTED_ROWS:
         rows = expectation.kwargs["unexpected_rows_query"].rstrip("; \t\r\n\v\f")
@@ -279,7 +279,7 @@ def _result(expectation: Expectation, success: bool, observed: dict[str, Any], s
 
 
 def _exception(info: Mapping[str, Any] | None) -> str | None:
-    """The message of an exception in a result's ``exception_info``, which is one or one for each metric; none if there was none."""
+    """The exception message in a result's ``exception_info``, which holds one entry or one per metric. `None` if nothing was raised."""
     if not info:
         return None
     entries = [info] if "raised_exception" in info else [entry for entry in info.values() if isinstance(entry, Mapping)]
@@ -288,14 +288,14 @@ def _exception(info: Mapping[str, Any] | None) -> str | None:
 
 
 def _first_words(message: str) -> str:
-    """Postgres' message and hint without the statement, which is Great Expectations' own and long."""
+    """Postgres' message and hint, without Great Expectations' long statement."""
     lines = message.split("[SQL:")[0].strip().splitlines() or [message]
     kept = [lines[0].partition(") ")[2] if lines[0].startswith("(psycopg2.") else lines[0]]
     return " ".join([*kept, *(line.strip() for line in lines[1:] if line.startswith(("HINT", "DETAIL")))])
 
 
 def _plain(value: Any) -> Any:
-    """The value as jsonb stores it: no NaN, no NUL, no type that JSON lacks."""
+    """The value in a form that jsonb can store: no NaN, no NUL, JSON types only."""
     if isinstance(value, Mapping):
         return {_plain(str(name)): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

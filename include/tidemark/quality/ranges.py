@@ -1,4 +1,4 @@
-"""Which offsets a run wrote: the ranges of its batches, merged where they touch. Values in, values out."""
+"""Which offsets a run wrote: the ranges of its batches, merged. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Partition = tuple[int, int]
 Range = tuple[int, int]
 """Offsets ``[start, end)``."""
 MOST_RANGES = 100
-"""Of a partition, where a drain has loaded records here and there: an event and an XCom stay small. With more, one range holds them all."""
+"""Maximum ranges per partition for the scattered records of a drain, to keep events and XComs small. Beyond it, one range covers all."""
 
 
 def merge_ranges(slices: Iterable[tuple[int, int, int, int]]) -> dict[Partition, list[Range]]:
-    """The offsets that ``(topic_id, partition, start, end)`` cover, as few ranges as possible, in order.
+    """The offsets that ``(topic_id, partition, start, end)`` cover, as the fewest possible ranges, sorted.
 
-    Ranges that touch or overlap become one, so that a run of a thousand batches is one index scan a partition. Empty ones vanish.
+    Adjacent and overlapping ranges are merged, so a run of a thousand batches costs one index scan per partition. Empty ranges are dropped.
     """
     merged: dict[Partition, list[Range]] = {}
     for topic_id, partition, start, end in sorted(slices):
@@ -30,14 +30,14 @@ def merge_ranges(slices: Iterable[tuple[int, int, int, int]]) -> dict[Partition,
 
 
 def covers(ranges: Mapping[Partition, list[Range]], topic_id: int, partition: int, offset: int) -> bool:
-    """Does one of the ranges hold this offset?"""
+    """Whether one of the ranges contains this offset."""
     return any(start <= offset < end for start, end in ranges.get((topic_id, partition), ()))
 
 
 def predicate(ranges: Mapping[Partition, list[Range]], alias: str) -> str:
-    """The condition that a sink's row lies in the ranges; one scan of its lineage index for each of them.
+    """The SQL condition that a sink's row lies in the ranges. Costs one scan of the lineage index per range.
 
-    ``ranges`` must not be empty. Numbers only, so that the text is safe in any statement.
+    ``ranges`` must not be empty. The text contains only numbers, so it is safe in any statement.
     """
     return " OR ".join(
         f"({alias}.kafka_topic_id = {int(topic_id)} AND {alias}.kafka_partition = {int(partition)}"

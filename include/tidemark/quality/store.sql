@@ -10,7 +10,7 @@ SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, bat
  ORDER BY batch.topic_id, batch.partition, batch.start_offset;
 
 -- name: unjudged_attempts
--- Attempts outside Airflow that have ended, and of whose ledger rows some have no verdict or a critical one, the oldest first. Locks nothing.
+-- Finished attempts outside Airflow with ledger rows that have no verdict or a critical one, oldest first. Locks nothing.
 SELECT DISTINCT batch.attempt_id
   FROM tidemark.batch
   JOIN tidemark.attempt USING (attempt_id)
@@ -20,7 +20,7 @@ SELECT DISTINCT batch.attempt_id
  ORDER BY batch.attempt_id;
 
 -- name: expose_loaded
--- The records that the attempts of these drained batches have loaded, as far as no rewind has withdrawn them since.
+-- The records that the attempts of these drained batches loaded and that no rewind has withdrawn since.
 CREATE TEMPORARY TABLE tidemark_run_loaded ON COMMIT DROP AS
 SELECT topic_id, partition, record_offset, sink_rows
   FROM tidemark.failed_record
@@ -30,8 +30,8 @@ SELECT topic_id, partition, record_offset, sink_rows
    AND attempt_id IN (SELECT attempt_id FROM tidemark.batch WHERE batch_id = ANY (%(batch_ids)s::bigint[]));
 
 -- name: loaded_ranges
--- Where they were read first, as few ranges as possible: a partition that would have more than %(most)s has one, from its first record to
--- its last. Needs `expose_loaded`.
+-- Where these records were first read, as the fewest possible ranges. A partition with more than %(most)s ranges gets one, from its first
+-- record to its last. Needs `expose_loaded`.
 SELECT topic_id, topic.name AS topic, partition, min(start_offset) AS start_offset, max(end_offset) AS end_offset
   FROM (SELECT topic_id, partition, min(record_offset) AS start_offset, max(record_offset) + 1 AS end_offset,
                count(*) OVER (PARTITION BY topic_id, partition) AS islands
@@ -43,7 +43,7 @@ SELECT topic_id, topic.name AS topic, partition, min(start_offset) AS start_offs
  ORDER BY topic_id, partition, start_offset;
 
 -- name: loaded_violations
--- Partitions of which the sink holds another number of these records' rows than they made. Needs `expose_loaded`, and the rows.
+-- Partitions in which the sink does not hold as many rows of these records as they produced. Needs `expose_loaded` and the rows.
 SELECT 'sink rows' AS kind, topic.name AS topic, partition, said.start, said."end", expected, coalesce(found, 0) AS found
   FROM (SELECT topic_id, partition, min(record_offset) AS start, max(record_offset) + 1 AS "end", sum(sink_rows)::bigint AS expected
           FROM tidemark_run_loaded GROUP BY topic_id, partition) said
@@ -54,7 +54,7 @@ SELECT 'sink rows' AS kind, topic.name AS topic, partition, said.start, said."en
  ORDER BY topic_id, partition;
 
 -- name: add_validation
--- A verdict. Holds the group's row against deletion only.
+-- Stores a verdict. Locks the group's row against deletion only.
 INSERT INTO tidemark.validation (group_id, dag_id, run_id, suite, verdict, sink_rows, seconds)
 VALUES (%(group_id)s, %(dag_id)s, %(run_id)s, %(suite)s, %(verdict)s, %(sink_rows)s, %(seconds)s) RETURNING validation_id;
 
@@ -63,25 +63,25 @@ INSERT INTO tidemark.validation_result (validation_id, number, expectation, seve
 VALUES (%(validation_id)s, %(number)s, %(expectation)s, %(severity)s, %(success)s, %(detail)s);
 
 -- name: add_rows
--- The rows an expectation objected to.
+-- Stores the failing rows of an expectation.
 INSERT INTO tidemark.validation_row (validation_id, number, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)
 SELECT %(validation_id)s, %(number)s, *
   FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(offsets)s::bigint[], %(seqs)s::integer[]);
 
 -- name: lock_partitions
--- Locks the positions of these batches' partitions in the order that every transaction takes.
+-- Locks the positions of these batches' partitions, in the common lock order.
 SELECT FROM tidemark.partition_offset
  WHERE group_id = %(group_id)s
    AND (topic_id, partition) IN (SELECT topic_id, partition FROM tidemark.batch WHERE batch_id = ANY (%(batch_ids)s::bigint[]))
  ORDER BY topic_id, partition FOR NO KEY UPDATE;
 
 -- name: mark_batches
--- The newest verdict is the one that counts. A batch that a rewind took away meanwhile is not there any more. Locks the batches.
+-- The newest verdict counts. Batches that a rewind has removed meanwhile are not found. Locks the batches.
 UPDATE tidemark.batch SET validation_id = %(validation_id)s WHERE batch_id = ANY (%(batch_ids)s::bigint[]);
 
 -- name: advance_validated
--- Moves the validated offset of these partitions up, batch by batch and over lost ranges with a known end, to the first batch that has no
--- verdict or a critical one. Never down. Needs `lock_partitions`.
+-- Moves the validated offset of these partitions up to the first batch without a verdict or with a critical one, across batches and lost
+-- ranges with a known end. Never moves it down. Needs `lock_partitions`.
 WITH RECURSIVE held AS MATERIALIZED (
     SELECT group_id, topic_id, partition, validated_offset, next_offset FROM tidemark.partition_offset
      WHERE group_id = %(group_id)s

@@ -1,4 +1,4 @@
-"""Suite files: JSON as Great Expectations writes it, or the part of it that a person writes by hand."""
+"""Suite files: JSON as Great Expectations writes it, or the minimum that a person writes manually."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EXPECTATION_KEYS = {"type", "kwargs", "severity", "id", "meta", "notes", "descr
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """One expectation of a suite, known to be of a type that Great Expectations has, with arguments that it takes."""
+    """One expectation of a suite. Great Expectations knows its type and accepts its arguments."""
 
     number: int
-    """Its place in the list, from 1."""
+    """Its number in the list, from 1."""
     type: str
     kwargs: Mapping[str, Any]
     severity: Severity
@@ -40,7 +40,7 @@ class Suite:
 
 @dataclass(kw_only=True, eq=False)
 class BadSuite(Refused):
-    """A suite file cannot be used; ``problems`` are all that is wrong with it, each with its place."""
+    """A suite file cannot be used. ``problems`` lists all mistakes, each with its place in the file."""
 
     path: str
     problems: list[str] = field(default_factory=list)
@@ -56,9 +56,9 @@ def check_suite(path: Path) -> None:
 
 
 def load_suite(path: Path) -> Suite:
-    """The suite in a file. Raises `BadSuite` with everything that is wrong with it, each problem with its place in the list.
+    """The suite in a file. Raises `BadSuite` with all mistakes, each with its place in the list.
 
-    Needed are ``expectations``, and of each its ``type`` and ``kwargs``; ``name`` is else the file's, ``severity`` else critical.
+    Required: ``expectations``, and the ``type`` of each. Defaults: ``kwargs`` none, ``severity`` critical, ``name`` the file's name.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ def load_suite(path: Path) -> Suite:
     problems = [f"unknown key {_nearest(key, _SUITE_KEYS)}" for key in document if key not in _SUITE_KEYS]
     name = document.get("name", path.stem)
     if not isinstance(name, str) or not name:
-        problems.append("name is not a text")
+        problems.append("name is not a non-empty string")
     expectations = []
     for number, entry in enumerate(document["expectations"], start=1):
         place = f"expectation {number}"
@@ -89,19 +89,19 @@ def load_suite(path: Path) -> Suite:
 
 
 def great_expectations() -> Any:
-    """The module, imported here and nowhere else: it takes seconds. It sends nothing and draws no progress bars."""
+    """Imports and returns the module, which takes seconds. Disables its analytics, so it sends nothing."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     if "great_expectations" in sys.modules:
         import great_expectations as gx
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it imports modules that Python has deprecated: its matter, not ours
+            warnings.simplefilter("ignore", DeprecationWarning)  # it imports deprecated modules
             import great_expectations as gx
     return gx
 
 
 def configuration(expectation: Expectation) -> Any:
-    """The expectation as Great Expectations takes it; its number travels in ``meta``, for results come back in another order."""
+    """The expectation for Great Expectations. Its number travels in ``meta``, because results come back in another order."""
     great_expectations()
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
     from great_expectations.expectations.metadata_types import FailureSeverity
@@ -127,10 +127,10 @@ def _expectation(number: int, entry: object) -> Expectation:
         raise _Problem(*unknown)
     severity = entry.get("severity") or Severity.CRITICAL
     if severity not in list(Severity):
-        raise _Problem(f"severity {severity!r} is none of {', '.join(Severity)}")
+        raise _Problem(f"severity {severity!r} is not one of {', '.join(Severity)}")
     kwargs = {name: value for name, value in entry.get("kwargs", {}).items() if name != "batch_id"}
     if "$PARAMETER" in json.dumps(kwargs):
-        raise _Problem("$PARAMETER is filled in by nobody here; write the value")
+        raise _Problem("$PARAMETER is not supported; write the value")
     expectation = Expectation(number, entry["type"], kwargs, Severity(severity))
     _try(expectation)
     return expectation
@@ -146,7 +146,7 @@ def _try(expectation: Expectation) -> None:
     if expectation.type not in known:
         raise _Problem(f"unknown type {_nearest(expectation.type, set(known))}")
     if expectation.type == UNEXPECTED_ROWS and "{batch}" not in str(expectation.kwargs.get("unexpected_rows_query", "{batch}")):
-        raise _Problem("unexpected_rows_query reads rows of other runs; select FROM {batch}, which is this run's rows")
+        raise _Problem("unexpected_rows_query reads rows of other runs; select FROM {batch}, the rows of this run")
     try:
         configuration(expectation).to_domain_obj()
     except ValidationError as error:

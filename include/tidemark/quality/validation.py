@@ -1,4 +1,4 @@
-"""Judge what a run wrote, and store the verdict."""
+"""Judges what a run wrote and stores the verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.quality", "store.sql")
 CONSERVATION = "conservation"
 MAX_VIOLATIONS = 100
-"""Violations written out in the stored result; all are counted."""
+"""Maximum violations stored with the result. All are counted."""
 logger = logging.getLogger(__name__)
 
 
@@ -38,26 +38,24 @@ def validate(
 ) -> ValidationReport:
     """Judges the rows that a run committed to ``table`` (``schema.table``), stores the verdict, and returns it.
 
-    The ledger says which rows these are: all batches of the run that a rewind has not taken away since; of a drain the rows of the records
-    that it has loaded, wherever they were read first. Judged are the conservation check (result number 0, critical) and the expectations
-    of the suite file, if there is one.
+    The ledger says which rows these are: those of all batches of the run that no rewind has removed; for a drain, the rows of the records
+    that it loaded, wherever they were first read. The verdict covers the conservation check (result number 0, critical) and the
+    expectations of the suite file, if any. ``upsert``: a later record may have replaced a row.
 
-    ① One read-only snapshot answers every question. ② One transaction stores the verdict with its results and the failing rows, makes it
-    the verdict of the run's batches, and moves the validated offset of their partitions up to the first batch that has no verdict or a
-    critical one. Validating a run again (a retried task; rows that were repaired) replaces its verdict in the same way. It never moves a
-    validated offset down: a critical verdict on what readers have already been shown leaves it, a rewind takes it back.
+    ① One read-only snapshot answers every question. ② One transaction stores the verdict with its results and failing rows, assigns it to
+    the run's batches, and moves the validated offset of their partitions up to the first batch without a verdict or with a critical one.
+    Validating a run again (a retried task, repaired rows) replaces its verdict in the same way. Validation never moves a validated offset
+    down: a critical verdict on rows that readers have already seen leaves it where it is; a rewind moves it back.
 
-    A drain moves no validated offset: its rows are beside others that were judged long ago, and readers of the view see them as soon as
-    these. One that loaded nothing has a verdict without ranges, on its ledger only.
+    A drain moves no validated offset. Its rows lie among others that were judged long ago, so readers of the view see them together with
+    those. The verdict on a drain that loaded nothing has no ranges and covers only its ledger.
 
-    A run that committed nothing has passed: the verdict has no ranges and no ``validation_id``, and nothing is stored. Then, and whenever
-    it raises, nothing was stored:
-    `BadSuite` for a suite file that is unusable, `ExpectationError` for an expectation that could not be evaluated (which is no verdict
-    on the data), `BadInput` for a group or table that is not there, `DatabaseUnavailable`. ``upsert`` says that a later record may have
-    replaced a row.
+    A run that committed nothing passes: the verdict has no ranges and no ``validation_id``, and nothing is stored. Nothing is stored either
+    if this raises `BadSuite` (the suite file is unusable), `ExpectationError` (an expectation could not be evaluated, which says nothing
+    about the data), `BadInput` (the group or table does not exist) or `DatabaseUnavailable`.
 
-    Imports Great Expectations if there is a suite: seconds, once a process. One validation at a time in a process; waits for no lock but,
-    shortly, those of ②.
+    Imports Great Expectations if there is a suite, which takes seconds once per process. Run one validation at a time in a process. The
+    only locks it waits for, briefly, are those of ②.
     """
     started = time.monotonic()
     loaded = load_suite(suite) if suite is not None else None
@@ -65,7 +63,7 @@ def validate(
         try:
             return _validate(connection, run, group, table, loaded, upsert, started)
         except (psycopg2.OperationalError, psycopg2.InterfaceError, ExpectationError) as error:
-            if connection.closed:  # and not that expectation's fault
+            if connection.closed:  # so the expectation is not at fault
                 raise DatabaseUnavailable(cause=str(error).strip()) from error
             raise
         except psycopg2.errors.ReadOnlySqlTransaction as error:
@@ -73,7 +71,7 @@ def validate(
 
 
 def unjudged(connection: Connection, group: str) -> list[int]:
-    """The attempts outside Airflow that committed something which has no verdict or a critical one; the oldest first.
+    """The attempts outside Airflow with commits that have no verdict or a critical one, oldest first.
 
     Raises `BadInput` for a group that never ran.
     """
@@ -96,7 +94,7 @@ def _validate(
         _require_sink(cursor, table)
         batch_ids = [int(batch["batch_id"]) for batch in batches]
         violations = check_conservation(cursor, group, table, batch_ids=batch_ids, upsert=upsert)
-        drained = batches[0]["drained"]  # all are, or none: no attempt does both
+        drained = batches[0]["drained"]  # all or none of them: no attempt does both
         slices = _loaded(cursor, group_id, batch_ids) if drained else batches
         ranges = merge_ranges((part["topic_id"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
         if drained and ranges:
@@ -131,8 +129,8 @@ def _validate(
 def _snapshot(connection: Connection) -> Iterator[Cursor]:
     """One REPEATABLE READ transaction, rolled back at the end.
 
-    Begun by a statement while psycopg2 is in autocommit mode: its ``commit`` and ``rollback``, which SQLAlchemy calls after every
-    query, then do nothing, and the snapshot outlives them.
+    A statement begins it while psycopg2 is in autocommit mode. Then the ``commit`` and ``rollback`` that SQLAlchemy calls after every query
+    do nothing, and the snapshot survives them.
     """
     connection.autocommit = True
     try:
@@ -155,7 +153,7 @@ def _batches(cursor: Cursor, group_id: int, run: ValidatedRun) -> list[dict[str,
 
 
 def _loaded(cursor: Cursor, group_id: int, batch_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Where the records that drains have loaded in these batches were read first, a range each; makes ``tidemark_run_loaded`` of them."""
+    """The ranges in which the records that these drained batches loaded were first read. Creates ``tidemark_run_loaded``."""
     cursor.execute(SQL["expose_loaded"], {"group_id": group_id, "batch_ids": list(batch_ids)})
     cursor.execute(SQL["loaded_ranges"], {"most": MOST_RANGES})
     return rows(cursor)
@@ -169,10 +167,10 @@ def _rows_missing(cursor: Cursor, upsert: bool) -> list[Violation]:
 def _require_sink(cursor: Cursor, table: str) -> None:
     columns = {column.name for column in read_columns(cursor, table)}
     if not columns:
-        raise BadInput(what="sink table", found=f"there is no {table}", fix="Name the table that the consumer writes, as schema.table.")
+        raise BadInput(what="sink table", found=f"{table} does not exist", fix="Name the table that the consumer writes, as schema.table.")
     missing = [name for name, _ in LINEAGE if name not in columns]
     if missing:
-        raise BadInput(what=f"sink table {table}", found=f"it lacks {', '.join(missing)}", fix="Run: tidemark sink ddl NAME")
+        raise BadInput(what=f"sink table {table}", found=f"it lacks {', '.join(missing)}", fix="Compare it with: tidemark sink ddl NAME")
 
 
 def _counts(batches: Sequence[dict[str, Any]]) -> RunCounts:
@@ -198,9 +196,9 @@ def _conserved(violations: Sequence[Violation], batches: int) -> ExpectationResu
 def _store(
     cursor: Cursor, group_id: int, run: ValidatedRun, verdict: ValidationReport, judged: Sequence[Evaluated], batch_ids: Sequence[int]
 ) -> ValidationReport:
-    """Stores a verdict, makes it the batches' own and advances the validated offsets; does not commit.
+    """Stores a verdict, assigns it to the batches and advances the validated offsets. Does not commit.
 
-    Positions are locked last, for consumers are waiting to move them.
+    Locks the positions last, because consumers wait to move them.
     """
     cursor.execute(
         SQL["add_validation"],

@@ -1,4 +1,4 @@
-"""What a validation is asked, and what it answers."""
+"""The input and the results of a validation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tidemark.spec import OnFailure, Validation
 class Verdict(StrEnum):
     PASSED = "passed"
     WARNING = "warning"
-    """Something of severity warning or info failed: it is reported and holds nobody up."""
+    """An expectation of severity warning or info failed. It is reported and blocks nothing."""
     CRITICAL = "critical"
-    """Something of severity critical failed: the rows must not be used."""
+    """A check of severity critical failed. The rows must not be used."""
 
 
 class Reaction(StrEnum):
-    """What follows from a verdict."""
+    """The consequence of a verdict."""
 
     PUBLISH = "publish"
     BLOCK = "block"
-    """The task fails, nothing is published, the rows stay."""
+    """The task fails, no asset event is published, the rows stay."""
     REWIND = "rewind"
-    """As block, and what the run wrote is taken back."""
+    """Like block, and the run is rewound."""
 
 
 class Severity(StrEnum):
@@ -35,9 +35,9 @@ class Severity(StrEnum):
 
 
 def reaction(outcome: Verdict, validation: Validation | None, *, may_rewind: bool = False) -> Reaction:
-    """What a consumer's file wants done about a verdict. ``may_rewind``: what was judged is the whole of an Airflow run of the consumer.
+    """The reaction that a consumer's file asks for. ``may_rewind``: a whole Airflow run of the consumer was judged.
 
-    Drains and backfills block instead of rewinding, because their rows lie among those of other runs; so do runs outside Airflow.
+    Drains and backfills block instead of rewinding, because their rows lie among those of other runs. So do runs outside Airflow.
     """
     on_failure = OnFailure.BLOCK if validation is None else validation.on_failure
     if outcome is not Verdict.CRITICAL or on_failure is OnFailure.REPORT:
@@ -47,7 +47,7 @@ def reaction(outcome: Verdict, validation: Validation | None, *, may_rewind: boo
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRun:
-    """All attempts of one Airflow dag run, ``Run("consume__departures", "scheduled__…")``, or one attempt, ``Run(attempt_id=7)``."""
+    """One attempt, ``ValidatedRun(attempt_id=7)``, or a whole DAG run, ``ValidatedRun("consume__departures", "scheduled__…")``."""
 
     dag_id: str | None = None
     run_id: str | None = None
@@ -56,7 +56,7 @@ class ValidatedRun:
     def __post_init__(self) -> None:
         in_airflow = self.dag_id is not None and self.run_id is not None
         if in_airflow == (self.attempt_id is not None) or (self.dag_id is None) != (self.run_id is None):
-            raise ValueError("a run is dag_id and run_id, or attempt_id")
+            raise ValueError("give dag_id and run_id, or attempt_id")
 
     def __str__(self) -> str:
         return f"attempt {self.attempt_id}" if self.attempt_id is not None else f"{self.dag_id} {self.run_id}"
@@ -64,7 +64,7 @@ class ValidatedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Sums over the ledger rows of the run: records by what became of them, and rows in the sink."""
+    """Sums over the run's ledger rows: records by outcome, and rows in the sink."""
 
     loaded: int = 0
     skipped: int = 0
@@ -76,43 +76,43 @@ class RunCounts:
 
 @dataclass(frozen=True, slots=True)
 class ExpectationResult:
-    """One expectation's answer; number 0 is the conservation check, 1 is the first of the suite."""
+    """One expectation's result. Number 0 is the conservation check, 1 the first expectation of the suite."""
 
     number: int
     expectation: str
     severity: Severity
     success: bool
     text: str
-    """One line for people: what was expected, what was found."""
+    """One line for people: what was expected and what was found."""
     failing_rows: int | None = None
-    """How many rows failed; none where the expectation is about the whole and not about rows."""
+    """Number of failing rows; `None` if the expectation does not judge single rows."""
     detail: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """As stored: the arguments, what was observed, examples. JSON."""
+    """As stored, in JSON: arguments, observations, examples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """What was found about a run."""
+    """The result of validating a run."""
 
     verdict: Verdict
     group: str
     suite: str | None = None
     ranges: Mapping[str, list[list[int]]] = field(default_factory=dict)
-    """``{"flights/3": [[0, 500]]}``: the offsets that were judged, ``[start, end)``; of a drain, where its records were read first."""
+    """``{"flights/3": [[0, 500]]}``: the judged offsets, ``[start, end)``. For a drain, where its records were first read."""
     counts: RunCounts = field(default_factory=RunCounts)
     results: tuple[ExpectationResult, ...] = ()
     validation_id: int | None = None
-    """The row in ``tidemark.validation``; none if the run committed nothing, so that there was nothing to judge."""
+    """The row in ``tidemark.validation``; `None` if the run committed nothing."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """For an asset event or an XCom: everything but the results' stored details."""
+        """For an asset event or an XCom: everything except the results' stored details."""
         results = [{name: value for name, value in asdict(result).items() if name != "detail"} for result in self.results]
         return asdict(self) | {"results": results}
 
 
 def outcome(results: tuple[ExpectationResult, ...]) -> Verdict:
-    """Critical if anything critical failed, warning if anything else did."""
+    """Critical if anything critical failed, warning if anything else failed."""
     failed = {result.severity for result in results if not result.success}
     if Severity.CRITICAL in failed:
         return Verdict.CRITICAL

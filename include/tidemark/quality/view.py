@@ -1,4 +1,4 @@
-"""The view of a sink's validated rows: readers choose between fresh and judged by choosing what they select from."""
+"""The view of a sink's validated rows. Readers select from the table for fresh rows, from the view for validated ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tidemark.errors import BadInput
 from tidemark.sink.table import quoted_table
 
 POSTGRES_NAME_LIMIT = 63
-"""Bytes; Postgres cuts the rest of a longer name without an error."""
+"""In bytes. Postgres truncates longer names without an error."""
 SUFFIX = "_validated"
 
 
 def validated_view(table: str) -> str:
     """The name of the view beside ``schema.table``: ``schema.table_validated``.
 
-    A name that would be too long for Postgres is cut, and carries eight digits of the whole name's hash so that two long names stay two.
+    A name too long for Postgres is truncated and gets eight digits of the full name's hash, so that long names stay distinct.
     """
     schema, name = _split(table)
     if len((name + SUFFIX).encode()) > POSTGRES_NAME_LIMIT:
@@ -30,12 +30,12 @@ def validated_view(table: str) -> str:
 def validated_view_ddl(table: str, groups: Sequence[str]) -> str:
     """``CREATE OR REPLACE VIEW schema.table_validated``: the sink's rows below the validated offset of one of these groups.
 
-    A row shows as soon as everything before it in its Kafka partition was validated too. Whoever reads the view needs no rights on
-    the schema ``tidemark``: the view has those of its owner. Run it again after columns were added to the end of the table; a column
-    that changed or went needs ``DROP VIEW`` first, as for any view.
+    A row appears once everything up to it in its Kafka partition is validated. Readers of the view need no rights on the schema
+    ``tidemark``: the view uses its owner's. Run the statement again after adding columns at the end of the table. If a column changed or
+    was dropped, ``DROP VIEW`` first, as for any view.
     """
     if not groups:
-        raise BadInput(what=f"the validated view of {table}", found="no group writes into it", fix="Name the groups that do.")
+        raise BadInput(what=f"the validated view of {table}", found="no group writes into it", fix="Name at least one group.")
     names = ", ".join(_literal(group) for group in groups)
     return (
         f"CREATE OR REPLACE VIEW {quoted_table(validated_view(table))} AS\n"

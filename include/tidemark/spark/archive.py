@@ -1,11 +1,11 @@
-"""The class-data archive of a driver's JVM: Spark's classes, read and verified once, and mapped into memory by every later driver.
+"""The class-data archive of a driver's JVM: Spark's classes, loaded and verified once, then mapped into memory by every later driver.
 
-It takes more than half off a cold start. The JVM maps an archive only under the Java and the class path that it was built with, so there is
-one for each of these, in the cache beside the jars. If there is none, the driver has one built in the background after its run
-(`tidemark.spark.build_archive`): half a minute of CPU at a low priority, 160 MB.
+It more than halves the time of a cold start. The JVM uses an archive only with the Java and class path it was built with, so there is one
+for each combination, in the cache beside the jars. If there is none, the driver has one built in the background after its
+run (`tidemark.spark.build_archive`): half a minute of CPU time at low priority, 160 MB.
 
-An archive only saves time. It appears complete, by a rename, with its size in its name, and the JVM compares its checksums. One that is
-missing, truncated, damaged or of another Java is ignored.
+An archive only saves time. It is renamed into place once complete, with its size in its name, and the JVM verifies its checksums. An
+archive that is missing, truncated, damaged or from another Java is ignored.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from tidemark.jvm.jars import cache
 BUILDER = "tidemark.spark.build_archive"
 """The module that builds an archive."""
 RETRY_S = 24 * 3600
-"""How long nobody begins again after an attempt to make an archive: what fails here would fail in every run."""
+"""How long to wait before trying again to build an archive: a failure would repeat in every run."""
 UNUSED_S = 30 * 24 * 3600
-"""Archives that no driver has used for so long go when another is made: a newer Java or Spark has taken their place."""
+"""Archives unused for this long are removed when another is built: a newer Java or Spark has replaced them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The archive for one Java and one class path, made or not."""
+    """The archive for one Java and one class path, whether it exists or not."""
 
     folder: Path
     key: str
 
     @classmethod
     def of(cls, java: Path, spark_home: Path, jars: Sequence[Path]) -> Archive:
-        """For this Java and what it would compare: the path, size and time of each jar, Spark's and ours. And for how it is made here."""
+        """Keyed by what Java compares (path, size and time of each jar, Spark's and ours) and by the builder's text."""
         home = java.resolve().parents[1]
         builder = Path(__file__).with_name("build_archive.py").read_text()
         about = [
@@ -56,11 +56,11 @@ class Archive:
 
     @property
     def log(self) -> Path:
-        """What the last attempt to make the archive said, while there is none. Whoever creates this file has the turn."""
+        """The output of the last attempt, until the archive exists. The process that creates this file builds it."""
         return self.folder / f"{self.key}.log"
 
     def find(self) -> Path | None:
-        """The file, if it is there and complete; notes that it is in use."""
+        """The file, if it exists and is complete. Marks it as used."""
         for found in self.folder.glob(f"{self.key}-*.jsa"):
             with contextlib.suppress(OSError):
                 if found.name == self.name(found.stat().st_size):
@@ -70,19 +70,19 @@ class Archive:
         return None
 
     def make_later(self) -> None:
-        """Has the archive made once this process has ended by itself. One that is killed leaves it to the next."""
+        """Builds the archive after this process has ended normally. If it is killed, the next driver builds the archive."""
         atexit.register(self._begin)
 
     def name(self, size: int) -> str:
-        """The file's name, once it is complete."""
+        """The name of the complete file."""
         return f"{self.key}-{size}.jsa"
 
     def _begin(self) -> None:
-        """Starts a process that makes the archive, unless another has the turn or the cache cannot be written to.
+        """Starts a process that builds the archive, unless another process does so already or the cache is not writable.
 
-        It is in a session of its own, because the driver's process group is killed when the driver has ended.
+        The process gets its own session, because the driver's process group is killed once the driver has ended.
         """
-        # the shell ends at once and leaves nobody's child behind
+        # the shell ends at once, so the builder is an orphan that no parent has to reap
         command = ["sh", "-c", '"$@" &', "sh", "nice", sys.executable, "-P", "-m", BUILDER]
         env = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMARK_") or name == "TIDEMARK_CACHE"}
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class Archive:
                 subprocess.run(command, **streams, env=env, cwd=self.folder, start_new_session=True, check=False)
 
     def tidy(self) -> None:
-        """Removes what earlier attempts left, and archives that no driver has used for `UNUSED_S`."""
+        """Removes remains of earlier attempts, and archives that no driver has used for `UNUSED_S`."""
         for old in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if _age_s(old) > (RETRY_S if old.name.startswith(".") else UNUSED_S):

@@ -1,9 +1,9 @@
-"""How many bytes the JVM hands to a Python worker at a time, at the cost of as good as nothing.
+"""Limits the bytes that the JVM passes to a Python worker at a time, at almost no cost.
 
-Spark gathers rows up to a number of them and up to a number of bytes, and to know the bytes it asks all columns after each row: a tenth of
-the whole way. Rows that are small need no second limit. So the plan looks at each row's texts and bytes, which costs a comparison, marks
-one that is not small and empties it; the bytes are not counted. A slice with such a row is refused by its worker, and read again by a job
-in which Spark counts.
+Spark's batches are limited in rows and in bytes. To count the bytes, Spark asks every column after each row, which takes a tenth of the
+total time, and small rows do not need that limit. So byte counting is switched off. Instead the plan compares the size of each row's
+strings and binaries with `LARGE_B`, and marks and empties larger rows. The worker refuses a slice with such a row, and another job reads
+the slice again with byte counting.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 MAX_BYTES, MAX_RECORDS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
 NOT_COUNTED = str(2**31 - 1)
-"""The one limit of bytes that Spark does not hold the columns to."""
+"""The only byte limit for which Spark does not ask the columns."""
 LARGE_B = 6_500
-"""Spark's own limits are 10,000 rows and 64 MB: as many rows of this size stay below both."""
+"""Maximum size of a small row. Spark's default limits are 10,000 rows and 64 MB, and 10,000 rows of this size stay below both."""
 FIXED_B = 16
-"""A column's share of that, be it a number, a time, or where a text begins."""
+"""The fixed part of each column in that size: a number, a time, or the offset of a string."""
 LARGE = "tidemark_large"
-"""The column with the mark."""
+"""The column that marks large rows."""
 
 
 @dataclass(kw_only=True, eq=False)
 class LargeRows(Refused):
-    """A slice has a row of more than `LARGE_B`, and its job did not count bytes."""
+    """A slice has a row larger than `LARGE_B`, and its job did not count bytes."""
 
     part: Slice
 
     def __str__(self) -> str:
-        return f"{self.part}: a row has more than {LARGE_B} bytes."
+        return f"{self.part}: a row is larger than {LARGE_B} bytes."
 
 
 def chosen_by_user(spark: SparkSession) -> bool:
-    """Has somebody set one of the limits? Then both are left alone."""
+    """Whether the user has set one of the limits. Then Tidemark changes neither."""
     conf = spark.sparkContext.getConf()
     return conf.contains(MAX_BYTES) or conf.contains(MAX_RECORDS)
 
 
 def marked(rows: DataFrame) -> DataFrame | None:
-    """``rows`` with the column `LARGE`, or without it if they are of fixed size; `None` if one has no size that is cheaply told."""
+    """``rows`` with the column `LARGE`, unchanged if all columns have a fixed size, or `None` if a column's size is expensive to get."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
 
@@ -66,7 +66,7 @@ def marked(rows: DataFrame) -> DataFrame | None:
 
 @contextlib.contextmanager
 def not_counted(spark: SparkSession) -> Iterator[None]:
-    """Jobs that begin within it gather rows up to their number alone."""
+    """Jobs that start within this context limit batches only by the number of rows."""
     spark.conf.set(MAX_BYTES, NOT_COUNTED)
     try:
         yield

@@ -26,11 +26,11 @@ NO_BROKER = {
     "assign": '{"t": [0]}',
     "includeHeaders": "true",
 }
-"""A Kafka source that is refused: enough to load most of the connector and of its client."""
+"""A Kafka source that refuses connections: enough to load most of the connector and its client."""
 
 
 def build(archive: Archive) -> Path:
-    """Builds the archive with a JVM that starts as a local driver's does, and has it do what a run does. Returns the file."""
+    """Builds the archive with a JVM that starts like a local driver's and does what a run does. Returns the file."""
     archive.folder.mkdir(parents=True, exist_ok=True)
     archive.tidy()
     fresh = archive.folder / f".{archive.key}-{os.getpid()}"
@@ -39,7 +39,7 @@ def build(archive: Archive) -> Path:
             _exercise(spark)
         with fresh.open("rb") as file:
             os.fsync(file.fileno())
-        for older in archive.folder.glob(f"{archive.key}-*.jsa"):  # truncated, else this one would not be built
+        for older in archive.folder.glob(f"{archive.key}-*.jsa"):  # must be truncated, or this build would not run
             older.unlink(missing_ok=True)
         made = fresh.rename(archive.folder / archive.name(fresh.stat().st_size))
     finally:
@@ -49,7 +49,7 @@ def build(archive: Archive) -> Path:
 
 
 def _exercise(spark: SparkSession) -> None:
-    """Both ways of reading, with some of what transforms often use: all but a broker's answers."""
+    """Runs both ways of reading with common functions of transforms. Only a broker's answers are missing."""
     from py4j.protocol import Py4JJavaError
 
     spark.sparkContext.parallelize([1], 1).mapPartitions(list).collect()

@@ -1,8 +1,8 @@
-"""A batch as one Spark job, one task for each slice.
+"""Runs a batch as one Spark job, with one task per slice.
 
-In the Arrow and function forms the task's Python worker reads Kafka itself; in the Spark form Spark's connector reads exactly the same
-ranges and hands Arrow batches to the worker. Both end in `tidemark.sink.commit.commit_slice`, unless the plan of a Spark form brings rows
-of several slices together: then the tasks stage theirs, and the driver commits the batch (`tidemark.sink.staged`).
+In the Arrow and function forms the task's Python worker reads Kafka itself. In the Spark form, Spark's connector reads exactly the same
+ranges and passes Arrow batches to the worker. Both end in `tidemark.sink.commit.commit_slice`, unless the plan of a Spark form mixes rows
+of several slices: then the tasks stage their rows, and the driver commits the batch (`tidemark.sink.staged`).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ log = logging.getLogger(__name__)
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 ORDER = "tidemark.slices"
-"""The property of a job that tells its tasks which of the slices each has: the order is known with the plan, and functions are in it."""
+"""The job property that tells each task its slice. The order is known only from the plan, which already contains the task's function."""
 HEADERS_ARE_MISSING = "tidemark: the records were read without their headers"
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
     "kafka.isolation.level": "read_committed",
-    # measured: Spark's own defaults leave a third of the rate behind
+    # measured: Spark's defaults lose a third of the rate
     "kafka.max.poll.records": "10000",
     "kafka.max.partition.fetch.bytes": "8388608",
     "kafka.fetch.max.bytes": "67108864",
@@ -68,7 +68,7 @@ SOURCE_OPTIONS = {
 
 
 class SparkEngine:
-    """The `Engine` of a run. Starting it starts the JVM, so it is made only when there is something to read."""
+    """The `Engine` of a run. Creating it starts the JVM, so it is created only if there is something to read."""
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class SparkEngine:
         self._spark = start_session(spec, connections, attempt_id, folders, records if transform.form is Form.SPARK else 0)
         self._batches = 0
         self._count_bytes = chosen_by_user(self._spark)
-        if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's own 200 are for larger batches
+        if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's default of 200 is for larger batches
             self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)
 
     def warm_up(self, sample: Sequence[Slice]) -> None:
-        """Gives each core a Python worker that has imported what it will need. Spark ends those that were idle for a minute.
+        """Starts a Python worker for each core and imports what it will need. Spark ends workers after a minute of idling.
 
-        The Spark form's are others, because Spark starts them with other settings. What reads there is the JVM, so the plan runs over
-        ``sample`` for it to have loaded what that is made of; in the other forms the workers read ``sample`` themselves.
+        The Spark form has its own workers, because Spark starts them with other settings. There the JVM reads, so the plan runs over
+        ``sample`` to load its classes. In the other forms the workers read ``sample`` themselves.
         """
         cores = self._spark.sparkContext.defaultParallelism
         with lost_jvm(), translated():
@@ -120,29 +120,29 @@ class SparkEngine:
                 return self._drained(target, slices, isolate)
             answers = self._by_plan(target, slices, isolate)
             if large := [answer.part for answer in answers if isinstance(answer, LargeRows)]:
-                log.info("rows of more than %s bytes, bytes are counted from now on group=%s", LARGE_B, self._spec.group)
+                log.info("rows of more than %s bytes, counting bytes from now on group=%s", LARGE_B, self._spec.group)
                 self._count_bytes = True
                 answers = [answer for answer in answers if not isinstance(answer, LargeRows)] + self._by_plan(target, large, isolate)
             return answers
 
     def _by_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
-        """The plan that is looked at is the one that runs, so that it is made once: making one takes longer than 10,000 records do."""
+        """Checks and runs the same plan, so that it is created only once: that takes longer than processing 10,000 records."""
         with translated():
             try:
                 result, job, marks = self._planned(target, slices, isolate, headers=False)
                 headers = reads_headers(job)
             except TransformFailed as error:
-                headers = HEADERS_ARE_MISSING in error.problem  # it looked at them at once
+                headers = HEADERS_ARE_MISSING in error.problem  # the transform used them while building its plan
                 if not headers:
                     raise
             if headers:
                 result, job, marks = self._planned(target, slices, isolate, headers=True)
             why = why_staged(job)
         if why is not None:
-            log.info("staged commit, rows of several slices may come together group=%s plan=%s", self._spec.group, why)
+            log.info("staged commit, the plan may mix rows of several slices group=%s plan=%s", self._spec.group, why)
             return self._staged(target, slices, result, isolate)
         if not target.layout.by_record:
-            problem = f"the plan makes each row of one record, so the row must say of which: return {', '.join(GIVEN)} as they were given."
+            problem = f"each row comes from one record, so it must name that record: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
         with translated():
             number = {part.partition: number for number, part in enumerate(slices)}
@@ -153,7 +153,7 @@ class SparkEngine:
             return _collected(job)
 
     def _planned(self, target: Target, slices: Sequence[Slice], isolate: bool, *, headers: bool) -> tuple[DataFrame, DataFrame, bool]:
-        """What the transform makes of the slices, the job that commits each by its own task, and whether that refuses large rows."""
+        """The transform's result for the slices, the job whose tasks commit one slice each, and whether that job refuses large rows."""
         given = kafka_records(self._spark, self._connections, slices, headers=headers)
         result = _transformed(self._transform.function, given)
         known = passed_on(given, result, GIVEN[:2])
@@ -168,7 +168,7 @@ class SparkEngine:
     def stop(self) -> None:
         from py4j.protocol import Py4JError
 
-        with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, and all that could be stopped with it
+        with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, so there is nothing left to stop
             self._spark.stop()
 
     def _by_worker(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
@@ -194,7 +194,7 @@ class SparkEngine:
         isolate: bool,
         promoted: Callable[[str, Sequence[Staged]], list[Receipt]],
     ) -> list[Receipt | TidemarkError]:
-        """``origins_``: slices whose topics the rows may have as their lineage."""
+        """``origins_``: slices whose topics may appear in the lineage of the rows."""
         self._batches += 1
         table = make_staging(target, self._batches)
         try:
@@ -208,11 +208,11 @@ class SparkEngine:
                 drop_staging(target, table)
             if not isinstance(error, SinkRejected):
                 return [error]
-            of_rows = error.of_rows and target.layout.by_record  # else there is no record that could be left out
+            of_rows = error.of_rows and target.layout.by_record  # otherwise there is no single record to exclude
             return [replace(error, part=part, of_rows=of_rows) for part in slices]  # the batch is tried again as a whole
 
     def _drained(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
-        """Slices of retry topics: the driver reads their records, few and of any origin, and the tasks stage what comes of them."""
+        """Slices of retry topics: the driver reads their few records, of any origin, and the tasks stage the results."""
         tries = read_all_tries(target, self._connections.kafka, slices)
         if not tries:
             return [commit_drained(target, part, lambda _: iter(())) for part in slices]
@@ -221,7 +221,7 @@ class SparkEngine:
         given = self._spark.createDataFrame(pa.Table.from_batches([batch_of(tries)])).select(*input_schema().names)
         result = _transformed(self._transform.function, given)
         if not target.layout.by_record:
-            problem = f"records are tried again one by one, so a row must say which it was made of: return {', '.join(GIVEN)} as given."
+            problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as given."
             return [BadOutput(part=slices[0], problem=problem)]
         tried = [each.record for each in tries]
         return self._stage_and(
@@ -244,10 +244,10 @@ def _collected(job: DataFrame) -> list[Any]:
 
 
 def kafka_records(spark: SparkSession, connections: Connections, slices: Sequence[Slice], *, headers: bool = True) -> DataFrame:
-    """Exactly the slices' records, with the columns of `tidemark.consume.messages.input_schema`.
+    """Exactly the records of the slices, with the columns of `tidemark.consume.messages.input_schema`.
 
-    Unpacking headers costs a twentieth of the whole way. Without ``headers`` their column has the right type and is made of
-    `STANDS_FOR_HEADERS`, which nobody is given, so that a plan shows whether it uses them (`reads_headers`); to read them is an error.
+    Unpacking headers takes a twentieth of the total time. Without ``headers``, their column has the right type but is computed from
+    `STANDS_FOR_HEADERS`, which transforms do not get, so the plan shows whether it uses them (`reads_headers`). Reading them fails.
     """
     from pyspark.sql import functions as F
 
@@ -277,7 +277,7 @@ def kafka_records(spark: SparkSession, connections: Connections, slices: Sequenc
 
 
 def output_schema(spark: SparkSession, function: Callable[..., Any]) -> pa.Schema:
-    """What a Spark-form transform returns, found by giving it a DataFrame without records."""
+    """The output schema of a Spark-form transform, found by calling it with an empty DataFrame."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import (
@@ -326,7 +326,7 @@ def _transformed(function: Callable[..., Any], records: DataFrame) -> DataFrame:
 
 
 def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:
-    """Imports what a slice needs, the transform among it; waits a little, so that each task has a worker of its own."""
+    """Imports what a slice needs, including the transform. Waits a little, so that each task gets its own worker."""
     import time
 
     import confluent_kafka  # noqa: F401
@@ -339,7 +339,7 @@ def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:
 
 
 def _warm(function: Any, kafka: dict[str, str], shares: Iterator[Sequence[Slice]]) -> Iterator[Any]:
-    """As `_idle`, and connects to Kafka and reads what it is given, as far as that is without the transform."""
+    """Like `_idle`, but also connects to Kafka and reads the given slices, without the transform."""
     for share in _idle(function, shares):
         for part in share:
             for messages in read(kafka, part.partition, part.start, part.end):
@@ -348,7 +348,7 @@ def _warm(function: Any, kafka: dict[str, str], shares: Iterator[Sequence[Slice]
 
 
 def _drained(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Reads, and keeps nothing."""
+    """Reads everything and returns nothing."""
     for _ in given:
         pass
     return iter(())
@@ -367,7 +367,7 @@ def _direct_task(
     known: Sequence[str],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """The task's is one of ``parts``, by `ORDER`: what the rows say of themselves is compared with it, and not believed."""
+    """Commits one of ``parts``, chosen by `ORDER`. The lineage in the rows is checked against it, never trusted."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -401,8 +401,10 @@ def _staging_task(
 def _in_task(
     batches: Iterator[pa.RecordBatch], act: Callable[[pa.RecordBatch, Iterator[pa.RecordBatch]], object]
 ) -> Iterator[pa.RecordBatch]:
-    """One answer for a task's rows: ``act`` gets the first batch, and all of them. None for a task without rows, whose slice the driver
-    commits as an empty one."""
+    """Yields one answer for a task's rows. ``act`` gets the first batch, and an iterator over all of them.
+
+    A task without rows yields nothing; the driver commits its slice as an empty one.
+    """
     import pyarrow as pa
 
     filled = (batch for batch in batches if batch.num_rows)
@@ -413,7 +415,7 @@ def _in_task(
 
 
 def _answer(act: Callable[[], object]) -> bytes:
-    """What a task has to say, or its error, as bytes: an error that Spark carries arrives as text, and loses its class and its facts."""
+    """A task's result or error, pickled. An error that Spark transports arrives as text, without its class and attributes."""
     collect_less_garbage()
     try:
         return pickle.dumps(act())
@@ -422,4 +424,4 @@ def _answer(act: Callable[[], object]) -> bytes:
 
 
 def _answers(answers: Iterable[bytes]) -> list[Any]:
-    return [pickle.loads(answer) for answer in answers]  # noqa: S301 - made by our own tasks
+    return [pickle.loads(answer) for answer in answers]  # noqa: S301 - pickled by our own tasks

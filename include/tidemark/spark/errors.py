@@ -1,4 +1,4 @@
-"""Spark's own errors as Tidemark's: by the classes of their causes, and by what Kafka's client says in them."""
+"""Translates Spark's errors into Tidemark's, by the classes of their causes and the messages of Kafka's client."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ DAMAGED = (
     ),
     re.compile(r"(?P<cause>Encountered corrupt message) when fetching offset \d+ for topic-partition (?P<topic>\S+)-(?P<partition>\d+)"),
 )
-"""Kafka's Java client about a record batch that it cannot read (``CompletedFetch``, ``FetchCollector``); a task's error is text."""
+"""Messages of Kafka's Java client for a damaged record batch (``CompletedFetch``, ``FetchCollector``). A task's error is only text."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SparkFailed(Unavailable):
-    """Spark could not run a batch; ``cause`` is its own message."""
+    """Spark could not run a batch. ``cause`` is its message."""
 
     cause: str
 
     def __str__(self) -> str:
-        return f"Spark could not finish the batch: {self.cause} What its tasks had committed stays; the next attempt goes on from there."
+        return f"Spark could not finish the batch: {self.cause} What its tasks committed stays; the next attempt continues from there."
 
 
 @dataclass(kw_only=True, eq=False)
 class DataLoss(Refused):
-    """Spark's connector could not find part of a range that was planned."""
+    """Spark's connector could not find part of a planned range."""
 
     kafka_name = "OFFSET_OUT_OF_RANGE"
     cause: str
 
     def __str__(self) -> str:
-        return f"Part of the planned range is not in the log any more: {self.cause} The next run says what is lost."
+        return f"Part of the planned range is no longer in the log: {self.cause} The next run reports what is lost."
 
 
 @contextlib.contextmanager
 def lost_jvm() -> Iterator[None]:
-    """A JVM that is gone shows in the middle of whatever was asked of it; what it answers itself is left alone."""
+    """Raises `SparkFailed` if the JVM dies during any call. Exceptions from a running JVM pass unchanged."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     try:
@@ -55,7 +55,7 @@ def lost_jvm() -> Iterator[None]:
 
 
 class translated:
-    """Turns Spark's own errors into ours by the classes of their causes."""
+    """Context manager that translates Spark's errors into Tidemark's."""
 
     def __enter__(self) -> None:
         return None
@@ -64,7 +64,7 @@ class translated:
         from py4j.protocol import Py4JError, Py4JJavaError
         from pyspark.errors import PySparkException
 
-        if not isinstance(error, PySparkException | Py4JError | ConnectionError):  # py4j lets the last one through: the JVM is gone
+        if not isinstance(error, PySparkException | Py4JError | ConnectionError):  # py4j raises ConnectionError if the JVM is gone
             return
         names, text = [], str(error).strip().splitlines()
         if isinstance(error, Py4JJavaError):
@@ -76,7 +76,7 @@ class translated:
         message = " ".join(text)[:2000]
         if damaged := next((found for pattern in DAMAGED if (found := pattern.search(str(error)))), None):
             said = damaged.groupdict()
-            offset = int(said["offset"]) if "offset" in said else None  # the second text has only where the fetch began
+            offset = int(said["offset"]) if "offset" in said else None  # the second message has only the offset at which the fetch began
             raise BatchDamaged(partition=f"{said['topic']}/{said['partition']}", offset=offset, cause=said["cause"].strip()) from error
         if any(name.startswith("org.apache.kafka.common.errors.") for name in names):
             raise BrokerUnavailable(cause=message) from error
@@ -88,7 +88,7 @@ class translated:
 
 
 def _of_worker(message: str) -> str:
-    """Of a Python worker's traceback what its writer needs: the error, and the last place that it passed through."""
+    """The useful part of a Python worker's traceback: the error and the last line of code."""
     lines = message.rstrip().splitlines()
     places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     if not places:

@@ -1,7 +1,7 @@
-"""Does a plan keep each Kafka partition in one task, in a task of its own?
+"""Checks whether a plan keeps each Kafka partition in one task, and one partition per task.
 
-Only then may a task commit its partition by itself. The check is a list of what is known to be harmless, walked from the result down to
-the Kafka scan: with anything else a partition's rows could reach two tasks, and be half committed. Such a batch is committed as a whole.
+Only then may a task commit its partition on its own. The check walks from the result down to the Kafka scan and allows only operators known
+to be safe. With any other, a partition's rows could reach two tasks and be half committed, so such a batch is committed as a whole.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ ONE_TO_ONE = frozenset(
         "AdaptiveSparkPlanExec",
     }
 )
-"""Operators with one input whose task n makes its rows of task n's rows alone."""
+"""Operators with one input whose task n uses only the rows of task n."""
 BROADCAST_JOINS = frozenset({"BroadcastHashJoinExec", "BroadcastNestedLoopJoinExec"})
 BROADCASTS = frozenset({"BroadcastExchangeExec", "ReusedExchangeExec", "BroadcastQueryStageExec"})
 
 
 STANDS_FOR_HEADERS = "timestampType"
-"""A column of Spark's Kafka source that transforms are not given."""
+"""A column of Spark's Kafka source that transforms do not get, used in place of the headers."""
 
 
 def why_staged(result: DataFrame) -> str | None:
-    """What in the plan of ``result`` may bring rows of several slices together; `None` if each of its tasks works on one slice alone."""
+    """The operator in the plan of ``result`` that may mix rows of several slices; `None` if each task works on a single slice."""
     node = result._jdf.queryExecution().executedPlan()  # noqa: SLF001 - the plan is not in PySpark's public interface
     while True:
         name = str(node.getClass().getSimpleName())
@@ -69,7 +69,7 @@ def why_staged(result: DataFrame) -> str | None:
 
 
 def partitions_of_tasks(result: DataFrame) -> list[tuple[str, int]]:
-    """The Kafka partition that each task of ``result`` reads, in the order of the tasks; `why_staged` must have said `None`."""
+    """The Kafka partition that each task of ``result`` reads, in task order. Requires that `why_staged` returned `None`."""
     node = result._jdf.queryExecution().executedPlan()  # noqa: SLF001 - the plan is not in PySpark's public interface
     while children := _children(node):
         streamed = [child for child in children if not _is_broadcast(child)]
@@ -82,13 +82,13 @@ def partitions_of_tasks(result: DataFrame) -> list[tuple[str, int]]:
 
 
 def passed_on(given: DataFrame, result: DataFrame, names: Sequence[str]) -> list[str]:
-    """Those columns of ``result`` that are the very ones of ``given``, in every row: nothing was computed in their place."""
+    """The columns of ``result`` that come from ``given`` unchanged in every row, not recomputed."""
     before, after = _ids(given), _ids(result)
     return [name for name in names if name in before and before[name] == after.get(name)]
 
 
 def reads_headers(result: DataFrame) -> bool:
-    """Does anything in the plan above the scan use the column that `STANDS_FOR_HEADERS`? True also where that cannot be told."""
+    """Whether anything above the scan uses the column `STANDS_FOR_HEADERS`. Also true if that is unknown."""
     nodes = [result._jdf.queryExecution().optimizedPlan()]  # noqa: SLF001 - the plan is not in PySpark's public interface
     if any(word in str(nodes[0].toString()) for word in ("InMemoryRelation", "subquery")):
         return True
@@ -102,7 +102,7 @@ def reads_headers(result: DataFrame) -> bool:
 
 
 def hands_over_once(result: DataFrame) -> bool:
-    """Is there one operator in the plan, and not a second one, that hands Arrow batches to Python?"""
+    """Whether exactly one operator in the plan passes Arrow batches to Python."""
     nodes, found = [result._jdf.queryExecution().executedPlan()], 0  # noqa: SLF001 - as above
     while nodes:
         node = nodes.pop()
@@ -113,7 +113,7 @@ def hands_over_once(result: DataFrame) -> bool:
 
 
 def _ids(frame: DataFrame) -> dict[str, int]:
-    """The identity that Spark gives each column of ``frame``; a new one for everything that is computed."""
+    """Spark's id of each column of ``frame``. Every computed column gets a new one."""
     columns = _listed(frame._jdf.queryExecution().analyzed().output())  # noqa: SLF001 - as above
     return {str(column.name()): int(column.exprId().id()) for column in columns}
 
@@ -123,7 +123,7 @@ def _listed(found: Any) -> list[Any]:
 
 
 def _is_kafka_scan(node: Any, name: str) -> bool:
-    """Told by classes: in a node's text "kafka" may be a column's name, and a cached plan may have shuffled."""
+    """Decides by class: in a node's text, "kafka" may be a column's name, and a cached plan may have shuffled."""
     scanned = {"RowDataSourceScanExec": "relation", "BatchScanExec": "scan"}.get(name)
     return scanned is not None and str(getattr(node, scanned)().getClass().getSimpleName()) in ("KafkaRelation", "KafkaScan")
 
@@ -133,7 +133,7 @@ def _children(node: Any) -> list[Any]:
 
 
 def _is_broadcast(node: Any) -> bool:
-    """Is this side of a join, below wrappers of code generation, a broadcast?"""
+    """Whether this side of a join is a broadcast, below the wrappers of code generation."""
     while True:
         name = str(node.getClass().getSimpleName())
         if name in BROADCASTS:

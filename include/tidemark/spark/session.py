@@ -29,75 +29,74 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BRINGS_JARS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-"""Settings by which a user or a cluster's image brings the Kafka connector itself."""
+"""Settings with which a user or a cluster's image provides the Kafka connector."""
 
 PYTHON = "spark.pyspark.python"
-"""The setting that names the executors' Python where it is not the driver's, as in a packed environment (``spark.archives``)."""
+"""The setting for the executors' Python if it differs from the driver's, as in a packed environment (``spark.archives``)."""
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.adaptive.enabled": "false",  # the plan that was checked is the plan that runs
+    "spark.sql.adaptive.enabled": "false",  # so that the checked plan is the plan that runs
     "spark.python.worker.reuse": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
-    # each batch's reader has a name of its own, so that nothing of it is used again: kept for Spark's 5 minutes it would fill the heap
+    # each batch's reader has its own name and is never reused: kept for Spark's default of 5 minutes, readers would fill the heap
     "spark.kafka.consumer.cache.capacity": "1",
     "spark.kafka.consumer.cache.timeout": "1s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
     "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
-    # Spark's own expression, and what the Kafka client's settings carry credentials in
+    # Spark's default expression, plus the Kafka client's settings that contain credentials
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|jaas|private.?key|keystore[.]key",
 }
 CLASS_PATH = "spark.driver.extraClassPath"
 
 EXTRA_OPTIONS = "spark.driver.extraJavaOptions"
 OPTIONS = "spark.driver.defaultJavaOptions"
-"""Spark puts the user's `EXTRA_OPTIONS` behind these, and of an option that is given twice the JVM takes the last."""
+"""Spark appends the user's `EXTRA_OPTIONS` to these, and of a repeated option the JVM uses the last."""
 
 IF_INTACT = ("-XX:+VerifySharedSpaces", "-Xlog:cds*=off")
-"""Go on without an archive that cannot be used, and do not write so to stdout."""
+"""Continue without an unusable archive, and do not report it on stdout."""
 
 C1 = "-XX:TieredStopAtLevel=1"
-"""Compile quickly and once. Half of what a small run's JVM does is the other compiler's work."""
+"""Compile only with the fast compiler. In a small run, the other compiler takes half of the JVM's CPU time."""
 
 COLLECTOR = "-XX:+UseParallelGC"
 LARGE_YOUNG, SMALL_YOUNG = "-XX:NewRatio=1", "-Xmn64m"
-"""Nearly all that passes through is garbage at once, in pieces of megabytes: a large young generation, and no collector that takes such
-pieces for long-lived. Measured on 2 cores and 1 GB: 8 % more records a second in the Spark form than with the JVM's own choice. Where no
-record passes through, a large one would only fill up over the hours."""
+"""Nearly everything that passes through becomes garbage at once, in pieces of megabytes. So use a large young generation, and no collector
+that treats such pieces as long-lived. Measured on 2 cores and 1 GB: 8 % more records per second in the Spark form than with the JVM's
+defaults. If no records pass through the JVM, a large young generation would only fill up over the hours."""
 
 ZEROED, KNOW_ZEROED = "-XX:+ZeroTLAB", (17, 21)
-"""Clear the memory for new objects in large pieces instead of object by object: a ``from_json`` allocates 8 KB a record, and so reads 9 %
-more records a second. Only for a Java that is known to have the option, because no JVM starts with one that it does not know."""
+"""Clear the memory for new objects in large pieces instead of object by object. ``from_json`` allocates 8 KB per record and gains 9 % more
+records per second. Only for versions of Java known to have the option, because a JVM does not start with an unknown option."""
 
 C1_RECORDS = 250_000
-"""Records through the JVM up to which C1 is chosen. It saves about 6 s of CPU and costs 5 µs more a record of a plain ``from_json``, so it
-pays up to a million; less where a transform has more for the JVM to do."""
+"""Maximum number of records through the JVM for which C1 is used. C1 saves about 6 s of CPU time and costs 5 µs more per record in a plain
+``from_json``, so it pays off up to a million records; fewer if a transform does more in the JVM."""
 
 JVM_LIMIT_S = 300.0
-"""A JVM that starts takes seconds, on an overloaded machine a minute."""
+"""A JVM starts within seconds, on an overloaded machine within a minute."""
 
 LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 @dataclass(kw_only=True, eq=False)
 class JvmHangs(Unavailable):
-    """Spark's JVM was started and did not report in time."""
+    """Spark's JVM was started but did not report in time."""
 
     limit_s: float
 
     def __str__(self) -> str:
-        return f"Spark's JVM did not start within {self.limit_s:.0f} s, and was killed. Look at the load and memory of its host."
+        return f"Spark's JVM did not start within {self.limit_s:.0f} s and was killed. Check the load and memory of its host."
 
 
 def start_session(
     spec: ConsumerSpec, connections: Connections, attempt_id: int, folders: Sequence[Path], records: int | None = None
 ) -> SparkSession:
-    """Starts Spark with the connector's jars and the users' transforms at hand. The spec's settings win over the connection's.
+    """Starts Spark with the connector's jars and the user's transforms. The spec's settings override the connection's.
 
-    ``records`` says how many will pass through the JVM in this run, if that is known. Started by spark-submit, the driver takes the master
-    that spark-submit was told.
+    ``records``: how many will pass through the JVM in this run, if known. Under spark-submit the driver uses spark-submit's master.
     """
     java = find_java()
     user = {**connections.spark_conf, **spec.spark.conf}
@@ -128,13 +127,13 @@ def start_session(
 
 
 def local_archive(java: Path) -> Archive:
-    """The archive for the JVM of a driver whose executors are in it."""
+    """The archive for the JVM of a driver in local mode."""
     return Archive.of(java, _spark_home(), spark_jars())
 
 
 @contextlib.contextmanager
 def archived_session(file: Path) -> Iterator[SparkSession]:
-    """A session as a local driver's, whose JVM writes the classes that it has loaded into ``file``, at the end of the block."""
+    """A session like a local driver's. At the end of the block its JVM writes the classes that it has loaded to ``file``."""
     from pyspark import SparkContext
 
     options = f'"-XX:ArchiveClassesAtExit={file}" -Xlog:cds*=error {C1}'
@@ -144,20 +143,20 @@ def archived_session(file: Path) -> Iterator[SparkSession]:
         spark.stop()
     except BaseException:
         if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
-            gateway.proc.kill()  # else it would write what it has
+            gateway.proc.kill()  # otherwise it would write an incomplete archive
         raise
     jvm = SparkContext._gateway.proc  # type: ignore[union-attr]  # noqa: SLF001
-    jvm.stdin.close()  # which ends it
+    jvm.stdin.close()  # ends the JVM
     jvm.wait()
 
 
 def on_loopback(master: str) -> bool:
-    """Do the executors reach the driver by 127.0.0.1? So local mode does, and a standalone cluster of this machine alone."""
+    """Whether the executors reach the driver at 127.0.0.1: in local mode, or in a standalone cluster on this machine alone."""
     return master.startswith("local") or urlsplit(master).hostname in ("127.0.0.1", "localhost")
 
 
 def small_session() -> SparkSession:
-    """A session to ask for schemas: local, without Kafka."""
+    """A local session without Kafka, for finding schemas."""
     find_java()
     return _session("tidemark check", "local[1]", {**SETTINGS, OPTIONS: C1})
 
@@ -182,20 +181,20 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
 
 
 def _alone(master: str) -> bool:
-    """Are the executors in the driver's JVM, and is its class path ours to say? Not where Spark's own configuration may say it."""
+    """Whether the executors run in the driver's JVM and Tidemark sets its class path. Not if Spark's own configuration may set it."""
     conf = Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
     configured = "PYSPARK_SUBMIT_ARGS" in os.environ or (conf.is_dir() and any(conf.iterdir()))
     return re.fullmatch(r"local(\[.*\])?", master) is not None and not configured
 
 
 def _names_collector(user: Mapping[str, str]) -> bool:
-    """Has somebody else chosen? A JVM that is told two collectors does not start."""
+    """Whether a setting or the environment chooses a garbage collector. A JVM with two does not start."""
     told = [user.get(OPTIONS), user.get(EXTRA_OPTIONS), *map(os.environ.get, ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))]
     return any(re.search(r"-XX:\+Use\w+GC\b", options or "") for options in told)
 
 
 def _class_path() -> str:
-    """The connector's jars but for those that Spark has itself: these come first on the class path, and must not replace Spark's."""
+    """The connector's jars except those that Spark has too: these jars come first on the class path and must not replace Spark's."""
     return os.pathsep.join(str(jar) for jar in spark_jars() if not (_spark_home() / "jars" / jar.name).exists())
 
 
@@ -206,7 +205,7 @@ def _spark_home() -> Path:
 
 
 def _submitted_with_jars() -> bool:
-    """Did spark-submit's arguments or its defaults bring jars? Its settings are in the JVM already, and ours would replace them."""
+    """Whether spark-submit's arguments or defaults provide jars. These are already set in the JVM, and ours would replace them."""
     from pyspark import SparkConf
 
     conf = SparkConf()
@@ -214,8 +213,9 @@ def _submitted_with_jars() -> bool:
 
 
 def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
-    """Starts the JVM without the secrets among its settings: pyspark writes all that it is given on the JVM's command line, where every
-    user of the machine can read it. Those follow once the JVM is up.
+    """Starts the JVM without the secrets among its settings, which are set once it is up.
+
+    pyspark puts all settings on the JVM's command line, where every user of the machine can read them.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -226,13 +226,15 @@ def _start_jvm(master: str | None, settings: Mapping[str, str]) -> None:
         if not re.search(SETTINGS["spark.redaction.regex"], key):
             conf.set(key, value)
     with _ended_after(JVM_LIMIT_S):
-        SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - as SparkContext's constructor does, which then finds it done
+        SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - what SparkContext's constructor would do, and then skips
 
 
 @contextlib.contextmanager
 def _ended_after(limit_s: float) -> Iterator[None]:
-    """pyspark waits for as long as the JVM lives, also for one that hangs: the children begun within the block are killed after
-    ``limit_s``, where the kernel tells which they are (Linux). Raises `JvmHangs`."""
+    """Kills the child processes started within the block after ``limit_s``, because pyspark waits forever for a JVM that hangs.
+
+    Works only if the kernel lists a process's children (Linux). Raises `JvmHangs`.
+    """
     before, late = _children(), threading.Event()
 
     def end() -> None:
@@ -257,16 +259,16 @@ def _ended_after(limit_s: float) -> Iterator[None]:
 def _children() -> set[int]:
     found: set[int] = set()
     for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             found |= set(map(int, file.read_text().split()))
     return found
 
 
 @contextlib.contextmanager
 def _said_only_on_failure() -> Iterator[None]:
-    """What the JVM writes to stderr while it starts (a dozen lines that help nobody) is kept back unless starting fails.
+    """Hides what the JVM writes to stderr while it starts (a dozen useless lines), unless the start fails.
 
-    The JVM inherits the file descriptor, so its later words go the same way: what matters of them comes as exceptions.
+    The JVM inherits the file descriptor, so its later output is hidden too. Anything important also comes as an exception.
     """
     with tempfile.TemporaryFile() as kept:
         sys.stderr.flush()
@@ -284,9 +286,9 @@ def _said_only_on_failure() -> Iterator[None]:
 
 
 def _zipped(folders: Sequence[Path]) -> str:
-    """The folders' modules as one zip file that executors can import from; of two files with one name the first folder's counts."""
+    """The folders' modules in one zip file that executors can import from. If a file exists in two folders, the first one counts."""
     home = Path(tempfile.mkdtemp(prefix="tidemark-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)  # executors fetch it as long as the driver lives
+    atexit.register(shutil.rmtree, home, ignore_errors=True)  # executors may fetch it as long as the driver lives
     archive = home / "transforms.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
         for folder in folders:

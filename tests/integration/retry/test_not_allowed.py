@@ -104,7 +104,7 @@ def test_what_is_not_allowed_is_named_and_holds_up_nothing_else(outbox: Outbox) 
     numbers = [outbox.add(), outbox.add(number=3), outbox.add(failed=True)]
     allow(outbox, last, AclOperation.DESCRIBE)
     unseen = {first: "DESCRIBE on it is not allowed", last: "CREATE on it is not allowed"}
-    assert outbox.relay(publishers=None).blocked == {**unseen, second: "WRITE is not allowed on it nor on any other topic"}
+    assert outbox.relay(publishers=None).blocked == {**unseen, second: "WRITE is not allowed on it or on any other topic"}
     assert outbox.hops() == {}
 
     allow(outbox, second, AclOperation.WRITE)

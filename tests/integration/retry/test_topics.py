@@ -87,7 +87,7 @@ def test_a_check_of_the_consumer_is_content_with_topics_that_will_be_made(outbox
     """Missing is wrong only where nobody makes them."""
     outbox.consumer.make_sink()
     checked = outbox.consumer.command("consumers", "check", outbox.name)
-    assert (checked.returncode, f"made when they are needed: {', '.join(outbox.tiers)}" in checked.stdout) == (0, True)
+    assert (checked.returncode, f"retry topics to be created on demand: {', '.join(outbox.tiers)}" in checked.stdout) == (0, True)
     outbox.consumer.set(retry={"delays": ["5m"], "topics": {"create": False}})
     checked = outbox.consumer.command("consumers", "check", outbox.name)
     assert checked.returncode == 1
