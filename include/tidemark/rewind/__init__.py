@@ -1,16 +1,28 @@
-"""Moving a running group's positions to any point, with the results that this supersedes.
+"""Rewinds move a running group's positions to any point and take out the results that the move supersedes.
 
-Owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, ``rewind_archive``, ``rewound_*``, ``undo_floor`` and
-``backfill*``, and keeps I4. A rewind's life::
+The package owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, ``rewind_archive``, ``rewound_*``, ``undo_floor`` and
+``backfill*``, and keeps I4. States of a rewind::
 
     PLANNED --apply--> APPLIED --its undo is applied--> UNDONE
        |
-       +--reject--> REJECTED          (expired: stays PLANNED, and is refused)
+       +--reject--> REJECTED          (an expired plan stays PLANNED; applying it is refused)
 
-`scenario`, `scope`, `moment` and `offsets_file` read what a person writes (values in, values out), `targets` and `plan` make numbers of
-it, `apply` moves positions, ledger and rows in one transaction, `archive` keeps the rows, `overwritten` those that a replay writes over,
-`undo` says what stands against putting them back, `verify` compares them with what the replay has made, `retention` drops them after
-their time, `backfill` has what a rewind forward skips read later, `show` prints.
+- `model`: the values: scenarios and plans
+- `scenario`: parses scenarios, stores them as JSON and describes them
+- `offsets_file`: reads a file of offsets
+- `targets`: resolves a scenario to offsets
+- `plan`: makes and stores a plan
+- `store`: reads, lists and rejects stored plans
+- `show`: prints plans
+- `apply`: moves positions, ledger and rows in one transaction
+- `archive`: moves rows out of a sink and back
+- `overwritten`: restores the rows that a replay overwrote in an upsert sink
+- `guards`: checks the sink's triggers, rules, row security and foreign keys
+- `undo`: checks whether a rewind can be undone
+- `verify`: compares the archived rows with the replayed ones
+- `backfill`: reads later what a forward rewind skipped
+- `reaction`: rewinds a run whose validation was critical
+- `retention`: drops old archives
 
-What fails, fails before anything is changed: a plan that is out of date (`StalePlan`) tells what has moved, and is made again.
+A rewind that cannot be done fails before it changes anything. A stale plan (`StalePlan`) reports what has moved; make a new one.
 """
