@@ -204,7 +204,7 @@ def test_plan_says_what_becomes_of_the_skipped_and_show_what_is_left(plain: Fill
         with pytest.raises(PlanRefused, match="skips nothing"):
             plain.plan(scenario, f"{plain.topic}:0", backfill=True)
     applied = plain.apply(whole.rewind_id).plan
-    told = f"backfill: 40 offsets still to be read; tidemark backfill {plain.spec.name} {applied.rewind_id} reads them"
+    told = f"backfill: 40 offsets still to read; tidemark backfill {plain.spec.name} {applied.rewind_id} reads them"
     assert told in markdown(applied).replace("\\", "")
     with pytest.raises(PlanRefused, match="skips nothing"):
         plain.plan(Undo(applied.rewind_id), backfill=True)

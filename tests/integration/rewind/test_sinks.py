@@ -109,7 +109,7 @@ def test_a_target_inside_a_batch_without_lineage_names_the_boundaries(totals: La
     with pytest.raises(PlanRefused) as raised:
         totals.plan(ToOffset(30))
     (problem,) = raised.value.problems
-    assert f"are {topic}/0 to 20, {topic}/1 to 20, {topic}/2 to 20 or before that" in problem
+    assert f"are {topic}/0 to 20, {topic}/1 to 20, {topic}/2 to 20 or earlier" in problem
     assert f"and {topic}/0 to 50, {topic}/1 to 50, {topic}/2 to 50." in problem
     assert totals.audit() == before
 

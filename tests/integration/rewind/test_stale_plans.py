@@ -212,4 +212,4 @@ def test_an_undo_that_a_later_rewind_needs_makes_its_plan_stale(lab: Lab) -> Non
     planned = lab.plan(Undo(first.rewind_id))
     second = lab.rewind(ToOffset(10), f"{lab.topic}:0")
     found = refused(lab, planned.rewind_id)
-    assert f"Of the same partitions {second.rewind_id} came after rewind {first.rewind_id}, and stands." in found
+    assert f"Rewind {first.rewind_id} is followed by rewinds of the same partitions that stand: {second.rewind_id}." in found
