@@ -75,8 +75,7 @@ part  now  new  moves  rows  failed
    0  700  650    -50    45       0
 weather/0: offsets 600 to 649 are gone from the log; they will be stored as lost
 lag afterwards: 1,234 offsets; about 2 min at 10 records/s
-rows that are taken out were announced by events of asset
-analytics.departures
+rows that are taken out were announced by events of asset analytics.departures
 
 At least 1,550 offsets read again, 100 skipped permanently; 1,545 rows and 2
 failed records taken out and kept for an undo."""

@@ -195,7 +195,7 @@ def column_gone(lab: Lab, rewind_id: int) -> str:
 
 def column_changed(lab: Lab, rewind_id: int) -> str:
     lab.sql(f"ALTER TABLE {lab.table} ALTER COLUMN population TYPE text")
-    return "population is text now; it was bigint"
+    return "population is now text; it was bigint"
 
 
 def column_new(lab: Lab, rewind_id: int) -> str:
