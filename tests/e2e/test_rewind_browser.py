@@ -190,7 +190,7 @@ def test_person_rewinds_a_group_that_reads_sees_what_has_changed_and_undoes_it(l
 
             run = person.asks("live", "to-offset", str(TARGET), "the factor was wrong since noon", shot="rewind-form")
             plan = person.reads_the_plan(run)
-            assert f"Go on at offset {TARGET} of each partition" in plan
+            assert f"Continue at offset {TARGET} of each partition" in plan
             assert "Reason: the factor was wrong since noon" in plan
             first = run.stored()[4]
             kept = live.rows(below=dict.fromkeys(live.PARTITIONS, TARGET))

@@ -107,7 +107,7 @@ def test_plan_that_another_rewind_has_overtaken_is_refused_and_kept_as_rejected(
         run.answer("Approve")
         run.wait()
     assert (second.stored()[0], first.stored()[:4]) == ("APPLIED", ("REJECTED", "admin", "nobody (the plan was stale)", None))
-    assert "was rewound since" in first.log("apply")
+    assert "has been rewound since" in first.log("apply")
     assert "Plan again" in first.log("apply")
     states = {"plan": "success", "apply": "failed", "consume": "upstream_failed", "verify": "upstream_failed"}
     assert states.items() <= first.states().items()

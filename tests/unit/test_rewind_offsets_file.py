@@ -61,41 +61,41 @@ EXPECTED = """\
 {file}:2:11: the offset is "-1"
     2 | flights,x,-1
       |           ^^ write a whole number from 0 to 9223372036854775807
-{file}:3:1: flights/0 stands twice: line 1 has it, too
+{file}:3:1: flights/0 appears twice: line 1 has it too
     3 | flights,0,6
       | ^^^^^^^^^^^ remove one of them
 {file}:4:1: the topic is "fl ights"
     4 | fl ights,1,1
-      | ^^^^^^^^ write letters, digits, ".", "_" and "-", as Kafka has it
+      | ^^^^^^^^ write letters, digits, ".", "_" and "-", as in Kafka
 {file}:5:1: some entries name a group and others do not
     5 | g,flights,2,2
-      | ^^^^^^^^^^^^^ name it everywhere, or nowhere
+      | ^^^^^^^^^^^^^ name it in all entries or in none
 {file}:6:1: has 1 value
     6 | {{"topic": 1}}
       | ^^^^^^^^^^^^ write topic,partition,offset, or group,topic,partition,offset
-6 problems; no offset of the file was taken"""
+6 problems; no offset of the file was used"""
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "1:1: there is no offset in it"),
-        ("[]", "there is no offset in it"),
-        ("topic,partition,offset\n", "there is no offset in it"),
+        ("", "1:1: the file has no offsets"),
+        ("[]", "the file has no offsets"),
+        ("topic,partition,offset\n", "the file has no offsets"),
         (f"flights,0,{MAX_OFFSET + 1}\n", "the offset is"),
         ("flights,٣,1\n", 'the partition is "٣"'),
         (",0,1\n", 'the topic is ""'),
         ('flights,0,1\n"flights,1,1\n', "is not CSV"),
         (
             '[\n{"topic": "flights", "partition": 0, "offset": 1},\n{"topic": "flights", "partition": 0, "offset": 2}]',
-            "3:1: flights/0 stands twice",
+            "3:1: flights/0 appears twice",
         ),
         ('[\n\n{"topic": "flights", "partition": true, "offset": 1.5}]', "3:"),
         ('[{"topic": "flights", "partition": 0}]', "the offset is missing"),
-        ('[{"topic": "a",\n "topic": "b"}]', 'the key "topic" stands twice'),
+        ('[{"topic": "a",\n "topic": "b"}]', 'the key "topic" appears twice'),
         ('[\n{"topic": "a",,}]', "2:1: is not JSON"),
-        ('[{"topic": NaN}]', "NaN is not a number of JSON"),
-        ("[3]", "3 is no partition"),
+        ('[{"topic": NaN}]', "NaN is not a JSON number"),
+        ("[3]", "3 is not a partition"),
         ('{"offsets": []}', 'an object without "groups"'),
         ('{"groups": [{"group": "g"}, 7]}', 'a group has no "partitions"'),
         ('{"groups": [{"partitions": []}]}', "the group is missing"),
@@ -113,7 +113,7 @@ def test_of_very_many_problems_the_first_are_shown():
     with pytest.raises(OffsetsFileInvalid) as told:
         parse_offsets("x\n" * 50)
     assert str(told.value).count("has 1 value") == 20
-    assert "50 problems, of which 20 are shown" in str(told.value)
+    assert "50 problems, 20 of them shown" in str(told.value)
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path):
@@ -129,9 +129,9 @@ def test_groups_get_what_the_file_says_of_them():
     assert of_groups({None: {P0: 5}}, ["g1", "g2"]) == {P0: 5}
     assert of_groups({"g1": {P0: 5}, "g2": {P1: 6}}, ["g1"]) == {P0: 5}
     assert of_groups({"g1": {P0: 5}, "g2": {P0: 5, P1: 6}}, ["g1", "g2"]) == {P0: 5, P1: 6}
-    with pytest.raises(BadInput, match=r"says nothing of departurs\. Did you mean departures\?"):
+    with pytest.raises(BadInput, match=r"has no offsets for departurs\. Did you mean departures\?"):
         of_groups({"departures": {P0: 5}}, ["departurs"])
-    with pytest.raises(BadInput, match=r"two offsets of flights/0 .* Plan one group at a time"):
+    with pytest.raises(BadInput, match=r"two offsets for flights/0 .* Plan one group at a time"):
         of_groups({"g1": {P0: 5}, "g2": {P0: 6}}, ["g1", "g2"])
 
 
@@ -170,9 +170,9 @@ def test_the_first_key_that_stands_twice_is_told(keys):
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     with pytest.raises(OffsetsFileInvalid) as told:
         parse_offsets(text)
-    assert ("stands twice" in str(told.value)) == (twice is not None)
+    assert ("appears twice" in str(told.value)) == (twice is not None)
     if twice is not None:
-        assert f'the key "{twice}" stands twice' in str(told.value)
+        assert f'the key "{twice}" appears twice' in str(told.value)
 
 
 @pytest.mark.parametrize(

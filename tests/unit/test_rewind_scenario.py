@@ -36,28 +36,32 @@ from tidemark.text.problems import Problems, SeveralProblems, check_reason
 
 RUN = "scheduled__2026-03-29T12:00:00+00:00"
 SAID = [
-    (("to-earliest", None), ToEarliest(), "Go on at the first record that Kafka still has."),
-    (("to-latest", ""), ToLatest(), "Go on behind the last stable record."),
-    (("to-current", None), ToCurrent(), "Stay where the group is; whoever reads now is fenced and claims again."),
-    (("to-offset", "1200"), ToOffset(1200), "Go on at offset 1,200 of each partition."),
-    (("shift-by", "+50"), ShiftBy(50), "Go on 50 offsets further on."),
-    (("shift-by", "-1"), ShiftBy(-1), "Go on 1 offset further back."),
+    (("to-earliest", None), ToEarliest(), "Continue at the first record that Kafka still has."),
+    (("to-latest", ""), ToLatest(), "Continue after the last stable record."),
+    (("to-current", None), ToCurrent(), "Stay where the group is; running attempts are fenced and claim again."),
+    (("to-offset", "1200"), ToOffset(1200), "Continue at offset 1,200 of each partition."),
+    (("shift-by", "+50"), ShiftBy(50), "Continue 50 offsets ahead."),
+    (("shift-by", "-1"), ShiftBy(-1), "Continue 1 offset back."),
     (
         ("to-datetime", "2026-03-29T12:00:00Z"),
         ToDatetime(datetime(2026, 3, 29, 12, tzinfo=UTC)),
-        "Go on at the first record of 2026-03-29T12:00:00Z or later.",
+        "Continue at the first record at or after 2026-03-29T12:00:00Z.",
     ),
-    (("by-duration", "PT2H"), ByDuration(timedelta(hours=2)), "Go on at the first record of the last PT2H before the plan was made."),
-    (("from-group", "departures"), FromGroup("departures"), "Go on where the group departures is."),
-    (("from-group", "kafka:old one:2"), FromGroup("old one:2", kafka=True), "Go on where the group old one:2 has committed to Kafka."),
-    (("to-validated", None), ToValidated(), "Go on behind the last record that validation has passed without a gap."),
-    (("to-batch", "1234"), ToBatch(1234), "Go on just before batch 1234."),
+    (("by-duration", "PT2H"), ByDuration(timedelta(hours=2)), "Continue at the first record within PT2H before the plan was made."),
+    (("from-group", "departures"), FromGroup("departures"), "Continue where group departures is."),
+    (
+        ("from-group", "kafka:old one:2"),
+        FromGroup("old one:2", kafka=True),
+        "Continue at the offsets that group old one:2 committed to Kafka.",
+    ),
+    (("to-validated", None), ToValidated(), "Continue after the last record up to which everything is validated."),
+    (("to-batch", "1234"), ToBatch(1234), "Continue just before batch 1234."),
     (
         ("to-batch", f"consume__departures/{RUN}"),
         ToBatch(dag_id="consume__departures", run_id=RUN),
-        f"Go on just before all that run {RUN} of consume__departures has committed.",
+        f"Continue just before all batches of run {RUN} of consume__departures.",
     ),
-    (("undo", "17"), Undo(17), "Undo rewind 17: offsets and rows as they were before it."),
+    (("undo", "17"), Undo(17), "Undo rewind 17: restore offsets and rows as they were before it."),
 ]
 
 
@@ -74,8 +78,8 @@ def test_file_is_read_for_the_groups_that_move(tmp_path):
     wanted = FromFile({TopicPartition("flights", 0): 5})
     assert parse("from-file", str(tmp_path / "plan.csv"), groups=["g1"]) == wanted
     assert parse("from-file", contents="flights,0,5\n", groups=["g1"]) == wanted
-    assert said(wanted) == "Go on where a file says, for 1 partition."
-    with pytest.raises(Refused, match="says nothing of g3"):
+    assert said(wanted) == "Continue at the offsets in a file, for 1 partition."
+    with pytest.raises(Refused, match="has no offsets for g3"):
         parse("from-file", str(tmp_path / "plan.csv"), groups=["g3"])
 
 
@@ -94,22 +98,22 @@ def test_example_of_each_word_is_a_good_value(name):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("to-earlist", None), 'there is none called "to-earlist". Write to-earliest.'),
+        (("to-earlist", None), '"to-earlist" does not exist. Write to-earliest.'),
         (("whenever", None), "Write one of to-earliest, to-latest, to-current,"),
-        (("to-earliest", "5"), 'it takes no value, and "5" was given'),
+        (("to-earliest", "5"), 'it takes no value, but "5" was given'),
         (("to-offset", None), "it needs an offset. Write 1200."),
-        (("to-offset", "-1"), "Write a whole number from 0 on: 1200."),
+        (("to-offset", "-1"), "Write a whole number, 0 or greater: 1200."),
         (("to-offset", str(MAX_OFFSET + 1)), "is not an offset"),
         (("to-offset", "1_000"), "is not an offset"),
         (("to-offset", "٣"), "is not an offset"),
-        (("shift-by", "1.5"), "Write a whole number, + or - before it: -500."),
+        (("shift-by", "1.5"), "Write a whole number, optionally with + or -: -500."),
         (("to-datetime", "2026-03-29 14:00"), "has no zone"),
         (("by-duration", "P1M"), "counts months or years"),
         (("from-file", "/no/such/file.csv"), "cannot be read: No such file"),
         (("from-group", "kafka:"), "names no group"),
         (("to-batch", "a"), "is neither a batch nor DAG/RUN"),
         (("to-batch", "dag/"), "is neither a batch nor DAG/RUN"),
-        (("to-batch", "0"), "Write a whole number from 1 on"),
+        (("to-batch", "0"), "Write a whole number, 1 or greater"),
         (("undo", "last"), "is not a rewind"),
     ],
 )
@@ -123,9 +127,9 @@ def test_all_problems_come_at_once():
     with pytest.raises(SeveralProblems) as told:
         parse("to-offset", "x", zone="Europe/Berlin", contents="flights,0,1")
     assert str(told.value).splitlines() == [
-        "zone: to-offset has no use for one. Leave it out; only to-datetime has a local time.",
-        "offsets: to-offset has no use for a file's contents. Leave them out; only from-file has them.",
-        'to-offset: "x" is not an offset. Write a whole number from 0 on: 1200.',
+        "zone: to-offset does not use a time zone. Omit it; only to-datetime takes a local time.",
+        "offsets: to-offset does not use offsets from a file. Omit them; only from-file takes them.",
+        'to-offset: "x" is not an offset. Write a whole number, 0 or greater: 1200.',
         "3 problems; nothing was planned",
     ]
 
@@ -199,7 +203,7 @@ def test_any_scenario_survives_json(scenario):
 )
 def test_stored_scenario_of_another_kind_is_refused(stored):
     """A newer Tidemark may know more of them; nothing is guessed."""
-    with pytest.raises(BadInput, match="Use the Tidemark that stored it"):
+    with pytest.raises(BadInput, match="Use the Tidemark version that stored it"):
         from_json(stored)
 
 

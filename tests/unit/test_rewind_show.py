@@ -55,7 +55,8 @@ def test_table_says_what_where_from_and_where_to():
 
 
 TABLE = """\
-Rewind 7 (PLANNED): Go on at the first record of 2026-03-29T12:00:00Z or later.
+Rewind 7 (PLANNED): Continue at the first record at or after
+2026-03-29T12:00:00Z.
 Reason: a bug of Tuesday
 Planned by ann at 2026-03-29T12:00:00Z; can be applied until
 2026-03-29T16:00:00Z.
@@ -74,7 +75,7 @@ part  now  new  moves  rows  failed
    0  700  650    -50    45       0
 weather/0: offsets 600 to 649 are gone from the log; they will be stored as lost
 lag afterwards: 1,234 offsets; about 2 min at 10 records/s
-rows that are taken out were announced: asset analytics.departures
+rows that are taken out were announced by events of asset analytics.departures
 
 At least 1,550 offsets read again, 100 skipped permanently; 1,545 rows and 2
 failed records taken out and kept for an undo."""
@@ -107,9 +108,9 @@ def test_plan_that_was_applied_no_longer_guesses():
 def test_what_is_not_known_is_said():
     group = replace(GROUP, records_per_s=None, in_flight=0, told=(), partitions=())
     text = " ".join(printed(replace(PLAN, groups=(group,), allow_loss=True)).split())
-    for words in ("how long that takes is not known", "nobody is reading", "no partition moves", "given up and stored as lost"):
+    for words in ("how long that takes is unknown", "nobody is reading", "no partition moves", "given up and stored as lost"):
         assert words in text
-    assert "nothing is left to read afterwards" in printed(replace(PLAN, groups=(replace(group, lag=0),)))
+    assert "nothing left to read afterwards" in printed(replace(PLAN, groups=(replace(group, lag=0),)))
 
 
 def test_json_has_everything_and_is_a_file_of_offsets():
@@ -155,8 +156,8 @@ def test_an_undo_says_what_comes_back_and_what_goes():
     undo = replace(PLAN, scenario=Undo(5), undo_of=5, groups=(group,))
     text = markdown(undo)
     assert (
-        "238,750 rows and 6,250 failed records of rewind 5 come back; at least 1,200 rows and 3 failed records taken out and kept, "
-        "should the undo be undone; 0 offsets read again."
+        "238,750 rows and 6,250 failed records of rewind 5 come back; at least 1,200 rows and 3 failed records taken out and kept "
+        "in case the undo is undone; 0 offsets read again."
     ) in text
     assert "| flights | 0 | 1,000 | 251,000 | 0 | 250,000 | 1,200 | 3 | 238,750 | 6,250 |" in text.splitlines()
     assert "| rows back | failed back |" in text
@@ -170,7 +171,7 @@ def test_markdown_of_a_very_large_plan_is_cut_and_summed():
     partitions = tuple(part(number, 10, 0, 3, 1, lost=(0, 2)) for number in range(MARKDOWN_ROWS + 5))
     text = markdown(replace(PLAN, groups=(replace(GROUP, partitions=partitions),)))
     assert text.count("offsets 0 to 1 are gone from the log") == NOTED
-    assert f"of {MARKDOWN_ROWS + 5 - NOTED} more partitions offsets are gone" in text
+    assert f"offsets of {MARKDOWN_ROWS + 5 - NOTED} more partitions are gone" in text
     assert "| 5 more |  |  |  | 50 | 0 | 15 | 5 |" in text
     assert text.count("| flights |") == MARKDOWN_ROWS
 

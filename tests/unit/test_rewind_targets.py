@@ -54,9 +54,9 @@ def test_all_targets_out_of_range_are_named_with_their_logs_and_what_to_do() -> 
         outside=(Outside(TopicPartition("flights", 0), 5, 10, 100), Outside(TopicPartition("flights", 1), 101, 10, 100))
     )
     first, second, last = str(error).splitlines()
-    assert first == "flights/0: target 5 lies before the start of the log [10, 100)"
-    assert second == "flights/1: target 101 lies behind the end of the log [10, 100)"
-    assert last.startswith("Nothing was planned. Name offsets that the log has (to-earliest and to-latest are its ends). With --allow-loss")
+    assert first == "flights/0: target 5 is before the start of the log [10, 100)"
+    assert second == "flights/1: target 101 is after the end of the log [10, 100)"
+    assert last.startswith("Nothing was planned. Name offsets within the log (to-earliest and to-latest are its ends). With --allow-loss,")
     many = TargetsOutOfRange(outside=tuple(Outside(TopicPartition("flights", number), 101, 10, 100) for number in range(SHOWN + 5)))
     assert str(many).splitlines()[SHOWN] == "and 5 more"
     assert "--allow-loss" not in str(many)

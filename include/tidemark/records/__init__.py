@@ -1,4 +1,4 @@
-"""Which records, and what became of them: the values that all packages above share.
+"""Values that all other packages share: ranges of records, and their outcomes.
 
-`ranges` has partitions, claims, slices and the plan of a batch, `outcome` what a transform may answer for a record and how it is counted.
+`ranges` has partitions, claims, slices and the planning of a batch; `outcome` has what a transform may return for a record and the counts.
 """

@@ -1,4 +1,4 @@
-"""What becomes of the records of a slice: the words in which a transform answers, and in which the ledger counts (I3)."""
+"""Outcomes of the records of a slice: what a transform returns, and what the ledger counts (I3)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 ERROR_TEXT_LIMIT = 10_000
 GIVEN = ("kafka_topic", "kafka_partition", "kafka_offset")
-"""The lineage columns as a transform gets and returns them; the topic's id and the sequence number are added on the way."""
+"""The lineage columns that a transform gets and returns; the topic's id and the sequence number are added later."""
 OPTIONAL = ("disposition", "error")
-"""Columns that a transform may add: what is to become of a record, and why. They are not stored in the sink."""
+"""Columns that a transform may add: what should become of a record, and why. The sink does not store them."""
 
 
 class Disposition(IntEnum):
-    """What becomes of a record. The values are those of `Tally`'s array, where 0 stands for not mentioned."""
+    """What becomes of a record. The values are those in `Tally`'s array, where 0 means not mentioned."""
 
     LOAD = 1
     SKIP = 2
     RETRY = 3
     FAIL = 4
     HELD = 5
-    """Not tried: one of its key waits. No transform says this."""
+    """Not tried, because another record of its key waits. Transforms cannot return this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class TransformOutput:
-    """Part of a slice as the transform answered it: rows to load (sink columns and `GIVEN`), skipped offsets, rejects."""
+    """The transform's output for part of a slice: rows to load (sink columns and `GIVEN`), skipped offsets, rejects."""
 
     rows: pa.RecordBatch | None
     skipped: Sequence[int] = ()
@@ -53,7 +53,7 @@ class TransformOutput:
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """What became of the offsets of a slice; they add up to its span (I3)."""
+    """The outcomes of a slice's offsets, counted; together they add up to its span (I3)."""
 
     loaded: int
     skipped: int
@@ -65,7 +65,7 @@ class RecordCounts:
 
 @dataclass(kw_only=True, eq=False)
 class BadOutput(Refused):
-    """The transform returned something that no record of the slice explains, or contradicts itself."""
+    """The transform's output contradicts itself, or does not belong to a record of the slice."""
 
     part: Slice
     problem: str
@@ -75,9 +75,9 @@ class BadOutput(Refused):
 
 
 def reject(offset: int, disposition: Disposition, error: str | None, error_type: str | None = None) -> Reject:
-    """A reject whose text Postgres can store. ``ValueError: no date`` without a type is split at its colon."""
+    """A reject whose text Postgres can store. Without ``error_type``, a text like ``ValueError: no date`` is split at its colon."""
     text = (error or "the transform gave no reason").replace("\0", "\\0")[:ERROR_TEXT_LIMIT]
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair is no text to Postgres
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # Postgres cannot store half a surrogate pair
     if error_type is None:
         match = re.match(r"([A-Z]\w+): (.+)", text, re.DOTALL)
         error_type, text = (match[1], match[2]) if match else ("Error", text)
@@ -85,7 +85,7 @@ def reject(offset: int, disposition: Disposition, error: str | None, error_type:
 
 
 def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> TransformOutput:
-    """An answer without all that it says of these records of ``part``."""
+    """The output without these records of ``part``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -101,7 +101,7 @@ def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> T
 
 
 def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:
-    """The rows' offsets, if they are rows of this partition."""
+    """The rows' offsets. Raises `BadOutput` unless all rows belong to this partition."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -114,5 +114,5 @@ def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:
         raise BadOutput(part=part, problem=f"a row has no lineage: {', '.join(GIVEN[:-1])} or {GIVEN[-1]} is null.")
     strangers = pc.or_(pc.not_equal(topic, part.partition.topic), pc.not_equal(partition, part.partition.partition))
     if pc.any(strangers).as_py():
-        raise BadOutput(part=part, problem="a row belongs to another partition: the transform must not move rows between them.")
+        raise BadOutput(part=part, problem="a row belongs to another partition. The transform must not move rows between partitions.")
     return offset.to_numpy(zero_copy_only=False)

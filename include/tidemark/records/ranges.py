@@ -1,4 +1,4 @@
-"""What a batch reads: half-open ranges of offsets, decided from numbers alone."""
+"""The half-open ranges of offsets that a batch reads, computed from numbers alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import accumulate
 from typing import NewType
 
 Generation = NewType("Generation", int)
-"""A number handed out once, to one owner; a newer owner has a greater one."""
+"""A number given to one owner only; a newer owner has a greater one."""
 Epoch = NewType("Epoch", int)
-"""A partition's fencing token: whoever commits must show the one on the row."""
+"""A partition's fencing token: a commit must present the epoch in the partition's row."""
 
 RECORDS_A_TASK = 100_000
-"""Fewer records than this do not pay for a Spark task and a transaction of their own: 64 tasks of 20,000 records cost 30 % more
-than 8 large ones."""
+"""Fewer records than this are not worth a separate Spark task and transaction: 64 tasks of 20,000 records cost 30 % more than 8 large
+ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,10 +28,10 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A partition as the broker has it: offsets ``[start, end)``, ``end`` being the last stable offset.
+    """A partition's log in Kafka: offsets ``[start, end)``, where ``end`` is the last stable offset.
 
-    ``leader_epoch`` is Kafka's: it rises with each election of a leader. All records below ``end`` were written in this epoch or an
-    earlier one; if the log is truncated and grows again, its new records have later ones (KIP-320). `None`: unknown.
+    ``leader_epoch`` is Kafka's: it rises with each leader election. All records below ``end`` were written in this epoch or an earlier
+    one. If the log is truncated and grows again, its new records have later epochs (KIP-320). `None`: unknown.
     """
 
     partition: TopicPartition
@@ -42,16 +42,16 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A partition as its owner holds it: the next offset to read, and the epoch that a commit must show."""
+    """An owner's claim to a partition: the next offset to read, and the epoch that a commit must present."""
 
     partition: TopicPartition
     topic_id: int
     position: int
     epoch: Epoch
     drained: bool = False
-    """Is it a retry topic's? Then its records are those of other partitions, tried again."""
+    """Whether it belongs to a retry topic, whose records come from other partitions and are tried again."""
     leader_epoch: int | None = None
-    """Kafka's, see `Log`: the log reached up to the position in this epoch. `None`: unknown."""
+    """Kafka's leader epoch in which the log reached the position; see `Log`. `None`: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Slice:
     end: int
     epoch: Epoch
     drained: bool = False
-    """As the claim's."""
+    """See `Claim`."""
     leader_epoch: int | None = None
-    """Kafka's, see `Log`: the log reached up to ``end`` in this epoch. `None`: unknown."""
+    """Kafka's leader epoch in which the log reached ``end``; see `Log`. `None`: unknown."""
 
     def __post_init__(self) -> None:
         if self.end <= self.start:
@@ -82,11 +82,11 @@ class Slice:
 
 
 def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_records: int) -> list[Slice]:
-    """The slices of the next batch, ordered by partition; empty when every position has reached its end.
+    """The slices of the next batch, ordered by partition; empty if every position has reached its end.
 
-    At most ``max_records`` offsets in all, one slice a partition. Where there is more to read than fits, the partitions with most
-    to read are taken, as many as get `RECORDS_A_TASK` each, and share what is left evenly. Partitions of retry topics all share: a
-    backlog of one delay does not keep those of the others waiting.
+    At most ``max_records`` offsets in total, one slice per partition. If there is more to read, the partitions with the largest backlogs
+    are chosen, as many as can get `RECORDS_A_TASK` each, and share the batch evenly. Partitions of retry topics always get a share, so that
+    a backlog of one delay does not hold up the other delays.
     """
     todo = {claim: ends[claim.partition] - claim.position for claim in claims if ends.get(claim.partition, 0) > claim.position}
     chosen = sorted(todo, key=lambda claim: (-todo[claim], claim.partition))
@@ -95,7 +95,9 @@ def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_rec
         chosen = chosen[: max(1, sum(need <= max_records for need in needs))]
     slices = []
     budget = max_records
-    for left, claim in zip(range(len(chosen), 0, -1), reversed(chosen), strict=True):  # the smallest first: what it leaves goes to others
+    for left, claim in zip(
+        range(len(chosen), 0, -1), reversed(chosen), strict=True
+    ):  # smallest first: what it does not use goes to the others
         size = min(todo[claim], budget // left)
         budget -= size
         if size:

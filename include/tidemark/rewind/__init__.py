@@ -1,30 +1,28 @@
-"""Moving a running group's positions to any point, with the results that this supersedes.
+"""Rewinds move a running group's positions to any point and take out the results that the move supersedes.
 
-Owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, ``rewind_archive``, ``rewound_*``, ``undo_floor`` and
-``backfill*``, and keeps I4. A rewind's life::
+The package owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, ``rewind_archive``, ``rewound_*``, ``undo_floor`` and
+``backfill*``, and keeps I4. States of a rewind::
 
     PLANNED --apply--> APPLIED --its undo is applied--> UNDONE
        |
-       +--reject--> REJECTED          (expired: stays PLANNED, and is refused)
+       +--reject--> REJECTED          (an expired plan stays PLANNED; applying it is refused)
 
-What fails, fails before anything is changed: a plan that is out of date (`StalePlan`) tells what has moved, and is made again.
+- `model`: the values: scenarios and plans
+- `scenario`: parses scenarios, stores them as JSON and describes them
+- `offsets_file`: reads a file of offsets
+- `targets`: resolves a scenario to offsets
+- `plan`: makes and stores a plan
+- `store`: reads, lists and rejects stored plans
+- `show`: prints plans
+- `apply`: moves positions, ledger and rows in one transaction
+- `archive`: moves rows out of a sink and back
+- `overwritten`: restores the rows that a replay overwrote in an upsert sink
+- `guards`: checks the sink's triggers, rules, row security and foreign keys
+- `undo`: checks whether a rewind can be undone
+- `verify`: compares the archived rows with the replayed ones
+- `backfill`: reads later what a forward rewind skipped
+- `reaction`: rewinds a run whose validation was critical
+- `retention`: drops old archives
 
-Modules::
-
-    apply           applies a plan in one transaction (I4)
-    archive         moves rows out of the sink, and back
-    backfill        reads later what a forward rewind skipped
-    guards          triggers, rules, row security and foreign keys of the sink
-    model           scenarios and plans as values
-    moment          times and durations as people write them
-    offsets_file    offsets from CSV or JSON
-    overwritten     rows of an upsert sink that a replay overwrites
-    plan            resolves a scenario to numbers and stores the plan
-    retention       drops archives after their time
-    scenario        scenarios with Kafka's names, from text and to text
-    show            a plan as a table, JSON or Markdown
-    store           reads, lists and rejects stored rewinds
-    targets         the target offset of each partition
-    undo            what prevents an undo
-    verify          compares the archive with the replay
+A rewind that cannot be done fails before it changes anything. A stale plan (`StalePlan`) reports what has moved; make a new one.
 """

@@ -1,14 +1,14 @@
 """Applying a planned rewind to a running group, in one transaction (I4).
 
-    ① read the plan, ask Kafka whether it still holds   ② lock the groups and the rewind   ③ lock the positions, in order
-    ④ refuse if the plan is stale   ⑤ keep the before-image   ⑥ take superseded rows, failed records and ledger out
-    ⑦ of an undo: put back what the undone rewind had taken out   ⑧ store what will not be read, or only by a backfill
+    ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind   ③ lock the positions, in order
+    ④ refuse if the plan is stale   ⑤ store the before-image   ⑥ take out superseded rows, failed records and batches
+    ⑦ undo only: put back what the undone rewind took out   ⑧ store what will not be read, or only by a backfill
     ⑨ raise epochs, move positions
-    ⑩ mark the rewind as applied, tell the members   ⑪ commit
+    ⑩ mark the rewind as applied, notify the members   ⑪ commit
 
-Nobody has to stop. A commit that is in flight on one of the partitions is waited for, and after `GRACE_MS` its session is ended; from ③ on
-commits on them wait, and are fenced after ⑪. Partitions that are no part of the rewind go on meanwhile, as does the group itself. What is
-locked against readers is nothing, but for a table partition that is moved whole (`tidemark.rewind.archive`).
+Nobody has to stop. The rewind waits `GRACE_MS` for a commit in flight on one of its partitions, then ends that commit's session. From ③ on,
+commits on these partitions wait; after ⑪ they are fenced. Other partitions and the group itself go on meanwhile. Readers of the sink are
+not locked out, unless a table partition is moved whole (`tidemark.rewind.archive`).
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ log = logging.getLogger(__name__)
 SQL = statements("tidemark.rewind", "apply.sql")
 
 GRACE_MS = 10_000
-"""How long a commit that is in flight on a partition is waited for, before its database session is ended."""
+"""How long to wait for a commit in flight on a partition before ending its database session."""
 LOCK_MS = 20_000
-"""After this the log says for whom a rewind waits: another one of the same group, or the commit of a drain. Then it waits on."""
+"""After this wait the log names the blocker: another rewind of the group, or the commit of a drain. Then the rewind keeps waiting."""
 IDLE_MS = 60_000
-"""A process that stands still in the middle of a rewind loses its session, and so its locks, after this."""
+"""A process that stalls in the middle of a rewind loses its session, and with it its locks, after this time."""
 
 SpecOf = Callable[[str], ConsumerSpec]
-"""The spec of a consumer, by its name, as its file is now."""
+"""Returns the current spec of the consumer with this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A rewind that is applied, with what it really was. ``already``: an earlier call did it."""
+    """An applied rewind with its actual numbers. ``already``: an earlier call applied it."""
 
     plan: Plan
     already: bool
@@ -64,18 +64,18 @@ class Applied:
 
 @dataclass(kw_only=True, eq=False)
 class StalePlan(Refused):
-    """What the plan was made from is not so any more."""
+    """The state from which the plan was made has changed."""
 
     rewind_id: int
     moved: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join([*self.moved, f"Rewind {self.rewind_id} was not applied, nothing was changed. Plan again."])
+        return "\n".join([*self.moved, f"Rewind {self.rewind_id} was not applied. Nothing was changed. Plan again."])
 
 
 @dataclass(kw_only=True, eq=False)
 class RewindNotAllowed(Refused):
-    """The role may not do what a rewind does; ``message`` is Postgres' own."""
+    """The role lacks a privilege that the rewind needs; ``message`` is Postgres' own."""
 
     rewind_id: int
     message: str
@@ -89,7 +89,7 @@ class RewindNotAllowed(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What Kafka has: topics' UUIDs, and the ranges of the logs."""
+    """The topics' UUIDs and the ranges of the logs, from Kafka."""
 
     uuids: Mapping[str, str]
     logs: Mapping[TopicPartition, tuple[int, int]]
@@ -106,15 +106,15 @@ def apply(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> Applied:
-    """Does what a stored plan says, all of it or nothing, and returns it with the real numbers.
+    """Apply a stored plan, all of it or nothing, and return it with the actual numbers.
 
-    May be repeated: a rewind that is applied is returned as it was, and nothing is done. ``by`` applies, ``approved_by`` has approved.
-    The group may have gone on reading since the plan was made; what it wrote since then is superseded too.
+    Repeating the call is safe: an applied rewind is returned unchanged. ``by`` applies it, ``approved_by`` approved it.
+    The group may have read on since the plan was made; what it wrote since then is superseded too.
 
     Raises `StalePlan` with everything that has changed, `AlreadyDecided` for a plan that was rejected or undone, `BadInput`,
-    `RowsStay` for what the sink has against it, `RowsRefused` (of an undo), `RewindNotAllowed`, and `SessionNotEnded`,
-    `DatabaseUnavailable` or `BrokerUnavailable`, after which the same call may succeed. Then nothing is changed. Other rewinds, drains and
-    other sessions that hold a position are waited for as long as their sessions live.
+    `RowsStay` if the sink does not let the rows go, `RowsRefused` if it does not take them back (undo), or `RewindNotAllowed`. After
+    `SessionNotEnded`, `DatabaseUnavailable` or `BrokerUnavailable` the same call may succeed. An error means that nothing was changed.
+    The call waits for other rewinds, drains and sessions that hold a position, for as long as their sessions live.
     """
     plan = read(connection, rewind_id)  # ①
     if plan.state is not RewindState.PLANNED:
@@ -157,7 +157,7 @@ def apply(
                 cur.execute(SQL["notify"], {"group": group.group, "message": f"rewind {rewind_id}"})
             done = read_plan(cur, rewind_id)
             with guards.answers(lambda message: RowsStay(table=", ".join(group.table for group in plan.groups), message=message)):
-                cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # what was deferred is answered here, and not by ⑪
+                cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # deferred constraints fail here, not at ⑪
     except psycopg2.errors.InsufficientPrivilege as error:
         raise RewindNotAllowed(rewind_id=rewind_id, message=error.diag.message_primary or "no permission") from error
     for group, part in done:
@@ -200,7 +200,7 @@ def _lock(cur: Cursor, plan: Plan) -> dict[str, Any]:
 
 
 def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
-    """The position, which stays until the transaction ends; `None`: there is none any more. What was locked before it stays locked, too."""
+    """Lock and return the position; `None` if it was deleted. Locks that were taken before stay."""
     partition = TopicPartition(part["topic"], part["partition"])
     wait = LockWait(f"position of {partition}")
     while (found := _locked(cur, SQL["lock_partition"], part)) is None:
@@ -213,8 +213,8 @@ def _lock_position(cur: Cursor, part: Mapping[str, Any]) -> int | None:
 
 
 def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]] | None:
-    """What a statement returns that waits for a lock; `None` if the lock was not granted in time, or its holder waits for this session (a
-    drain does). What was locked before stays locked."""
+    """The rows of a statement that waits for a lock; `None` on a timeout, or if the holder waits for this session (as a drain does).
+    Locks that were taken before stay."""
     cur.execute("SAVEPOINT lock")
     try:
         cur.execute(statement, parameters)
@@ -227,11 +227,11 @@ def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[
 
 
 def _expired(locked: Mapping[str, Any]) -> list[str]:
-    return [f"The plan has expired at {locked['expires_at']}."] if locked["expired"] else []
+    return [f"The plan expired at {locked['expires_at']}."] if locked["expired"] else []
 
 
 def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> list[str]:
-    """What has changed of the groups, their specs and sinks since the plan was made; of an undo, also what it puts back."""
+    """What has changed since the plan was made: groups, specs, sinks and, for an undo, what it would put back."""
     cur.execute(SQL["groups"], key)
     said = []
     for group in rows(cur):
@@ -240,21 +240,21 @@ def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec
         if group["name_now"] != group["group_name"]:
             said.append(f"Group {group['group_name']} was deleted.")
         said += [
-            f"The spec of {group['consumer']} was changed: {name} was {was['spec'][name]}, it is {value}."
+            f"The spec of {group['consumer']} was changed: {name} was {was['spec'][name]} and is now {value}."
             for name, value in now["spec"].items()
             if was["spec"].get(name) != value
         ]
         if now["columns"] != was["columns"] and now["spec"]["sink"] == was["spec"]["sink"]:
-            said.append(f"The columns of {group['sink']} were changed: {_shown(was['columns'])} then, {_shown(now['columns'])} now.")
+            said.append(f"The columns of {group['sink']} were changed: {_shown(was['columns'])} before, {_shown(now['columns'])} now.")
         if now["last_rewind"] != was["last_rewind"]:
-            said.append(f"Group {group['group_name']} was rewound since.")
+            said.append(f"Group {group['group_name']} has been rewound since.")
     if key["undo_of"] is not None:
         said += undo.problems(cur, key["undo_of"], {group_id: spec.sink.table for group_id, spec in specs.items()})
     return said
 
 
 def _crossed(plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequence[int | None], found: Mapping[int, Found]) -> list[str]:
-    """What has changed of the partitions since the plan was made; that the group has gone on reading is no change."""
+    """What has changed on the partitions since the plan was made. Progress of the group is not a change."""
     said = []
     for part, position in zip(planned, positions, strict=True):
         partition = TopicPartition(part["topic"], part["partition"])
@@ -270,12 +270,12 @@ def _crossed(plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequen
             continue
         if not start <= part["new_offset"] <= end:
             why = "retention has passed it" if part["new_offset"] < start else "the log was truncated"
-            said.append(f"{partition}: {part['new_offset']} is not in the log [{start}, {end}) any more, {why}.")
+            said.append(f"{partition}: {part['new_offset']} is no longer in the log [{start}, {end}); {why}.")
         target = part["target"]
         forward, is_forward = target > part["planned_offset"], target > position
         if plan.undo_of is None and forward != is_forward:
-            how = f"the group has passed the target {target}" if forward else f"the target {target} lies ahead of the group now"
-            said.append(f"{partition}: {how}, it is at {position}; it was at {part['planned_offset']}.")
+            how = f"the group has passed the target {target}" if forward else f"the target {target} is now ahead of the group"
+            said.append(f"{partition}: {how}; its position was {part['planned_offset']} and is now {position}.")
     return said
 
 

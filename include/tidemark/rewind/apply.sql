@@ -1,21 +1,21 @@
--- Statements of applying a rewind, all in one transaction. Lock order: groups by id, the rewind, partitions by (group, topic, partition).
+-- Statements that apply a rewind, all in one transaction. Lock order: groups by id, the rewind, partitions by (group, topic, partition).
 
 -- name: limits
--- How long this transaction waits for a lock, and how long it may hold what it has while its client does nothing. Where row security would
--- hide rows from it, it fails. Locks nothing.
+-- Sets how long this transaction waits for a lock, and how long it may stay idle with its locks. With row_security off, a statement fails
+-- if row security would hide rows from it. Locks nothing.
 SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true),
        set_config('row_security', 'off', true);
 
 -- name: lock_group
--- One rewind a group at a time. An advisory lock, for the transaction: the group's row stays free, so that members join and leave as ever.
+-- One rewind per group at a time. A transaction-level advisory lock: the group's row stays free, so members can join and leave.
 SELECT pg_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: lock_rewind
--- Locks the rewind's row. What came of it meanwhile, and what it is made of that may be out of date.
+-- Locks the rewind's row and reads its current state and expiry.
 SELECT state, undo_of, expires_at, expires_at <= clock_timestamp() AS expired FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;
 
 -- name: groups
--- What the plan was made from, a row a consumer. Locks nothing.
+-- The basis of the plan, one row per consumer. Locks nothing.
 SELECT grp.group_id, grp.consumer, grp.group_name, grp.sink, grp.basis, now.name AS name_now,
        (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group other USING (rewind_id)
          WHERE other.group_id = grp.group_id) AS last_rewind
@@ -23,18 +23,18 @@ SELECT grp.group_id, grp.consumer, grp.group_name, grp.sink, grp.basis, now.name
  WHERE grp.rewind_id = %(rewind_id)s ORDER BY grp.group_id;
 
 -- name: partitions
--- What the plan says of each partition, in the order of the locks. Locks nothing.
+-- The planned partitions, in lock order. Locks nothing.
 SELECT group_id, topic_id, topic.name AS topic, topic.kafka_uuid, partition, hold, target, planned_offset, new_offset, superseded_from
   FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id)
  WHERE rewind_id = %(rewind_id)s ORDER BY group_id, topic_id, partition;
 
 -- name: lock_partition
--- Locks one position. Whoever commits on it is waited for.
+-- Locks one position. Waits for a commit in flight on it.
 SELECT next_offset FROM tidemark.partition_offset
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s FOR NO KEY UPDATE;
 
 -- name: keep_before_image
--- Where the group really is now, under the locks, and what the move therefore is. Locks the rewind's own rows.
+-- Stores the group's actual positions, read under the locks, and the moves that follow from them. Locks the rewind's own rows.
 UPDATE tidemark.rewind_partition part
    SET old_offset = pos.next_offset, old_validated_offset = pos.validated_offset,
        new_offset = CASE WHEN hold THEN pos.next_offset ELSE new_offset END,
@@ -47,7 +47,7 @@ UPDATE tidemark.rewind_partition part
 RETURNING part.group_id, part.topic_id, part.partition, part.superseded_from, part.hold;
 
 -- name: archive_batches
--- Takes the ledger from the rewind's offsets on into its archive. Locks these batches; needs the positions' locks.
+-- Moves the batches from the rewind's offsets on into its archive. Locks these batches; needs the positions' locks.
 WITH gone AS (
     DELETE FROM tidemark.batch USING tidemark.rewind_partition part
      WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
@@ -62,7 +62,7 @@ WITH gone AS (
 INSERT INTO tidemark.rewound_batch SELECT %(rewind_id)s, gone.* FROM gone;
 
 -- name: archive_lost_ranges
--- The same of lost ranges, and of those that rewinds forward have made.
+-- As `archive_batches`, for lost ranges, including those of forward rewinds.
 WITH gone AS (
     DELETE FROM tidemark.lost_range USING tidemark.rewind_partition part
      WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
@@ -73,7 +73,7 @@ WITH gone AS (
 INSERT INTO tidemark.rewound_lost_range SELECT %(rewind_id)s, gone.* FROM gone;
 
 -- name: archive_failed_records
--- The same of failed records, whatever has become of them since; those that wait for a retry are withdrawn. How many of each partition.
+-- As `archive_batches`, for failed records in any state; pending retries are withdrawn. Stores their number per partition.
 WITH gone AS (
     DELETE FROM tidemark.failed_record USING tidemark.rewind_partition part
      WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
@@ -91,8 +91,9 @@ UPDATE tidemark.rewind_partition part SET failed_records = coalesce(records, 0)
    AND mine.group_id = part.group_id AND mine.topic_id = part.topic_id AND mine.partition = part.partition;
 
 -- name: keep_heads
--- Of a batch that the rewind cuts, what stays: its rows and failed records are counted. Of the other records it is only known that they
--- are the skipped ones, where the batch had no others; or that they were loaded and replaced since, where it had nothing else at all.
+-- Adds a batch for the part that stays of each batch that the rewind cuts. Its rows and failed records are counted. What became of the
+-- other records follows only from the whole batch: they were skipped if it had no unaccounted records, and loaded and replaced since if it
+-- had neither skipped nor unaccounted records.
 INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried, failed,
                             unaccounted, sink_rows, validation_id, committed_at, head_of)
 SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part.superseded_from, whole.owner_epoch, whole.attempt_id,
@@ -107,7 +108,7 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
       FROM (SELECT count(*) AS sink_rows, count(DISTINCT kafka_offset) AS in_sink FROM {table} written
              WHERE written.kafka_topic_id = whole.topic_id AND written.kafka_partition = whole.partition
                AND written.kafka_offset >= whole.start_offset AND written.kafka_offset < part.superseded_from
-               AND NOT EXISTS (SELECT FROM tidemark.failed_record later -- rows that a retry has made are not the batch's
+               AND NOT EXISTS (SELECT FROM tidemark.failed_record later -- rows that a retry made do not belong to the batch
                                 WHERE later.group_id = whole.group_id AND later.topic_id = whole.topic_id
                                   AND later.partition = whole.partition AND later.record_offset = written.kafka_offset)) sink
      CROSS JOIN (SELECT count(*) FILTER (WHERE disposition = 'retry') AS retried, count(*) FILTER (WHERE disposition = 'fail') AS failed
@@ -134,7 +135,7 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
  WHERE whole.rewound_by = %(rewind_id)s AND whole.start_offset < part.superseded_from;
 
 -- name: drop_heads
--- Of an undo: the batches that the undone rewind had cut come back whole.
+-- Undo only: removes the parts of cut batches, which come back whole.
 DELETE FROM tidemark.batch WHERE head_of IN (SELECT batch_id FROM tidemark.rewound_batch WHERE rewound_by = %(undo_of)s);
 
 -- name: drop_lost_heads
@@ -151,7 +152,7 @@ SELECT batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_
        failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of, drained FROM back;
 
 -- name: put_failed_records_back
--- Where they were published counts no more: drains have passed it meanwhile, and it is done anew.
+-- Where they were published no longer counts, because drains have passed that point: they are published again.
 WITH back AS (
     DELETE FROM tidemark.rewound_failed_record WHERE rewound_by = %(undo_of)s RETURNING *
 )
@@ -172,8 +173,8 @@ INSERT INTO tidemark.lost_range (lost_range_id, group_id, topic_id, partition, s
 SELECT lost_range_id, group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at, rewind_id, head_of FROM back;
 
 -- name: record_lost
--- What the group will not read, so that the ledger has no gap that nothing explains: what a rewind forward leaves out, and what the log
--- has no more of where that was allowed.
+-- Stores what the group will not read, so that the ledger has no unexplained gap: what a forward rewind skips, and, if that was allowed,
+-- what retention has removed from the log.
 INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, rewind_id)
 SELECT part.group_id, part.topic_id, part.partition, ledger.ends, part.new_offset,
        CASE WHEN part.new_offset > part.target THEN 'retention' ELSE 'rewind' END, part.rewind_id
@@ -182,12 +183,12 @@ SELECT part.group_id, part.topic_id, part.partition, ledger.ends, part.new_offse
  WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold AND part.new_offset > ledger.ends;
 
 -- name: move
--- Raises the epochs, so that nothing commits that was read before, and moves positions and validated offsets. Owner and generation stay:
--- the owner claims again in the same generation. Needs the positions' locks.
+-- Raises the epochs, so that batches read before the rewind cannot commit, and moves positions and validated offsets. Owner and generation
+-- stay: the owner claims again in the same generation. Needs the positions' locks.
 WITH moved AS (
     UPDATE tidemark.partition_offset pos
        SET owner_epoch = pos.owner_epoch + 1, next_offset = part.new_offset,
-           leader_epoch = CASE WHEN part.hold THEN pos.leader_epoch END, -- a target is taken as the log is now
+           leader_epoch = CASE WHEN part.hold THEN pos.leader_epoch END, -- the target applies to the log as it is now
            committed_at = CASE WHEN part.hold THEN pos.committed_at ELSE clock_timestamp() END,
            validated_offset = CASE WHEN part.hold THEN pos.validated_offset
                                    ELSE greatest(undone.old_validated_offset, least(pos.validated_offset, part.superseded_from)) END
@@ -215,5 +216,5 @@ UPDATE tidemark.rewind
  WHERE rewind_id = %(rewind_id)s;
 
 -- name: notify
--- Tells the members, when the transaction commits; on the channel on which they hear of their group.
+-- Notifies the members on their group's channel when the transaction commits.
 SELECT pg_notify('tidemark_' || md5(%(group)s), %(message)s);

@@ -1,8 +1,8 @@
-"""The rows that a rewind takes out of a sink, and that an undo puts back: moved, never only deleted.
+"""Archives hold the rows that a rewind takes out of a sink until an undo puts them back. Rows are moved, never just deleted.
 
-Rows are superseded by lineage, also in an upsert sink. There a row that a superseded record had written over is gone already, and comes
-back only with the replay: until that has passed the rewind's old position, the sink lacks the keys whose last record was superseded. Rows
-from before the rewind that the replay writes over are another matter, see `tidemark.rewind.overwritten`.
+Rows are superseded by lineage, also in an upsert sink. There, a row that a superseded record had overwritten is already gone and comes
+back only with the replay: until the replay passes the rewind's old position, the sink lacks the keys whose last record was superseded.
+For rows from before the rewind that the replay overwrites, see `tidemark.rewind.overwritten`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 SQL = statements("tidemark.rewind", "archive.sql")
 
 SWAP_ROWS = 100_000
-"""From so many rows on a table partition is moved as it is. That locks out all readers of the sink for a moment; deleting fewer rows takes
-no longer than that."""
+"""A table partition with at least this many rows is moved whole. That locks all readers out of the sink for a moment; deleting fewer
+rows takes no longer."""
 SWAP_WAIT_MS = 2_000
-"""How long a swap waits for the sink's lock, while new readers wait behind it; then the rows are moved one by one."""
+"""How long a swap waits for the sink's lock, while new readers queue behind it. On a timeout the rows are moved one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows of one Kafka partition from ``start`` on."""
+    """The rows of one Kafka partition from offset ``start`` on."""
 
     topic_id: int
     partition: int
@@ -46,13 +46,13 @@ class Span:
 
     @property
     def key(self) -> dict[str, int]:
-        """As parameters of a statement."""
+        """The span as statement parameters."""
         return {"topic_id": self.topic_id, "partition": self.partition, "start": self.start}
 
 
 @dataclass(kw_only=True, eq=False)
 class RowsRefused(Refused):
-    """The sink does not take rows back that were taken out of it."""
+    """The sink does not take back rows that a rewind took out of it."""
 
     table: str
     archive: str
@@ -64,7 +64,7 @@ class RowsRefused(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class ArchiveWrong(Broken):
-    """An archive does not hold what was put into it."""
+    """An archive no longer holds the rows that were put into it."""
 
     archive: str
     stored: int
@@ -76,7 +76,7 @@ class ArchiveWrong(Broken):
 
 @dataclass(kw_only=True, eq=False)
 class ArchiveForged(Broken):
-    """Somebody has changed the name of an archive."""
+    """``tidemark.rewind_archive`` names a relation that is not an archive's."""
 
     rewind_id: int
     number: int
@@ -85,15 +85,15 @@ class ArchiveForged(Broken):
     def __str__(self) -> str:
         return (
             f"tidemark.rewind_archive names the relation {self.stored!r} for archive {self.number} of rewind {self.rewind_id}; expected "
-            f"{_relation(self.rewind_id, self.number)}. Nothing was changed; find out who changed it."
+            f"{_relation(self.rewind_id, self.number)}. Nothing was changed. Find out who changed the name."
         )
 
 
 def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, spans: Iterable[Span]) -> None:
-    """Moves the rows of these spans into archives of the rewind, and notes how many they were; does not commit.
+    """Move the rows of these spans into archives of the rewind and store their number; does not commit.
 
-    Memory does not grow with the rows. A large table partition of which nothing stays is moved as it is, where that is possible. Whichever
-    way they go, the rows of each span are counted before and after. Raises `RowsStay` if some stay, or if rows of other tables go, too.
+    Memory use does not grow with the rows. If every row of a large table partition goes, it is moved whole where possible. Either way the
+    rows of each span are counted before and after. Raises `RowsStay` if some stay, or if rows of other tables would go too.
     """
     names, cascaded = guards.hooks(cur, sink, "DELETE"), guards.cascaded(cur, sink)
     _take_out(cur, {"rewind_id": rewind_id, "group_id": group_id}, sink, spans, names)
@@ -138,10 +138,10 @@ def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Sp
 
 
 def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Callable[[str], None]) -> None:
-    """Moves the rows of a rewind's archives back into their sink, and drops the archives; does not commit.
+    """Move the rows of a rewind's archives back into their sink and drop the archives; does not commit.
 
-    ``give_way`` is called with each archive before: rows of the sink that stand in the place of its rows may be moved away. Raises
-    `RowsRefused`, for instance for a key that another Kafka partition has taken since, or rows that a trigger changes, and `ArchiveWrong`.
+    ``give_way`` is called with each archive first, to move away sink rows that occupy the place of its rows. Raises `RowsRefused`, for
+    instance for a key that another Kafka partition has taken since or rows that a trigger changes, and `ArchiveWrong`.
     """
     names = guards.hooks(cur, sink, "INSERT")
     cur.execute(SQL["kept"], {"rewind_id": rewind_id, "group_id": group_id})
@@ -166,12 +166,12 @@ def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Ca
 
 
 def refusals(sink: str, archive: str) -> contextlib.AbstractContextManager[None]:
-    """What Postgres and the table say of rows that it does not take, as `RowsRefused`."""
+    """Raise `RowsRefused` if Postgres or the table rejects rows."""
     return guards.answers(lambda message: RowsRefused(table=sink, archive=archive, message=message))
 
 
 def changed(sink: str, archive: str, count: int, of: int, names: Sequence[str]) -> RowsRefused:
-    """The error for rows that did not come back as they were."""
+    """The error for rows that did not come back unchanged."""
     by = " and ".join(names) or "the table"
     return RowsRefused(
         table=sink, archive=archive, message=f"{count:,} of {of:,} rows were dropped or changed by {by}. Disable it for the undo."
@@ -186,7 +186,7 @@ def _require_whole(cur: Cursor, archive: str, stored: int) -> None:
 
 
 def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: Span) -> int:
-    """Moves a table partition of which no row stays; returns its rows, 0 where it was not done."""
+    """Move a whole table partition, if every row of it goes; return its number of rows, 0 if it was not moved."""
     name = f"{quoted(leaf['schema'])}.{quoted(leaf['name'])}"
     if not _is_whole(cur, name, span):
         return 0
@@ -204,7 +204,7 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
         cur.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", (str(SWAP_WAIT_MS),))
         waits = _one(cur)[0]
         cur.execute(SQL["lock_out"].format(**names))
-        alike = _is_whole(cur, name, span)  # somebody else's rows may have come while it waited
+        alike = _is_whole(cur, name, span)  # other rows may have arrived while it waited
         if alike:
             cur.execute(SQL["swap"].format(**names))
             cur.execute(SQL["grants"], {"leaf": name})
@@ -213,7 +213,7 @@ def _swap(cur: Cursor, sink: str, leaf: Mapping[str, Any], archive: str, span: S
     except psycopg2.Error as error:
         if error.pgcode is None or (is_outage(error) and error.pgcode not in {"55P03", "40P01"}):
             raise  # the session is gone, or an operator ended it
-        log.info("table partition not moved, its rows are partition=%s cause=%s", name, " ".join(str(error).split()))
+        log.info("table partition not moved whole, moving its rows partition=%s cause=%s", name, " ".join(str(error).split()))
         alike = False
     if not alike:
         cur.execute("ROLLBACK TO SAVEPOINT swap")
@@ -229,13 +229,13 @@ def _is_whole(cur: Cursor, leaf: str, span: Span) -> bool:
 
 
 def _there(cur: Cursor, sink: str, span: Span) -> int:
-    """How many rows of a span the sink has."""
+    """The number of rows that the sink has of a span."""
     cur.execute(SQL["there"].format(table=_escaped(quoted_table(sink))), span.key)
     return int(_one(cur)[0])
 
 
 def _require_gone(cur: Cursor, sink: str, span: Span, there: int, moved: int, names: Sequence[str]) -> None:
-    left = _there(cur, sink, span) if names or there != moved else 0  # without triggers nothing makes new ones
+    left = _there(cur, sink, span) if names or there != moved else 0  # without triggers nothing adds new rows
     guards.require_gone(sink, there, moved, left, names)
 
 
@@ -254,14 +254,14 @@ def _relation(rewind_id: int, number: int) -> str:
 
 
 def relation_of(rewind_id: int, number: int, stored: str) -> str:
-    """The archive's table, as it is ``stored`` in ``tidemark.rewind_archive``, safe to build statements from. Raises `ArchiveForged`."""
+    """The archive's table as ``stored`` in ``tidemark.rewind_archive``, checked before it goes into SQL. Raises `ArchiveForged`."""
     if stored != _relation(rewind_id, number):
         raise ArchiveForged(rewind_id=rewind_id, number=number, stored=stored)
     return stored
 
 
 def _escaped(name: str) -> str:
-    """For a statement that goes through parameter substitution."""
+    """Escaped for a statement with parameters."""
     return name.replace("%", "%%")
 
 

@@ -1,17 +1,18 @@
--- Statements that move rows between a sink and the archives of rewinds. Needs the positions' locks: nobody writes these rows meanwhile.
+-- Statements that move rows between a sink and the archives of rewinds. They need the positions' locks, so that nothing writes these rows
+-- meanwhile.
 
 -- name: last_number
 SELECT coalesce(max(number), 0) FROM tidemark.rewind_archive WHERE rewind_id = %(rewind_id)s;
 
 -- name: make_archive
--- A table like the sink, without its indexes and constraints. Locks the sink against changes of its columns only.
+-- A table with the sink's columns, without its indexes and constraints. Locks the sink only against changes of its columns.
 CREATE TABLE {archive} (LIKE {table});
 
 -- name: drop_archive
 DROP TABLE {archive};
 
 -- name: take_out
--- Moves the rows of a partition from an offset on. Locks these rows; readers go on seeing them until the commit.
+-- Moves the rows of a partition from an offset on. Locks these rows; readers see them until the commit.
 WITH gone AS (
     DELETE FROM {table} written
      WHERE written.kafka_topic_id = %(topic_id)s::smallint AND written.kafka_partition = %(partition)s
@@ -21,23 +22,24 @@ WITH gone AS (
 INSERT INTO {archive} SELECT * FROM gone;
 
 -- name: there
--- How many rows of a partition there are from an offset on. Locks nothing.
+-- Counts the rows of a partition from an offset on. Locks nothing.
 SELECT count(*) FROM {table} written
  WHERE written.kafka_topic_id = %(topic_id)s::smallint AND written.kafka_partition = %(partition)s AND written.kafka_offset >= %(start)s;
 
 -- name: columns
--- The columns of an archive, but those that the sink fills in by itself. Locks nothing.
+-- The columns of an archive, except those that the sink generates. Locks nothing.
 SELECT kept.attname FROM pg_attribute kept JOIN pg_attribute now USING (attname)
  WHERE kept.attrelid = to_regclass(%(archive)s) AND now.attrelid = to_regclass(%(table)s)
    AND kept.attnum > 0 AND NOT kept.attisdropped AND NOT now.attisdropped AND now.attgenerated = ''
  ORDER BY kept.attnum;
 
 -- name: put_back
--- Locks nothing that is there. Columns that the sink fills in by itself are filled in again.
+-- Locks no existing rows. Generated columns are computed again.
 INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {archive};
 
 -- name: as_they_were
--- How many rows of an archive the sink has, value by value. As text, because not every type knows equality. Locks nothing.
+-- Counts the rows of an archive that the sink has with the same values. Compared as text, because not every type has an equality operator.
+-- Locks nothing.
 SELECT count(*) FROM {archive} kept
  WHERE EXISTS (SELECT FROM {table} now
                 WHERE now.kafka_topic_id = kept.kafka_topic_id AND now.kafka_partition = kept.kafka_partition
@@ -52,7 +54,7 @@ UPDATE tidemark.rewind_partition SET sink_rows = %(rows)s
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
 -- name: kept
--- The archives of a rewind, of one group. Locks their rows.
+-- The archives of one group of a rewind. Locks their rows.
 SELECT number, relation, rows FROM tidemark.rewind_archive
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number FOR UPDATE;
 
@@ -60,8 +62,8 @@ SELECT number, relation, rows FROM tidemark.rewind_archive
 UPDATE tidemark.rewind_archive SET put_back_at = clock_timestamp() WHERE rewind_id = %(rewind_id)s AND number = %(number)s;
 
 -- name: table_partitions
--- The partitions of a sink that is LIST-partitioned by Kafka partition which are large, which this role may move, and on which nothing
--- hangs that would not come along. Locks nothing.
+-- The table partitions that can be moved whole, of a sink that is LIST-partitioned by Kafka partition: they are large, this role may move
+-- them, and no object depends on them that would be left behind. Locks nothing.
 SELECT pg_get_expr(child.relpartbound, child.oid) AS bound, space.nspname AS schema, child.relname AS name,
        child.relowner::regrole::text AS owner, child.relacl::text AS grants
   FROM pg_partitioned_table parted
@@ -77,11 +79,11 @@ SELECT pg_get_expr(child.relpartbound, child.oid) AS bound, space.nspname AS sch
    AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = child.oid AND tgparentid = 0 AND NOT tgisinternal)
    AND NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = child.oid AND contype = 'f' AND conparentid = 0)
    AND NOT EXISTS (SELECT FROM pg_constraint WHERE confrelid IN (parent.oid, child.oid) AND contype = 'f')
-   AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = parent.oid AND NOT tgisinternal AND tgtype & 8 <> 0) -- it sees each row that goes
+   AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = parent.oid AND NOT tgisinternal AND tgtype & 8 <> 0) -- it sees each deleted row
    AND NOT child.relrowsecurity;
 
 -- name: is_whole
--- Has a table partition rows, and is every one of this topic and at or behind this offset? Probes of its lineage index.
+-- Whether a table partition has rows, all of this topic and at or after this offset. Probes its lineage index.
 SELECT EXISTS (SELECT FROM {leaf})
    AND NOT EXISTS (SELECT FROM {leaf} WHERE kafka_topic_id < %(topic_id)s::smallint)
    AND NOT EXISTS (SELECT FROM {leaf} WHERE kafka_topic_id > %(topic_id)s::smallint)
@@ -89,12 +91,12 @@ SELECT EXISTS (SELECT FROM {leaf})
                                         AND kafka_offset < %(start)s);
 
 -- name: lock_out
--- Locks the whole sink, against readers too, from here to the commit; an open transaction on it is waited for. In the order of DETACH.
+-- Locks the whole sink, against readers too, until the commit. Waits for open transactions on it. Same lock order as DETACH.
 LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE;
 LOCK TABLE {leaf} IN ACCESS EXCLUSIVE MODE;
 
 -- name: swap
--- Takes a table partition out of its sink, as it is, and puts an empty one like it in its place. Needs the locks of `lock_out`.
+-- Moves a table partition out of its sink and puts an empty copy in its place. Needs the locks of `lock_out`.
 ALTER TABLE {table} DETACH PARTITION {leaf};
 ALTER TABLE {leaf} SET SCHEMA tidemark;
 ALTER TABLE {moved} RENAME TO {name};

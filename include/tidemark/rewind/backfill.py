@@ -1,14 +1,14 @@
-"""Reading later what a rewind forward has skipped, into the same sink, exactly once.
+"""Backfills read later what a forward rewind skipped, into the same sink, exactly once.
 
-A backfill has a *side group*: a group without members whose positions say how far each skipped range has been read, and fence who reads it.
-A run of it (`tidemark.consume.run`) commits slices as any other does, with two differences, both in the transaction of the slice: the
-position that is moved is the side group's, and the head of the ``lost_range`` row, which the rewind has left, becomes a batch of the
-group's own ledger. So a skipped offset is lost or read, and never both.
+A backfill has a *side group*: a group without members whose positions record how far each skipped range has been read, and fence its
+runs. A backfill run (`tidemark.consume.run`) commits slices like any other run, with two differences, both in the slice's transaction: it
+moves the side group's position, and it turns the head of the rewind's ``lost_range`` row into a batch of the group's own ledger. So a
+skipped offset is lost or read, never both.
 
-A rewind of the group back into the range makes the group read a part of it again. From there on nothing is left for the backfill, whose
-end comes down to there (`cut`); its undo gives that back. Both raise the side group's epochs, so that no run goes on with an older end.
+If the group is later rewound back into the range, it reads the rest of the range itself. The backfill then ends at the new position
+(the statement `cut`); undoing that rewind restores its end. Both raise the side group's epochs, so that no run goes on with an old end.
 
-Locks: the side groups' positions, behind those of the groups themselves. A commit of a backfill holds its own, and waits for no other.
+Locks: the side groups' positions, after those of the groups themselves. A commit of a backfill locks only its own position.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SQL = statements("tidemark.rewind", "backfill.sql")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A partition of a backfill: ``[start, end)`` is to be read, and has been up to ``position``.
+    """A partition of a backfill: ``[start, end)`` is to be read, and has been read up to ``position``.
 
-    ``end`` is nearer than ``skipped_to``, where the rewind went, once a later rewind has gone back into the range.
+    ``skipped_to`` is where the forward rewind went. ``end`` is less once a later rewind has gone back into the range.
     """
 
     partition: TopicPartition
@@ -45,13 +45,13 @@ class Part:
 
     @property
     def left(self) -> int:
-        """Offsets that are still to be read."""
+        """Offsets still to be read."""
         return max(0, self.end - self.position)
 
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """What a rewind has skipped of a group. Ledger, rows and failed records are those of ``group``, positions those of ``side``."""
+    """The backfill of one group of a rewind. Batches, rows and failed records belong to ``group``, positions to ``side``."""
 
     rewind_id: int
     group: str
@@ -66,26 +66,26 @@ class Backfill:
 
     @property
     def skipped(self) -> int:
-        """Offsets that the rewind had skipped."""
+        """Offsets that the rewind skipped."""
         return sum(part.skipped_to - part.start for part in self.parts)
 
 
 @dataclass(kw_only=True, eq=False)
 class SkippedTopicRecreated(Refused):
-    """What was skipped of a topic went with it."""
+    """The topic of a skipped range was deleted, and the range with it."""
 
     topic: str
     rewind_id: int
 
     def __str__(self) -> str:
         return (
-            f"Topic {self.topic} was deleted and created again since rewind {self.rewind_id} skipped a part of it: that cannot be read any "
-            "more, and stays stored as lost. Nothing was read."
+            f"Topic {self.topic} was deleted and created again after rewind {self.rewind_id} skipped a part of it. That part can no longer "
+            "be read and stays stored as lost. Nothing was read."
         )
 
 
 def backfills(cur: Cursor, group: str | None = None, rewind_ids: Sequence[int] | None = None) -> list[Backfill]:
-    """The backfills of a group, of some rewinds, or of both, by rewind; those of which nothing is left among them."""
+    """The backfills of a group, of some rewinds, or of both, ordered by rewind. Includes finished ones."""
     cur.execute(SQL["parts"], {"group": group, "rewind_ids": None if rewind_ids is None else list(rewind_ids)})
     found = []
     for _, of_one in groupby(rows(cur), key=lambda row: (row["rewind_id"], row["group_id"])):
@@ -96,54 +96,54 @@ def backfills(cur: Cursor, group: str | None = None, rewind_ids: Sequence[int] |
 
 
 def find(cur: Cursor, group: str, rewind_id: int) -> Backfill:
-    """The backfill of a rewind. Raises `BadInput` if it has none of this group."""
+    """The backfill of a rewind. Raises `BadInput` if the rewind left none for this group."""
     found = backfills(cur, group, [rewind_id])
     if not found:
-        fix = "Name a rewind that skips records, was planned with --backfill and is applied: tidemark offsets shows what is left of them."
-        raise BadInput(what="rewind", found=f"rewind {rewind_id} has left no backfill of group {group}", fix=fix)
+        fix = "Name an applied rewind that was planned with --backfill and skips records. tidemark offsets shows the backfills."
+        raise BadInput(what="rewind", found=f"rewind {rewind_id} left no backfill for group {group}", fix=fix)
     return found[0]
 
 
 def unfinished(cur: Cursor, group: str) -> list[int]:
-    """The rewinds of which something is left to be read, in the order in which they were planned."""
+    """The rewinds with unfinished backfills, in the order in which they were planned."""
     return [one.rewind_id for one in backfills(cur, group) if one.left]
 
 
 def of_attempt(cur: Cursor, attempt_id: int) -> Backfill | None:
-    """What an attempt is to read; `None` if that is what is new in its group's topics."""
+    """The backfill that an attempt reads; `None` for an ordinary run."""
     cur.execute(SQL["of_attempt"], {"attempt_id": attempt_id})
     row = cur.fetchone()
     return None if row is None or row[0] is None else find(cur, row[1], row[0])
 
 
 def ends(cur: Cursor, one: Backfill) -> dict[TopicPartition, int]:
-    """Up to where its parts go now. What was claimed before this look is fenced by whoever draws an end nearer after it."""
+    """The current ends of its parts. A rewind that lowers an end after this look-up fences what was claimed before it."""
     cur.execute(SQL["ends"], {"rewind_id": one.rewind_id, "group_id": one.group_id, "group": one.group})
     return {TopicPartition(topic, partition): end for topic, partition, end in cur.fetchall()}
 
 
 def end_now(cur: Cursor, one: Backfill, topic_id: int, partition: TopicPartition) -> int:
-    """As `ends`, of one part."""
+    """As `ends`, for one part."""
     key = {"rewind_id": one.rewind_id, "group_id": one.group_id, "topic_id": topic_id, "partition": partition.partition}
     cur.execute(SQL["end_now"], key)
     (end,) = cur.fetchone() or (0,)
     return int(end)
 
 
-# ---- in the transaction that applies a rewind
+# ---- In the transaction that applies a rewind
 
 
 def to_lock(cur: Cursor, key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``group_id, topic_id, topic, partition`` of each side group's position that `follow` may need, in the order of the locks."""
+    """``group_id, topic_id, topic, partition`` of each side group position that `follow` may change, in lock order."""
     cur.execute(SQL["to_lock"], key)
     return rows(cur)
 
 
 def follow(cur: Cursor, key: Mapping[str, Any], *, make: bool) -> None:
-    """What a rewind (``rewind_id``, and ``undo_of``) means for backfills, once its ledger is as it will be; does not commit.
+    """Update the backfills that a rewind (``rewind_id``, ``undo_of``) affects, once its ledger is final; does not commit.
 
-    Those of ranges that it goes back into end where it goes to; those whose ends the undone rewind had drawn nearer have them again; and
-    with ``make`` what it skips itself gets one. Needs the locks of the positions of `to_lock`.
+    A backfill whose range the rewind goes back into now ends at the rewind's target. An undo restores the ends that the undone rewind
+    lowered. With ``make``, what this rewind skips gets a backfill. Needs the locks of the positions of `to_lock`.
     """
     cur.execute(SQL["cut"], key)
     if key["undo_of"] is not None:

@@ -1,8 +1,8 @@
--- Statements on backfills: what a rewind forward has skipped, and how far a run of its own has read it. A part is one partition of one
--- rewind; its lock is the position of the side group, which is taken behind the positions of the groups themselves.
+-- Statements on backfills: what a forward rewind skipped, and how far backfill runs have read it. A part is one partition of one rewind.
+-- Its lock is the side group's position, which is taken after the positions of the groups themselves.
 
 -- name: parts
--- Backfills of a group by rewind, or one of them, part by part: how far it has come and up to where it goes. Locks nothing.
+-- The parts of a group's backfills, or of some rewinds': position and end. Locks nothing.
 SELECT fill.rewind_id, fill.group_id, grp.name AS group, fill.side_id, side.name AS side, topic.name AS topic, topic.kafka_uuid,
        fill.topic_id, fill.partition, fill.start_offset AS start, pos.next_offset AS position, fill.end_offset AS end,
        part.new_offset AS skipped_to
@@ -16,7 +16,7 @@ SELECT fill.rewind_id, fill.group_id, grp.name AS group, fill.side_id, side.name
  ORDER BY fill.rewind_id, fill.group_id, topic.name, fill.topic_id, fill.partition;
 
 -- name: ends
--- Up to where the parts of a backfill go now; no rows if its group was deleted. Locks nothing.
+-- The current ends of a backfill's parts; no rows if its group was deleted. Locks nothing.
 SELECT topic.name AS topic, fill.partition, fill.end_offset AS end
   FROM tidemark.backfill fill JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
  WHERE fill.rewind_id = %(rewind_id)s AND fill.group_id = %(group_id)s AND grp.name = %(group)s;
@@ -26,11 +26,11 @@ SELECT end_offset FROM tidemark.backfill
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
 -- name: of_attempt
--- Which rewind's backfill an attempt reads, and the name of its group. Locks nothing.
+-- The rewind whose backfill an attempt reads, and the name of its group. Locks nothing.
 SELECT backfill_of, name FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id) WHERE attempt_id = %(attempt_id)s;
 
 -- name: to_lock
--- The positions of the backfills that a rewind may draw nearer or lengthen again, in the order of the locks. Locks nothing.
+-- The positions of the backfills whose ends a rewind may lower or restore, in lock order. Locks nothing.
 SELECT fill.side_id AS group_id, fill.topic_id, topic.name AS topic, fill.partition
   FROM tidemark.rewind_partition part
   JOIN tidemark.backfill fill USING (group_id, topic_id, partition)
@@ -44,8 +44,8 @@ SELECT fill.side_id AS group_id, fill.topic_id, topic.name AS topic, fill.partit
  ORDER BY fill.side_id, fill.topic_id, fill.partition;
 
 -- name: cut
--- What the group reads again itself is nothing for a backfill any more: its end comes down to where the rewind goes, and whoever reads it
--- is fenced. Needs the positions' locks.
+-- Lowers the end of a backfill to where the rewind goes, because the group reads the rest itself, and fences the backfill's runs. Needs the
+-- positions' locks.
 WITH nearer AS (
     SELECT fill.*, greatest(fill.start_offset, part.superseded_from) AS new_end
       FROM tidemark.rewind_partition part
@@ -65,7 +65,7 @@ UPDATE tidemark.partition_offset pos SET owner_epoch = owner_epoch + 1 FROM near
  WHERE pos.group_id = nearer.side_id AND pos.topic_id = nearer.topic_id AND pos.partition = nearer.partition;
 
 -- name: give_back
--- Of an undo: the ends that the undone rewind has drawn nearer are where they were. Needs the positions' locks.
+-- Undo only: restores the ends that the undone rewind lowered. Needs the positions' locks.
 WITH back AS (
     UPDATE tidemark.backfill_cut SET given_back_by = %(rewind_id)s WHERE cut_by = %(undo_of)s RETURNING *
 ), longer AS (
@@ -78,7 +78,7 @@ UPDATE tidemark.partition_offset pos SET owner_epoch = owner_epoch + 1 FROM long
  WHERE pos.group_id = longer.side_id AND pos.topic_id = longer.topic_id AND pos.partition = longer.partition;
 
 -- name: shorten_put_back
--- Of an undo: a lost range that has come back, and whose head a backfill has read meanwhile, is shorter than it was.
+-- Undo only: shortens a lost range that has come back if a backfill has read its head meanwhile.
 WITH read AS (
     SELECT lost_range_id, lost.end_offset, pos.next_offset
       FROM tidemark.rewind_partition part
@@ -94,7 +94,7 @@ UPDATE tidemark.lost_range lost SET start_offset = next_offset FROM read
  WHERE lost.lost_range_id = read.lost_range_id AND read.end_offset > next_offset;
 
 -- name: make
--- Side groups, one a group, with positions at the starts of what this rewind has skipped.
+-- Creates one side group per group, with positions at the starts of what this rewind skipped.
 WITH skipped AS MATERIALIZED (
     SELECT * FROM tidemark.lost_range WHERE rewind_id = %(rewind_id)s AND reason = 'rewind' AND head_of IS NULL
 ), side AS (

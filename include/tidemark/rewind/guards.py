@@ -1,7 +1,7 @@
-"""What a user's table does with rows that a rewind takes out and an undo puts back: triggers, rules, row security, foreign keys.
+"""Guards against a sink's triggers, rules, row security and foreign keys, which may interfere when a rewind or undo moves its rows.
 
-Either all rows of a range go, and nothing else with them, or the rewind is refused. `problems` says it in the plan, as far as it can be
-proven there; `take_out` and `put_back` in `tidemark.rewind.archive` count, in the transaction that moves the rows.
+Either all rows of a range go, and nothing else with them, or the rewind is refused. `problems` and `trial` find what they can when the plan
+is made. `take_out` and `put_back` in `tidemark.rewind.archive` count the rows in the transaction that moves them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.rewind", "guards.sql")
 
 TRIAL_WAIT_MS = 1_000
-"""How long the trial of a plan waits for the row that it deletes; a commit may hold it."""
+"""How long the trial delete waits for its row, which a commit may hold."""
 
 _ACTIONS = {"c": "ON DELETE CASCADE", "n": "ON DELETE SET NULL", "d": "ON DELETE SET DEFAULT", "r": "ON DELETE RESTRICT", "a": "NO ACTION"}
 _CASCADES = frozenset("cnd")
 _USERS_CLASSES = frozenset({"0A", "21", "22", "23", "27", "42", "44", "P0"})
-"""Classes of SQLSTATE with which a table, its triggers or its constraints answer. A missing right (42501) is reported elsewhere."""
+"""SQLSTATE classes of errors that a table, its triggers or its constraints raise. A missing privilege (42501) is reported elsewhere."""
 
 
 @dataclass(kw_only=True, eq=False)
 class RowsStay(Refused):
-    """The sink does not let rows go, or others would go with them."""
+    """The sink does not let the rows go, or other rows would go with them."""
 
     table: str
     message: str
@@ -44,13 +44,13 @@ class RowsStay(Refused):
 
 
 def hooks(cur: Cursor, sink: str, event: Literal["DELETE", "INSERT"]) -> list[str]:
-    """The triggers and rules of a sink that fire at this event, each as a person calls it."""
+    """The triggers and rules of a sink that fire on this event, as text."""
     cur.execute(SQL["hooks"], {"table": quoted_table(sink), "event": event})
     return [name for (name,) in cur.fetchall()]
 
 
 def problems(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
-    """Why the rows of a rewind (``rewind_id``, ``group_id``, ``undo_of``) cannot go, or not alone; empty: nothing is known."""
+    """Why the rows of a rewind (``rewind_id``, ``group_id``, ``undo_of``) cannot go, or not alone; empty if nothing was found."""
     cur.execute(SQL["policies"], {"table": quoted_table(sink)})
     if hidden := cur.fetchone():
         said = f"{sink} has row security, and the role {hidden[1]} sees only some of its rows (policies: {hidden[0]})."
@@ -59,7 +59,7 @@ def problems(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
 
 
 def trial(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
-    """Deletes one of the rows of a rewind and takes it back, where triggers or rules may keep it; says what keeps it."""
+    """If the sink has triggers or rules, delete one row of the rewind, roll that back, and report what keeps the row."""
     names = hooks(cur, sink, "DELETE")
     cur.execute(SQL["may_delete"], {"table": quoted_table(sink)})
     (may,) = cur.fetchone() or (False,)
@@ -78,17 +78,17 @@ def trial(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
             deleted = cur.rowcount
             cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if not deleted:
-            said = [f"{sink} keeps rows that are deleted: {_listed(names)} does it. {_FIX}"]
+            said = [f"{sink} does not let its rows be deleted: {_listed(names)} keeps them. {_FIX}"]
     except RowsStay as error:
         said = [f"{error.table}: {error.message}"]
     except psycopg2.errors.LockNotAvailable:
-        pass  # nothing is proven
+        pass  # the trial proves nothing
     cur.execute("ROLLBACK TO SAVEPOINT trial")
     return said
 
 
 def cascaded(cur: Cursor, sink: str) -> dict[str, int]:
-    """By tables and constraints that cascade from the sink: a number that grows with each row that goes or changes there."""
+    """For each foreign key that cascades from the sink, a counter that grows with each row deleted or changed in the referring table."""
     found = {each["relid"]: each for each in _references(cur, sink) if each["action"] in _CASCADES and not each["own"]}
     if not found:
         return {}
@@ -97,23 +97,23 @@ def cascaded(cur: Cursor, sink: str) -> dict[str, int]:
 
 
 def require_alone(sink: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    """Raises `RowsStay` if rows of other tables have gone or changed since `cascaded` said ``before``."""
+    """Raise `RowsStay` if rows of other tables were deleted or changed since `cascaded` returned ``before``."""
     if grown := [f"{now[name] - before[name]:,} rows of {name}" for name in now if now[name] != before.get(name, 0)]:
         raise RowsStay(
-            table=sink, message=f"{_listed(grown)} would be deleted or changed with its rows, and no undo would bring them back."
+            table=sink, message=f"{_listed(grown)} would be deleted or changed with its rows, and an undo would not restore them."
         )
 
 
 def require_gone(sink: str, there: int, taken: int, left: int, names: Sequence[str]) -> None:
-    """Raises `RowsStay` unless all rows that were ``there`` were ``taken``, and none are ``left``."""
+    """Raise `RowsStay` unless all rows that were ``there`` were ``taken`` and none are ``left``."""
     if there != taken or left:
-        kept = f"{_listed(names)} keeps them. {_FIX}" if names else "Somebody else has changed them."
-        raise RowsStay(table=sink, message=f"of {there:,} rows {taken:,} were taken out, and {left:,} are there: {kept}")
+        kept = f"{_listed(names)} keeps them. {_FIX}" if names else "Another session has changed them."
+        raise RowsStay(table=sink, message=f"{taken:,} of {there:,} rows were taken out, {left:,} remain: {kept}")
 
 
 @contextlib.contextmanager
 def answers(as_error: Callable[[str], Refused]) -> Iterator[None]:
-    """What Postgres, the table's constraints and its triggers say against a statement, as this error."""
+    """Turn what Postgres, the table's constraints or its triggers raise into this error."""
     try:
         yield
     except psycopg2.Error as error:
@@ -124,7 +124,7 @@ def answers(as_error: Callable[[str], Refused]) -> Iterator[None]:
         ) from error
 
 
-_FIX = "Let it return OLD, or disable it for the time of the rewind."
+_FIX = "Let it return OLD, or disable it during the rewind."
 
 
 def _references(cur: Cursor, sink: str) -> list[dict[str, Any]]:
@@ -133,15 +133,15 @@ def _references(cur: Cursor, sink: str) -> list[dict[str, Any]]:
 
 
 def _refers(cur: Cursor, key: Mapping[str, Any], sink: str, reference: Mapping[str, Any]) -> str | None:
-    """What stands against the rewind because of a foreign key; `None`: nothing is known."""
+    """Why a foreign key prevents the rewind; `None` if nothing was found."""
     cascades = reference["action"] in _CASCADES
     if reference["deferred"] and not cascades and key["undo_of"] is not None:
-        return None  # the rows that come back may be those that are referred to; it is checked at the end
+        return None  # the rows that come back may be the referenced ones; checked at the end
     if not reference["readable"]:
-        fix = f"Grant SELECT on {reference['name']}, so that a rewind can count them."
+        fix = f"Grant SELECT on {reference['name']} so that the rewind can count them."
         return f"Rows of {_named(reference)} may refer to rows that would be taken out of {sink}. {fix}" if cascades else None
     same = [f"written.{_escaped(to)} = child.{_escaped(of)}" for of, to in zip(reference["referring"], reference["referred"], strict=True)]
-    if reference["own"]:  # rows that go themselves do not count
+    if reference["own"]:  # rows that are taken out too do not count
         same.append("NOT (child.kafka_topic_id = part.topic_id AND child.kafka_partition = part.partition AND "
                     "child.kafka_offset >= part.superseded_from)")  # fmt: skip
     text = SQL["referring"].replace("{child}", _percent(reference["child"])).replace("{same}", " AND ".join(same))
@@ -149,7 +149,7 @@ def _refers(cur: Cursor, key: Mapping[str, Any], sink: str, reference: Mapping[s
     (count,) = cur.fetchone() or (0,)
     if not count:
         return None
-    what = "They would be deleted or changed too, and no undo would bring them back." if cascades else "The constraint forbids it."
+    what = "They would be deleted or changed too, and an undo would not restore them." if cascades else "The constraint forbids it."
     return (
         f"{count:,} {'row' if count == 1 else 'rows'} of {_named(reference)} {'refers' if count == 1 else 'refer'} to rows that would be "
         f"taken out of {sink}. {what} Delete them first, or drop the constraint."
@@ -169,7 +169,7 @@ def _escaped(name: str) -> str:
 
 
 def _percent(name: str) -> str:
-    """For a statement that goes through parameter substitution."""
+    """Escaped for a statement with parameters."""
     return name.replace("%", "%%")
 
 

@@ -1,7 +1,8 @@
--- Statements about what a user's table does with rows that go or come back. They read the catalogs and lock nothing, unless they say so.
+-- Statements that find out what a user's table does when rows are deleted or inserted. Unless noted, they only read the catalogs and lock
+-- nothing.
 
 -- name: hooks
--- Triggers and rules of a table, and of its table partitions, that fire in this session when rows are deleted or inserted.
+-- The triggers and rules of a table and its table partitions that fire in this session when rows are deleted or inserted.
 WITH relation AS (
     SELECT to_regclass(%(table)s)::oid AS relid UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))
 ), enabled AS (
@@ -20,13 +21,13 @@ SELECT 'the rule ' || rulename || ' (ON ' || %(event)s || ')'
  ORDER BY 1;
 
 -- name: policies
--- Row security, if this role is subject to it: the policies, and the role.
+-- The row security policies and the role, if row security applies to this role.
 SELECT coalesce(string_agg(polname, ', ' ORDER BY polname), 'none, which hides every row'), current_user
   FROM (SELECT) one LEFT JOIN pg_policy ON polrelid = to_regclass(%(table)s)
 HAVING row_security_active(to_regclass(%(table)s));
 
 -- name: references
--- Foreign keys that refer to a table or to one of its table partitions. ``readable``: may this role count the rows of the other table?
+-- Foreign keys that refer to a table or one of its table partitions. ``readable``: this role may count the referring rows.
 SELECT con.conrelid::bigint AS relid, format('%%I.%%I', space.nspname, child.relname) AS child, space.nspname || '.' || child.relname AS name,
        conname, confdeltype::text AS action, condeferred AS deferred, conrelid = to_regclass(%(table)s) AS own,
        ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS key (number, place)
@@ -42,7 +43,7 @@ SELECT con.conrelid::bigint AS relid, format('%%I.%%I', space.nspname, child.rel
  ORDER BY name, conname;
 
 -- name: referring
--- How many rows of another table refer to rows that the rewind takes out of the sink.
+-- Counts the rows of another table that refer to rows that the rewind takes out of the sink.
 SELECT count(*) FROM {child} child
  WHERE EXISTS (SELECT FROM {table} written JOIN tidemark.rewind_partition part
                      ON written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
@@ -50,7 +51,7 @@ SELECT count(*) FROM {child} child
                 WHERE part.rewind_id = %(rewind_id)s AND part.group_id = %(group_id)s AND NOT part.hold AND {same});
 
 -- name: cascaded
--- How many rows this session has deleted and updated in these tables, as far as it knows by heart: a cascade makes the numbers grow.
+-- Counts the rows that this transaction has deleted and updated in these tables, from its own statistics: a cascade makes the numbers grow.
 SELECT asked.relid, sum(pg_stat_get_xact_tuples_deleted(part.relid))::bigint, sum(pg_stat_get_xact_tuples_updated(part.relid))::bigint
   FROM unnest(%(relids)s::bigint[]) AS asked (relid)
  CROSS JOIN LATERAL (SELECT asked.relid::oid UNION SELECT relid FROM pg_partition_tree(asked.relid::oid::regclass)) part (relid)
@@ -60,7 +61,7 @@ SELECT asked.relid, sum(pg_stat_get_xact_tuples_deleted(part.relid))::bigint, su
 SELECT has_table_privilege(to_regclass(%(table)s), 'DELETE');
 
 -- name: one
--- A row that the rewind takes out.
+-- One row that the rewind takes out.
 SELECT written.kafka_topic_id, written.kafka_partition, written.kafka_offset, written.kafka_seq
   FROM tidemark.rewind_partition part
  CROSS JOIN LATERAL (SELECT kafka_topic_id, kafka_partition, kafka_offset, kafka_seq FROM {table} written

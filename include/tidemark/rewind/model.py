@@ -1,4 +1,4 @@
-"""What a rewind is made of: a scenario says where to, a plan what that means, to the record. Both can be stored and shown."""
+"""The values of a rewind. A scenario says where to go; a plan says what that means, partition by partition."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tidemark.records.ranges import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class ToEarliest:
-    """The first record that Kafka still has."""
+    """To the first record that Kafka still has."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToLatest:
-    """Behind the last stable record."""
+    """To the last stable offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToCurrent:
-    """Where the group is: nothing moves, but whoever reads is fenced and claims again."""
+    """Stay at the current position: nothing moves, but running attempts are fenced and claim again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +32,35 @@ class ToOffset:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """``offsets`` forward, or back if negative."""
+    """By this many offsets forward, or back if negative."""
 
     offsets: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToDatetime:
-    """The first record of this time or a later one; ``moment`` has a zone."""
+    """To the first record at or after this time; ``moment`` has a time zone."""
 
     moment: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class ByDuration:
-    """As `ToDatetime`, this long before the plan is made, by the database's clock."""
+    """To the first record of this long before the plan is made, by the database's clock."""
 
     duration: timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """What a file says of each partition; those that it does not name stay where they are."""
+    """To the offsets in a file; partitions that it does not name stay where they are."""
 
     offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class FromGroup:
-    """Where another group of this database is, or, with ``kafka``, what a group has committed to Kafka."""
+    """To the positions of another group of this database or, with ``kafka``, to what a group has committed to Kafka."""
 
     group: str
     kafka: bool = False
@@ -68,12 +68,12 @@ class FromGroup:
 
 @dataclass(frozen=True, slots=True)
 class ToValidated:
-    """Behind the last record that validation has passed without a gap."""
+    """After the last record up to which everything is validated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToBatch:
-    """Just before a batch of the ledger (``batch_id``), or before all that an Airflow run has committed (``dag_id`` and ``run_id``)."""
+    """To the start of a batch (``batch_id``), or of everything that an Airflow run committed (``dag_id`` and ``run_id``)."""
 
     batch_id: int | None = None
     dag_id: str | None = None
@@ -82,7 +82,7 @@ class ToBatch:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """As it was before another rewind, offsets and rows."""
+    """Restore offsets and rows as they were before another rewind."""
 
     rewind_id: int
 
@@ -101,8 +101,8 @@ class RewindState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What happens to one partition. Offsets and counts are those of the moment of planning until the rewind is applied, because a group
-    that goes on reading makes them larger; from then on what it really was."""
+    """What happens to one partition. Until the rewind is applied, offsets and counts are those at planning, which grow as the group reads
+    on; afterwards they are the actual ones."""
 
     partition: TopicPartition
     topic_id: int
@@ -111,15 +111,15 @@ class PartitionPlan:
     sink_rows: int = 0
     failed_records: int = 0
     lost: tuple[int, int] | None = None
-    """A range between the target and the start of the log that nobody can read any more."""
+    """The range between the target and the start of the log, which can no longer be read."""
     superseded_from: int | None = None
-    """What was made from this offset and those behind it is taken out."""
+    """What was made from this offset on is taken out."""
     backfill_left: int | None = None
-    """Offsets of what is skipped that a backfill still has to read; `None`: there is none, or not yet."""
+    """Skipped offsets that a backfill still has to read; `None` if there is no backfill (yet)."""
     rows_back: int = 0
-    """Of an undo: rows that it puts back, which the undone rewind had taken out."""
+    """Undo only: rows that it puts back, which the undone rewind took out."""
     failed_back: int = 0
-    """Likewise failed records."""
+    """Undo only: failed records that it puts back."""
 
     @property
     def replay(self) -> int:
@@ -144,13 +144,13 @@ class GroupPlan:
     lag: int
     """Offsets between the new positions and the stable ends."""
     records_per_s: float | None
-    """What the group read in its last runs; `None`: it has not yet."""
+    """Read rate of the group's last runs; `None` if it has not read yet."""
     group_state: str
-    """Kafka's name of the group's state."""
+    """The group's state, by Kafka's name."""
     in_flight: int
-    """Attempts that are running."""
+    """Number of running attempts."""
     told: tuple[str, ...]
-    """Assets whose events named a part of what is superseded."""
+    """Assets whose events announced rows that are superseded."""
 
     @property
     def catch_up_s(self) -> float | None:
@@ -159,7 +159,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A stored plan. ``digest`` is made of the state that it was computed from; see `tidemark.rewind.plan`."""
+    """A stored plan. ``digest`` is a hash of the moves and the state from which they were computed; see `tidemark.rewind.plan`."""
 
     rewind_id: int
     state: RewindState
@@ -180,7 +180,7 @@ class Plan:
     dag_id: str | None = None
     run_id: str | None = None
     backfill: bool = False
-    """What is skipped is to be read later, by a run of its own (`tidemark.rewind.backfill`)."""
+    """A separate run reads later what is skipped (`tidemark.rewind.backfill`)."""
 
     def __iter__(self) -> Iterator[tuple[GroupPlan, PartitionPlan]]:
         for group in self.groups:

@@ -1,12 +1,12 @@
-"""Offsets from a file: the CSV that ``kafka-consumer-groups --export`` writes, or JSON of our own.
+"""Read offsets from a file: the CSV that ``kafka-consumer-groups --export`` writes, or Tidemark's own JSON.
 
     flights,0,1200                 one group: topic, partition, offset
-    "departures","flights",0,1200  several: the group first
+    "departures","flights",0,1200  several groups: the group first
 
-    [{"topic": "flights", "partition": 0, "offset": 1200}]         with "group" where there are several
-    {"groups": [{"group": "departures", "partitions": [...]}]}     as ``tidemark rewind plan --output json`` prints: its new offsets
+    [{"topic": "flights", "partition": 0, "offset": 1200}]         with "group" if there are several
+    {"groups": [{"group": "departures", "partitions": [...]}]}     the output of ``tidemark rewind plan --output json``: its new offsets
 
-Everything that is wrong with a file is told at once, with line and what to write instead.
+All problems of a file are reported at once, each with its line and what to write instead.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.spec.problem import Problem, masked, shown
 from tidemark.text.wording import nearest, quoted
 
-MAX_BYTES = 5_000_000  # far above any group: some 150,000 partitions, a line each
+MAX_BYTES = 5_000_000  # far more than any group needs: about 150,000 partitions, one per line
 MAX_OFFSET = 2**63 - 1
 TOLD = 20
-"""Problems that are shown of one file; of the others the number is."""
+"""Maximum number of problems shown per file; the others are only counted."""
 
 _NUMBER = re.compile(r"\d{1,19}", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -44,18 +44,18 @@ Offsets = Mapping[TopicPartition, int]
 
 @dataclass(kw_only=True, eq=False)
 class OffsetsFileInvalid(Refused):
-    """A file of offsets, and everything that is wrong with it."""
+    """All problems of a file of offsets."""
 
     problems: tuple[Problem, ...]
 
     def __str__(self) -> str:
         count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
-        more = f"{count}, of which {TOLD} are shown" if len(self.problems) > TOLD else count
-        return "\n".join([*map(str, self.problems[:TOLD]), f"{more}; no offset of the file was taken"])
+        more = f"{count}, {TOLD} of them shown" if len(self.problems) > TOLD else count
+        return "\n".join([*map(str, self.problems[:TOLD]), f"{more}; no offset of the file was used"])
 
 
 def read_offsets(path: Path) -> dict[str | None, Offsets]:
-    """The offsets of a file by group, which is `None` where it names none.
+    """The offsets of a file by group, `None` if it names no group.
 
     Raises `OffsetsFileInvalid`, and `BadInput` for a file that cannot be read.
     """
@@ -72,7 +72,7 @@ def read_offsets(path: Path) -> dict[str | None, Offsets]:
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
-    """As `read_offsets`, of a text; ``path`` is what messages call it. Raises `OffsetsFileInvalid`, and `BadInput` if it is too long."""
+    """As `read_offsets`, for a text; messages call it ``path``. Raises `OffsetsFileInvalid`, and `BadInput` if it is too long."""
     if len(text) > MAX_BYTES:
         raise _too_large(path)
     text = text.removeprefix("\ufeff")
@@ -82,20 +82,20 @@ def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, O
     else:
         _read_csv(text, found)
     if not found.offsets and not found.problems:
-        found.problem(1, "there is no offset in it", _LINE_FIX)
+        found.problem(1, "the file has no offsets", _LINE_FIX)
     if found.problems:
         raise OffsetsFileInvalid(problems=tuple(sorted(found.problems, key=lambda one: one.line)))
     return dict(found.offsets)
 
 
 def _too_large(path: Path) -> BadInput:
-    return BadInput(what="offsets", found=f"{shown(path)} has more than {MAX_BYTES:,} bytes", fix="Give one line for each partition.")
+    return BadInput(what="offsets", found=f"{shown(path)} has more than {MAX_BYTES:,} bytes", fix="Write one line per partition.")
 
 
 def of_groups(offsets: Mapping[str | None, Offsets], groups: Collection[str]) -> dict[TopicPartition, int]:
-    """What the file says for these groups: what it says of no group in particular, or what it says of each of them.
+    """The offsets for these groups: those of all groups if the file names none, else those of each of them.
 
-    Raises `BadInput` where it says nothing of one of them, or two different things of a partition.
+    Raises `BadInput` if the file lacks one of the groups, or has two different offsets for a partition.
     """
     if set(offsets) == {None}:
         return dict(offsets[None])
@@ -103,19 +103,19 @@ def of_groups(offsets: Mapping[str | None, Offsets], groups: Collection[str]) ->
     if absent := [group for group in groups if group not in offsets]:
         near = nearest(absent[0], named)
         fix = f"Did you mean {near}?" if near else f"It has {', '.join(named)}."
-        raise BadInput(what="offsets", found=f"the file says nothing of {', '.join(absent)}", fix=fix)
+        raise BadInput(what="offsets", found=f"the file has no offsets for {', '.join(absent)}", fix=fix)
     chosen: dict[TopicPartition, int] = {}
     for group in groups:
         for partition, offset in offsets[group].items():
             if chosen.setdefault(partition, offset) != offset:
-                found = f"the file has two offsets of {partition} for the groups {', '.join(groups)}"
+                found = f"the file has two offsets for {partition} in the groups {', '.join(groups)}"
                 raise BadInput(what="offsets", found=found, fix="Plan one group at a time.")
     return chosen
 
 
 @dataclass
 class _Found:
-    """What has been read of a file so far."""
+    """The offsets and problems found so far."""
 
     path: Path
     lines: list[str]
@@ -124,8 +124,8 @@ class _Found:
     _line_of: dict[tuple[str | None, TopicPartition], int] = field(default_factory=dict)
 
     def problem(self, line: int, message: str, fix: str, wrong: str = "") -> None:
-        """``wrong`` is the stretch of the line that is; where it cannot be found, the whole line."""
-        told = len(self.problems) < TOLD  # a text of one line is not searched again and again for what nobody is shown
+        """``wrong`` is the wrong part of the line; if it cannot be found, the whole line is marked."""
+        told = len(self.problems) < TOLD  # do not search a long line for problems that are not shown
         text = masked(self.lines[line - 1]) if told and 0 < line <= len(self.lines) else ""
         column = max(0, text.find(wrong))
         length = len(wrong) if wrong and wrong in text else len(text.strip())
@@ -134,13 +134,13 @@ class _Found:
 
     def add(self, line: int, group: str | None, topic: str, partition: int, offset: int) -> None:
         if self.offsets and (group is None) != (next(iter(self.offsets)) is None):
-            self.problem(line, "some entries name a group and others do not", "name it everywhere, or nowhere")
+            self.problem(line, "some entries name a group and others do not", "name it in all entries or in none")
             return
         place = TopicPartition(topic, partition)
         before = self._line_of.setdefault((group, place), line)
         if before != line:
             whose = f" of group {group}" if group else ""
-            self.problem(line, f"{place}{whose} stands twice: line {before} has it, too", "remove one of them")
+            self.problem(line, f"{place}{whose} appears twice: line {before} has it too", "remove one of them")
             return
         self.offsets.setdefault(group, {})[place] = offset
 
@@ -153,7 +153,7 @@ def _read_csv(text: str, found: _Found) -> None:
             if any(cells) and not (rows.line_num == 1 and tuple(cells) in _COLUMNS.values()):
                 _csv_line(cells, rows.line_num, found)
     except csv.Error as error:
-        found.problem(rows.line_num, f"is not CSV ({error})", "write one partition a line, and quotes around all of a value or nowhere")
+        found.problem(rows.line_num, f"is not CSV ({error})", "write one partition per line; quote a whole value or nothing")
 
 
 def _csv_line(cells: list[str], line: int, found: _Found) -> None:
@@ -172,7 +172,7 @@ def _csv_line(cells: list[str], line: int, found: _Found) -> None:
 def _good_name(found: _Found, line: int, what: str, name: Any) -> bool:
     if isinstance(name, str) and (_TOPIC.fullmatch(name) if what == "topic" else name):
         return True
-    fix = 'letters, digits, ".", "_" and "-", as Kafka has it' if what == "topic" else "the group's name"
+    fix = 'letters, digits, ".", "_" and "-", as in Kafka' if what == "topic" else "the group's name"
     found.problem(line, f"the {what} is {_told(name)}", f"write {fix}", name if isinstance(name, str) else "")
     return False
 
@@ -196,7 +196,7 @@ def _told(value: Any) -> str:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that knows the line it begins in."""
+    """A JSON object that knows the line on which it starts."""
 
     line: int
 
@@ -208,7 +208,7 @@ class _BadJson(Exception):
 
 
 class _Decoder(json.JSONDecoder):
-    """Python's own, with lines; a key that stands twice, NaN and Infinity are refused."""
+    """Python's decoder, with line numbers. Duplicate keys, NaN and Infinity are refused."""
 
     def __init__(self, text: str) -> None:
         super().__init__(parse_constant=_no_constant)
@@ -225,13 +225,13 @@ class _Decoder(json.JSONDecoder):
         if len(made) < len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise _BadJson(at, f"the key {quoted(twice)} stands twice")
+            raise _BadJson(at, f"the key {quoted(twice)} appears twice")
         made.line = self.line_of(at)
         return made, end
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _read_json(text: str, found: _Found) -> None:
@@ -266,9 +266,9 @@ def _read_json(text: str, found: _Found) -> None:
 
 
 def _entry(entry: Any, found: _Found, line: int, *, group: str | None) -> None:
-    """One partition: ``offset``, or ``new`` as a plan calls it. What else a plan says of it is not looked at."""
+    """Read one partition. Its offset is ``offset``, or ``new`` in a plan's JSON; other keys are ignored."""
     if not isinstance(entry, _Object):
-        found.problem(line, f"{_told(entry)} is no partition", _ENTRY_FIX)
+        found.problem(line, f"{_told(entry)} is not a partition", _ENTRY_FIX)
         return
     whose = entry.get("group") if group is None and "group" in entry else group
     good = [_good_name(found, entry.line, "group", whose)] if whose is not None or "group" in entry else []

@@ -1,18 +1,18 @@
-"""What was written over below the point of a rewind, on upsert sinks: an undo puts it back.
+"""Upsert sinks: rows below the point of a rewind that were overwritten after it, which an undo puts back.
 
-`tidemark.sink.overwritten` copies rows below the floor of their partition before they are written over. They are kept under the rewind or
-undo that was the last one of the partition at that time. To undo a rewind means, for each partition of it:
+`tidemark.sink.overwritten` copies rows below their partition's floor before they are overwritten. The copies are kept under the rewind or
+undo that was then the partition's last one. Undoing a rewind does this for each of its partitions:
 
-    ① take out what was made from its point on (`tidemark.rewind.archive`)   ② put back, of what was written over since, the last row
-    below the point of each key   ③ put back what it had taken out; what stands in its place is kept under the undo
+    ① take out what was made from its point on (`tidemark.rewind.archive`)   ② of the rows overwritten since, put back the last one of
+    each key below the point   ③ put back what the rewind took out; rows in their place are kept under the undo
 
-So the undo of an undo works in the same way: ① takes out what the first one put back, ③ brings the replay's rows, and what the replay had
-written over, which ② of the first undo had put back, gives way to them. Kept rows that are themselves from behind the point were written
-over in the time that the undo takes back; they are parked, because an undo of the undo brings that time back, and with it older rewinds
-that need them.
+The undo of an undo works the same way: ① takes out what the first undo put back, ③ brings back the replay's rows, and the rows that ② of
+the first undo had put back, which the replay had overwritten, give way to them. Kept rows that lie at or after the point were overwritten
+in the period that the undo takes back. They are parked, because an undo of the undo brings that period back, and with it older rewinds that
+need these rows.
 
-Whichever of several rewinds can be undone, the floor is the greatest of theirs. A row too many that is kept does no harm: the last one
-below a rewind's point is the one that comes back, and only if the sink has no later one.
+If several rewinds can be undone, their greatest floor counts. Keeping a row too many does no harm: only the last row below a rewind's
+point comes back, and only if the sink has no later one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ KEPT = "tidemark.rewound_row"
 
 
 def problems(cur: Cursor, rewind_id: int) -> list[str]:
-    """Why what was written over since a rewind cannot be put back; empty: it can. Nothing is removed until the transaction ends."""
+    """Why the rows overwritten since a rewind cannot be put back; empty if they can. None are removed until the transaction ends."""
     cur.execute(SQL["removed"], {"rewind_id": rewind_id})
     return [
-        f"The rows of {row['sink']} that were written over since rewind {rewind_id} are not kept any more."
+        f"The rows of {row['sink']} that were overwritten since rewind {rewind_id} are no longer kept."
         for row in rows(cur)
         if row["removed"]
     ]
 
 
 def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[str]) -> None:
-    """②: what was written over since the rewind that is undone, into a sink with this key; does not commit.
+    """②: put the rows overwritten since the undone rewind back into the sink; does not commit.
 
-    ``key`` are the numbers of the undo (``rewind_id``), of the rewind (``undo_of``) and of the group (``group_id``). A sink without
-    ``columns``, its key, has nothing written over. Raises `RowsRefused`.
+    ``key`` has the ids of the undo (``rewind_id``), the undone rewind (``undo_of``) and the group (``group_id``). ``columns`` are the
+    sink's key; without a key, nothing is overwritten. Raises `RowsRefused`.
     """
 
     def refused(why: str) -> RowsRefused:
@@ -60,19 +60,19 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
     if not columns:
         cur.execute(SQL["any_since"].replace("{since}", since), key)
         if _one(cur)[0]:
-            raise refused("the consumer's sink was an upsert sink when they were written over, and is none now.")
+            raise refused("the sink was an upsert sink when they were overwritten, and no longer is.")
         return
     for name in ("park", "take_over"):
         cur.execute(SQL[name].replace("{since}", since), key)
     cur.execute(SQL["other_sinks"], {**key, "sink": sink})
     if other := cur.fetchone():
-        raise refused(f"they were written over in {other[0]}.")
+        raise refused(f"they were overwritten in {other[0]}.")
     cur.execute(SQL["shapes"], key)
     shapes = [shape for (shape,) in cur.fetchall()]
     now, hooks = kept_columns(cur, sink), guards.hooks(cur, sink, "INSERT")
     for shape in shapes:
         if gone := [name for name in shape if name not in now]:
-            raise refused(f"it has no column {gone[0]} any more, and their values would be lost.")
+            raise refused(f"the column {gone[0]} no longer exists, and its values would be lost.")
         as_key = {name: _typed(name, now[name]) for name in columns}
         with refusals(sink, KEPT):
             cur.execute(
@@ -96,7 +96,7 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
 
 
 def give_way(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[str], archive: str) -> None:
-    """Before ③: rows of the sink in whose place the ``archive`` has others. As `put_back` otherwise."""
+    """Before ③: move away the sink's rows whose keys the ``archive`` has too. Otherwise as `put_back`."""
     if not columns:
         return
     kept = kept_columns(cur, sink)
@@ -121,12 +121,12 @@ def give_way(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
 
 
 def unpark(cur: Cursor, key: Mapping[str, Any]) -> None:
-    """After ③, of the undo of an undo: kept rows that belong to what that one had taken back."""
+    """After ③, for the undo of an undo: unpark the rows that the first undo had parked."""
     cur.execute(SQL["unpark"], key)
 
 
 def set_floors(cur: Cursor, key: Mapping[str, Any]) -> None:
-    """From now on what is written over below the point of this rewind is kept, until it cannot be undone any more; does not commit."""
+    """From now on keep rows that are overwritten below the point of this rewind, as long as it can be undone; does not commit."""
     cur.execute(SQL["note_floors"], key)
     cur.execute(SQL["set_floors"], key)
 

@@ -1,14 +1,15 @@
--- Statements that put back what was written over below the point of a rewind. Need the positions' locks: nobody writes these rows meanwhile.
+-- Statements that put back rows overwritten below the point of a rewind. They need the positions' locks, so that nothing writes these rows
+-- meanwhile.
 
 -- name: since
--- The kept rows of a group's partitions that were written over since the rewind that is undone. A part of the statements below.
+-- The kept rows of a group's partitions that were overwritten since the undone rewind. Part of the statements below.
 FROM tidemark.rewind_partition place, tidemark.rewind undone, tidemark.rewind keeper
 WHERE place.rewind_id = %(rewind_id)s AND place.group_id = %(group_id)s AND NOT place.hold AND undone.rewind_id = %(undo_of)s
   AND kept.group_id = place.group_id AND kept.topic_id = place.topic_id AND kept.partition = place.partition AND kept.parked_by IS NULL
   AND keeper.rewind_id = kept.rewind_id AND keeper.applied_no >= undone.applied_no
 
 -- name: park
--- Of these, the ones that the undo takes back as it does with the rows of the sink: they are wanted again if it is undone itself.
+-- Parks those that lie at or after the point, like the sink rows that the undo takes out: they are needed if the undo itself is undone.
 UPDATE tidemark.rewound_row kept SET parked_by = %(rewind_id)s
 {since} AND EXISTS (SELECT FROM tidemark.rewind_partition own
                      WHERE own.rewind_id = place.rewind_id AND own.group_id = kept.group_id AND NOT own.hold
@@ -16,23 +17,23 @@ UPDATE tidemark.rewound_row kept SET parked_by = %(rewind_id)s
                        AND kept.kafka_offset >= own.superseded_from);
 
 -- name: take_over
--- The others: from now on they are kept under the undo.
+-- Keeps the others under the undo from now on.
 UPDATE tidemark.rewound_row kept SET rewind_id = %(rewind_id)s
 {since};
 
 -- name: other_sinks
--- Whether rows of another table are among them. Locks nothing.
+-- Other tables whose rows are among them. Locks nothing.
 SELECT DISTINCT kept.sink FROM tidemark.rewound_row kept
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink <> %(sink)s;
 
 -- name: shapes
--- Which columns they have; several lists where the table was changed meanwhile. Locks nothing.
+-- Their column lists; several if the table was changed meanwhile. Locks nothing.
 SELECT DISTINCT ARRAY(SELECT name FROM jsonb_object_keys(kept) name ORDER BY name COLLATE "C")
   FROM tidemark.rewound_row WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND parked_by IS NULL;
 
 -- name: return
--- Puts them into the sink: of each key the last one, unless a later one of the same partition is there. Those that were made from several
--- partitions are in the order in which they were written over. Returns how many were put, and how many came to be there as they were.
+-- Puts the last row of each key into the sink, unless the sink has a later one of the same partition. Keys with rows of several partitions
+-- are ordered by when they were overwritten. Returns how many rows were inserted, and how many of them arrived unchanged.
 WITH candidate AS (
     SELECT newer.*, bool_or(newer.elsewhere) OVER (PARTITION BY {key}) AS mixed
       FROM tidemark.rewound_row newer WHERE rewind_id = {rewind_id} AND group_id = {group_id} AND parked_by IS NULL
@@ -54,8 +55,8 @@ SELECT count(*), count(*) FILTER (WHERE back.image IS NOT DISTINCT FROM ROW({was
   FROM winner newer LEFT JOIN back USING (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq);
 
 -- name: give_way
--- Takes rows of the moved partitions out of the sink whose keys come back with an archive, and keeps them under the undo. They lie below
--- the point of the rewind, or they would have been taken out before.
+-- Takes rows of the moved partitions out of the sink if their keys come back with an archive, and keeps them under the undo. They lie below
+-- the point of the rewind; later rows were taken out before.
 WITH life AS (
     SELECT former.topic_id, part.partition, part.topic_id AS now_id
       FROM tidemark.rewind_partition part JOIN tidemark.topic now USING (topic_id) JOIN tidemark.topic former USING (name)
@@ -73,7 +74,7 @@ SELECT {rewind_id}, {group_id}, now_id, kafka_partition, {sink_name}, false,
   FROM gone;
 
 -- name: in_the_way
--- How many rows would have had to give way, and are still there. Locks nothing.
+-- Counts the rows that should have given way and are still in the sink. Locks nothing.
 SELECT count(DISTINCT present.ctid)
   FROM {sink} present, {archive} newer, tidemark.rewind_partition part
   JOIN tidemark.topic now USING (topic_id) JOIN tidemark.topic former USING (name)
@@ -81,27 +82,27 @@ SELECT count(DISTINCT present.ctid)
    AND present.kafka_topic_id = former.topic_id AND present.kafka_partition = part.partition;
 
 -- name: unpark
--- Of the undo of an undo: what that one had parked is kept as before.
+-- For the undo of an undo: keeps the rows again that the first undo had parked.
 UPDATE tidemark.rewound_row SET parked_by = NULL, rewind_id = %(rewind_id)s WHERE parked_by = %(undo_of)s AND group_id = %(group_id)s;
 
 -- name: any_since
 SELECT EXISTS (SELECT FROM tidemark.rewound_row kept WHERE EXISTS (SELECT {since}));
 
 -- name: removed
--- Whether the rows that were written over since a rewind are kept no more, by group. Locks the groups' rows of the rewind, so that none
--- are removed until the transaction ends.
+-- Whether the rows overwritten since a rewind are gone, by group. Locks the rewind's group rows, so that none are removed until the
+-- transaction ends.
 SELECT group_id, sink, overwritten_removed_at IS NOT NULL AND basis -> 'spec' ->> 'mode' = 'upsert' AS removed
   FROM tidemark.rewind_group WHERE rewind_id = %(rewind_id)s ORDER BY group_id FOR NO KEY UPDATE;
 
 -- name: note_floors
--- What the floors are that the rewind finds. Locks its own rows.
+-- Stores the floors from before the rewind. Locks its own rows.
 UPDATE tidemark.rewind_partition part SET floor_before = found.floor
   FROM tidemark.undo_floor found JOIN tidemark.rewind_group grp USING (group_id, sink)
  WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold AND grp.rewind_id = part.rewind_id AND grp.group_id = part.group_id
    AND found.group_id = part.group_id AND found.topic_id = part.topic_id AND found.partition = part.partition;
 
 -- name: set_floors
--- Below the point of the rewind nothing may get lost from now on. After an undo the rewinds from before the undone one can be undone, too:
+-- From now on no row below the point of the rewind may get lost. After an undo, rewinds from before the undone one can be undone too, so
 -- the greatest floor counts. Locks the floors.
 INSERT INTO tidemark.undo_floor (group_id, topic_id, partition, sink, rewind_id, floor)
 SELECT part.group_id, part.topic_id, part.partition, grp.sink, part.rewind_id, greatest(part.superseded_from, undone.floor_before)

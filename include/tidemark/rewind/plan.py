@@ -1,9 +1,9 @@
-"""Planning a rewind: everything is resolved to numbers once, and stored as a row that can be read, approved and applied.
+"""Planning a rewind resolves everything to offsets once and stores them as a row that can be read, approved and applied.
 
-    ① check what was asked for   ② read groups, positions and tables   ③ ask Kafka for topics and the ranges of their logs
-    ④ resolve the scenario to a target a partition   ⑤ store the plan, count what it would take out, check that it can be applied
+    ① check the request   ② read groups, positions and tables   ③ look up topics and the ranges of their logs in Kafka
+    ④ resolve the scenario to one target per partition   ⑤ store the plan, count what it would take out, check that it can be applied
 
-A running group goes on reading: nothing is locked, and up to ⑤ nothing is written.
+A running group reads on: nothing is locked, and nothing is written before ⑤.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ log = logging.getLogger(__name__)
 SQL = statements("tidemark.rewind", "plan.sql")
 
 ClusterOf = Callable[[ConsumerSpec], Cluster]
-"""The Kafka cluster that a consumer reads."""
+"""Returns the Kafka cluster that a consumer reads."""
 
 
 class Scope(Protocol):
     """Which partitions a rewind moves; `tidemark.spec.scope.Scope` is one."""
 
     def select(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of ``partitions`` that are meant. Raises `BadInput` if it names any that are not among them."""
+        """The partitions in scope. Raises `BadInput` if the scope names any that are not in ``partitions``."""
 
 
 @dataclass(kw_only=True, eq=False)
 class PlanRefused(Refused):
-    """A rewind that cannot be done as it was asked for, with all the reasons."""
+    """The rewind cannot be done as requested; ``problems`` has all the reasons."""
 
     problems: tuple[str, ...]
 
@@ -68,9 +68,9 @@ class Consumer:
     cluster: Cluster
     group_id: int
     basis: Mapping[str, Any]
-    """What makes the plan stale if it changes; see `basis_of`."""
+    """The state whose change makes the plan stale; see `basis_of`."""
     now: Mapping[str, Any]
-    """The group's state, the attempts in flight, the rate at which it reads."""
+    """The group's state, its running attempts and its read rate."""
     positions: Sequence[store.Position]
     places: list[Place] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
@@ -91,16 +91,16 @@ def plan(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> Plan:
-    """Stores what a rewind of these consumers would do, and returns it; changes nothing else, and needs nobody to stop.
+    """Store and return the plan of a rewind of these consumers. Changes nothing else; nobody has to stop.
 
-    ``connection`` is to the database of the consumers' sinks, which must be one; all of them are moved, or none is. ``by`` says who asks,
-    ``dag_id`` and ``run_id`` for which Airflow run. With ``allow_loss`` what lies before the start of a log goes on at the start. With
-    ``backfill`` what is skipped will be there for a run of its own to read (`tidemark.rewind.backfill`).
-    A partition that the group has no position on, or of which the scenario says nothing, is no part of the plan.
+    ``connection`` is to the database of the sinks, which all consumers must share; all of them are moved, or none. ``by`` is the requester,
+    ``dag_id`` and ``run_id`` are the Airflow run. With ``allow_loss``, a target before the start of the log becomes the start. With
+    ``backfill``, a separate run reads later what is skipped (`tidemark.rewind.backfill`).
+    The plan leaves out partitions on which the group has no position or for which the scenario has no target.
 
-    Raises `TargetsOutOfRange` with every target that no log has, `PlanRefused` with what else stands against it (a topic that was created
-    again, rows that can only be taken back together or that the sink does not let go, a later rewind that an undo would need), `BadInput`
-    for what was asked for, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then nothing is stored.
+    Raises `TargetsOutOfRange` with every target outside its log, `PlanRefused` with all other obstacles (a topic that was created again,
+    rows that can only be taken back together or that the sink does not let go, a later rewind that must be undone first), `BadInput` for a
+    bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then nothing is stored.
     """
     reason = check_reason(reason)  # ①
     _check_consumers(consumers)
@@ -125,9 +125,9 @@ def plan(
     if outside:
         raise TargetsOutOfRange(outside=tuple(outside))
     if not any(consumer.moves for consumer in asked):
-        raise PlanRefused(problems=("Of the chosen partitions there is none that this scenario says anything about.",))
+        raise PlanRefused(problems=("The scenario has no target for any of the chosen partitions.",))
     if backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in asked for move in consumer.moves)):
-        raise PlanRefused(problems=("This rewind skips nothing, so that there is nothing for a backfill to read: leave --backfill out.",))
+        raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
     rewind = {
         "scenario": json.dumps(to_json(scenario)),
         "undo_of": scenario.rewind_id if isinstance(scenario, Undo) else None,
@@ -150,7 +150,7 @@ def plan(
 
 
 def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any]:
-    """What must be the same when the plan is applied: topics and sink of the spec, the sink's columns, the last rewind."""
+    """What must not change until the plan is applied: topics and sink of the spec, the sink's columns, the last rewind."""
     columns = read_columns(cur, spec.sink.table)
     if not columns:
         raise SinkMissing(table=spec.sink.table)
@@ -167,7 +167,7 @@ def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any
 
 
 def torn(cur: Cursor, rewind_id: int) -> list[str]:
-    """Batches without lineage by record that this rewind would take back in part, each with what to do instead."""
+    """Batches without lineage by record that this rewind would take back only in part, each with the nearest boundaries."""
     cur.execute(SQL["torn_anchors"], {"rewind_id": rewind_id})
     problems = []
     for anchor, members in groupby(rows(cur), key=lambda row: row["anchor_id"]):
@@ -175,14 +175,14 @@ def torn(cur: Cursor, rewind_id: int) -> list[str]:
         before = ", ".join(f"{part['topic']}/{part['partition']} to {part['start']}" for part in parts)
         behind = ", ".join(f"{part['topic']}/{part['partition']} to {part['end']}" for part in parts)
         problems.append(
-            f"Batch {anchor} can only be taken back whole, because its rows are made of many records: the nearest boundaries are "
-            f"{before} or before that, and {behind}."
+            f"Batch {anchor} can only be taken back whole, because its rows are made from many records. The nearest boundaries are "
+            f"{before} or earlier, and {behind}."
         )
     return problems
 
 
 def _guarded(cur: Cursor, made: Plan, consumer: Consumer) -> list[str]:
-    """What the sink has against it that its rows go."""
+    """Why the sink does not let its rows go."""
     key = {"rewind_id": made.rewind_id, "group_id": consumer.group_id, "undo_of": made.undo_of}
     table = consumer.spec.sink.table
     return guards.problems(cur, key, table) or guards.trial(cur, key, table)
@@ -190,31 +190,31 @@ def _guarded(cur: Cursor, made: Plan, consumer: Consumer) -> list[str]:
 
 def _check_consumers(consumers: Sequence[ConsumerSpec]) -> None:
     if not consumers:
-        raise BadInput(what="consumers", found="there are none", fix="Name one or more.")
+        raise BadInput(what="consumers", found="none given", fix="Name one or more.")
     databases = sorted({spec.connections.postgres for spec in consumers})
     if len(databases) > 1:
-        found = f"they are in several databases: {', '.join(databases)}"
-        raise BadInput(what="consumers", found=found, fix="Plan those of each database by themselves: no transaction spans two.")
+        found = f"they use several databases: {', '.join(databases)}"
+        raise BadInput(what="consumers", found=found, fix="Make one plan per database; no transaction spans two.")
     groups = [spec.group for spec in consumers]
     if doubled := sorted({group for group in groups if groups.count(group) > 1}):
-        raise BadInput(what="consumers", found=f"several are of group {', '.join(doubled)}", fix="Name each group once.")
+        raise BadInput(what="consumers", found=f"several belong to group {', '.join(doubled)}", fix="Name each group once.")
 
 
 def _consumer(cur: Cursor, spec: ConsumerSpec, cluster: Cluster) -> Consumer:
     cur.execute(SQL["group_now"], {"group": spec.group})
     found = rows(cur)
     if not found:
-        raise BadInput(what="group", found=f"no group {spec.group!r} has ever run here", fix="Let the consumer run once; it starts there.")
+        raise BadInput(what="group", found=f"no group {spec.group!r} has ever run here", fix="Run the consumer once first.")
     (now,) = found
     return Consumer(spec, cluster, now["group_id"], basis_of(cur, spec, now["last_rewind"]), now, store.positions(cur, spec.group))
 
 
 def _locate(consumer: Consumer) -> list[str]:
-    """Finds the group's positions in the logs as they are now; returns what stands against it."""
+    """Look up the current logs of the group's partitions; return the problems found."""
     spec, cluster = consumer.spec, consumer.cluster
     topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
-    mine = [position for position in consumer.positions if spec.fixed.covers(position.partition)]  # what it does not read is not moved
+    mine = [position for position in consumer.positions if spec.fixed.covers(position.partition)]  # it moves only what it reads
     held = [position for position in mine if uuids.get(position.partition.topic) == position.kafka_uuid]
     known = {position.partition.topic for position in mine}
     gone = sorted((known & uuids.keys()) - {position.partition.topic for position in held})
@@ -232,14 +232,12 @@ def _locate(consumer: Consumer) -> list[str]:
         for position in held
     ]
     problems = [
-        f"Topic {topic} was deleted and created again since group {spec.group} read it: what the old one held cannot be read again. "
-        f"Let {spec.name} start on the new one (offset_reset: earliest or latest), then plan."
+        f"Topic {topic} was deleted and created again since group {spec.group} read it. The old records cannot be read again. "
+        f"Let {spec.name} start on the new topic (offset_reset: earliest or latest), then plan."
         for topic in gone
     ]
     if not held and not gone:
-        problems.append(
-            f"Group {spec.group} has no position on its topics yet. Let {spec.name} run once; offset_reset says where it starts."
-        )
+        problems.append(f"Group {spec.group} has no position on its topics yet. Run {spec.name} once; offset_reset sets where it starts.")
     return problems
 
 
@@ -253,7 +251,7 @@ def _resolve(cur: Cursor, scenario: Scenario, consumer: Consumer, chosen: set[To
 def _undo(
     cur: Cursor, scenario: Undo, asked: Sequence[Consumer], chosen: set[TopicPartition], *, allow_loss: bool
 ) -> tuple[list[str], list[Outside]]:
-    """As `_resolve`, from what was stored of the rewind; also what stands against its undo."""
+    """As `_resolve`, from the stored rewind; also returns why it cannot be undone."""
     before = undo.read_images(cur, scenario.rewind_id)
     places = {(consumer.group_id, place.topic_id, place.partition.partition): place for consumer in asked for place in consumer.places}
     problems = undo.problems(cur, scenario.rewind_id, {consumer.group_id: consumer.spec.sink.table for consumer in asked})
@@ -262,11 +260,11 @@ def _undo(
         place = places.get((image.group_id, image.topic_id, image.partition.partition))
         consumer = next((each for each in asked if each.group_id == image.group_id), None)
         if consumer is None:
-            continue  # said by `problems`
+            continue  # reported by `undo.problems`
         if place is None:
-            problems.append(f"{image.partition}: the group has no position on the topic any more that rewind {scenario.rewind_id} was of.")
+            problems.append(f"{image.partition}: the group no longer has a position on the topic of rewind {scenario.rewind_id}.")
         elif image.partition not in chosen:
-            problems.append(f"{image.partition} is part of rewind {scenario.rewind_id}, which can only be undone whole: choose all of it.")
+            problems.append(f"{image.partition} is part of rewind {scenario.rewind_id}, which can only be undone whole. Choose all of it.")
         elif image.hold:
             consumer.moves.append(Move(place, place.position, place.position, place.position, hold=True))
         elif not (image.old <= place.end and (image.old >= place.start or allow_loss)):
@@ -302,7 +300,7 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]
 
 
 def _digest(rewind: Mapping[str, Any], consumers: Sequence[Consumer]) -> str:
-    """Two plans with the same digest are the same moves, made from the same state."""
+    """Two plans with the same digest make the same moves from the same state."""
     said = [rewind["scenario"], rewind["allow_loss"], rewind["backfill"]]
     state = [
         [

@@ -1,7 +1,7 @@
--- Statements of planning. Unless they say so, they lock nothing but the rows that they make.
+-- Statements that plan a rewind. Unless noted, they lock only the rows that they insert.
 
 -- name: group_now
--- The group as it is: its state, how many attempts run, how fast the last ones read, and which rewind was the last.
+-- The group's state, number of running attempts, recent read rate and last rewind.
 SELECT group_id, state,
        (SELECT count(*) FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND attempt.state = 'RUNNING') AS in_flight,
        (SELECT (sum(done.offsets) / nullif(sum(extract(epoch FROM done.until - done.started_at)), 0))::double precision
@@ -15,15 +15,15 @@ SELECT group_id, state,
  WHERE name = %(group)s;
 
 -- name: unvalidated
--- Partitions that the group has read, and of which nothing is validated: its ledger begins where the validated offset is, or behind it.
+-- Partitions that the group has read but of which nothing is validated: its ledger starts at or after the validated offset.
 SELECT topic_id, partition FROM tidemark.partition_offset pos
  WHERE group_id = %(group_id)s AND NOT drained AND next_offset > validated_offset
    AND NOT EXISTS (SELECT FROM tidemark.batch WHERE batch.group_id = pos.group_id AND batch.topic_id = pos.topic_id
                       AND batch.partition = pos.partition AND NOT batch.drained AND batch.start_offset < pos.validated_offset);
 
 -- name: batch_starts
--- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run do; a row a partition. Those
--- of its retry topics are none to go to.
+-- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run start; one row per partition.
+-- Batches of retry topics are left out: a rewind cannot go to them.
 SELECT topic_id, partition, min(start_offset) AS start_offset
   FROM tidemark.batch
  WHERE group_id = %(group_id)s AND NOT drained
@@ -50,7 +50,7 @@ SELECT %(rewind_id)s, %(group_id)s, *
               %(offsets)s::bigint[], %(superseded)s::bigint[]);
 
 -- name: count_superseded
--- Counts what goes, as far as it is there now: a range of the sink's lineage index and one of the failed records a partition.
+-- Counts what would be taken out as of now: per partition, a range of the sink's lineage index and one of the failed records.
 UPDATE tidemark.rewind_partition part
    SET planned_sink_rows = (SELECT count(*) FROM {table} written
                              WHERE written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
@@ -61,7 +61,7 @@ UPDATE tidemark.rewind_partition part
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND NOT hold;
 
 -- name: note_told
--- Whether readers were told of what goes: batches of Airflow runs with a verdict that did not keep the asset's event back.
+-- Notes the sink if an asset event has announced rows that would be taken out: batches of Airflow runs whose verdict let the event pass.
 UPDATE tidemark.rewind_group grp SET told = ARRAY[sink]
  WHERE rewind_id = %(rewind_id)s
    AND EXISTS (SELECT FROM tidemark.rewind_partition part
@@ -73,8 +73,8 @@ UPDATE tidemark.rewind_group grp SET told = ARRAY[sink]
                   AND attempt.dag_id IS NOT NULL AND (verdict <> 'critical' OR %(reports)s));
 
 -- name: torn_anchors
--- Batches that can only be taken back together, of which the rewind would take a part; a row for each partition of theirs. ``goes_from``
--- is null for a partition that is no part of the rewind, or stays.
+-- Batches that can only be taken back together and of which the rewind would take only a part; one row per partition. ``goes_from`` is null
+-- for a partition that is not part of the rewind, or stays.
 WITH going AS (
     SELECT * FROM tidemark.rewind_partition WHERE rewind_id = %(rewind_id)s AND NOT hold
 ), touched AS (
@@ -98,7 +98,7 @@ SELECT group_id, topic.name AS topic, topic_id, partition, hold, old_offset, new
   FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id) WHERE rewind_id = %(rewind_id)s;
 
 -- name: later_rewinds
--- Applied rewinds after this one that moved partitions of it and stand: not undone, and not the undo of one that came after it, too.
+-- Later applied rewinds of the same partitions that stand: not undone, and not the undo of a rewind that also came after this one.
 WITH RECURSIVE chain AS (
     SELECT rewind_id, undo_of, applied_no, applied_no AS first_no, 0 AS undos FROM tidemark.rewind WHERE undo_of IS NULL
      UNION ALL
@@ -118,7 +118,7 @@ SELECT DISTINCT later.rewind_id
  ORDER BY later.rewind_id;
 
 -- name: archives
--- Where the rows of a rewind are. Locks these rows, so that no archive is removed until the transaction ends.
+-- The archives of a rewind. Locks their entries, so that no archive is removed until the transaction ends.
 SELECT number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed,
        to_regclass(relation) IS NOT NULL AS there FROM tidemark.rewind_archive
  WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number FOR NO KEY UPDATE;

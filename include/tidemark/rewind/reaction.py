@@ -1,11 +1,10 @@
-"""What a critical verdict leads to where the consumer's file says ``validation: {on_failure: rewind}``.
+"""The reaction to a critical verdict if the consumer's file says ``validation: {on_failure: rewind}``.
 
-The group is moved back to where it was before the run, and what the run wrote is taken out and kept: an ordinary rewind, planned and
-applied at once, whose reason names the validation, and which can be undone. The next run reads the same records again. It is done once:
-records that a failed validation has already taken back, and that fail again, stay, and block as under ``block``. So no range goes round
-for ever.
+The group moves back to where it was before the run, and what the run wrote is archived. This is an ordinary rewind that is planned and
+applied at once, names the validation as its reason, and can be undone. The next run reads the same records again. Each range is taken back
+only once: if the same records fail again, they stay and block as under ``block``, so no range is replayed endlessly.
 
-Nobody is asked for an approval. The file's ``on_failure: rewind`` is one, given beforehand, for this move only.
+Nobody is asked for approval: ``on_failure: rewind`` in the file approves this move in advance, and no other.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 
 SQL = statements("tidemark.rewind", "reaction.sql")
 SHOWN = 5
-"""Ranges that a text names; of the others it says how many there are."""
+"""Maximum number of ranges named in a text; the others are only counted."""
 REASON_LIMIT = 1000
 EXPIRES_IN = timedelta(minutes=10)
-"""Nobody but the task that has planned it applies it."""
+"""Short, because only the task that made the plan applies it."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A range that fails a second time: ``rewind_id`` had taken it back already."""
+    """A range that fails for the second time; ``rewind_id`` took it back the first time."""
 
     rewind_id: int
     partition: TopicPartition
@@ -56,7 +55,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What was done: ``rewound``, or nothing, for the reason ``kept``."""
+    """The outcome: ``rewound``, or nothing was done for the reason ``kept``."""
 
     rewound: Plan | None = None
     kept: str = ""
@@ -66,13 +65,13 @@ class TakenBack:
             return f"the rows stay: {self.kept}"
         where = [f"{part.partition} from {part.new} to {part.old}" for _, part in self.rewound]
         return (
-            f"rewind {self.rewound.rewind_id} has taken its rows out, and the next run reads again: {_several(where)}. If they fail again, "
+            f"rewind {self.rewound.rewind_id} took its rows out. The next run reads again: {_several(where)}. If they fail again, "
             "they stay and block"
         )
 
 
 def taken_back(connection: Connection, group: str, run: ValidatedRun) -> int | None:
-    """The rewind, if one stands, by which a failed validation of this run has taken back what it wrote; there is nothing to judge then."""
+    """The rewind, not undone since, with which a failed validation took back this run's rows. Then nothing is left to validate."""
     with transaction(connection) as cur:
         cur.execute(SQL["taken_back"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
         found = rows(cur)
@@ -80,27 +79,27 @@ def taken_back(connection: Connection, group: str, run: ValidatedRun) -> int | N
 
 
 def take_back(connection: Connection, cluster: Cluster, spec: ConsumerSpec, run: ValidatedRun, verdict: ValidationReport) -> TakenBack:
-    """Moves the group to before the run that this critical verdict is on, with what the run wrote; or leaves all as it is, and says why.
+    """Rewind the group to before the run that this critical verdict judges and take out its rows, or leave all as is and say why.
 
-    ``run`` is one of Airflow's. What others have committed behind it meanwhile, as the next of several continuous runs does, is taken back
-    with it. Left as it is what had been taken back for a failed validation before; what readers were shown already, as of an old run that
-    is validated again; and what breaks the conservation of records: whoever looks into that needs the tables as they are. Raises what
+    ``run`` is an Airflow run. Batches that other runs have committed after it meanwhile, as consecutive continuous runs do, are taken back
+    too. Nothing is moved if a failed validation has taken the records back before, if readers have already seen the rows (an old run that
+    is validated again), or if the conservation check failed, because its cause can only be found in the unchanged tables. Raises what
     `plan` and `apply` raise; then nothing was moved.
     """
     assert verdict.verdict is Verdict.CRITICAL
     assert verdict.validation_id is not None
     if any(not result.success for result in verdict.results if result.expectation == CONSERVATION):
-        return TakenBack(kept="records are not accounted for, and a rewind would move what shows why; somebody has to look")
+        return TakenBack(kept="records are not accounted for, and a rewind would remove the evidence. Investigate first")
     again, used = _again(connection, spec.group, run), _used(connection, spec.group, run)
     if again:
         return TakenBack(
-            kept=f"they were read again once, and fail again: {_several([str(one) for one in again])}. Mend the transform, the data or the "
-            "suite; then rewind by hand, or validate again"
+            kept=f"they were read again once and failed again: {_several([str(one) for one in again])}. Fix the transform, the data or the "
+            "suite, then rewind manually or validate again"
         )
     if used:
-        return TakenBack(kept=f"readers were shown what was read from {_several(used)} on, which only a person takes back")
+        return TakenBack(kept=f"readers have already seen the rows from {_several(used)} on. Rewind manually if they must go")
     failing = "; ".join(result.text for result in verdict.results if not result.success)
-    by = f"validation {verdict.validation_id}"  # by which the next validation knows it, see the statement `taken_back_before`
+    by = f"validation {verdict.validation_id}"  # the statement `taken_back_before` recognizes the rewind by it
     made = plan(
         connection,
         lambda _: cluster,
@@ -134,7 +133,7 @@ def _again(connection: Connection, group: str, run: ValidatedRun) -> list[Again]
 
 
 def _used(connection: Connection, group: str, run: ValidatedRun) -> list[str]:
-    """Where readers were shown something of the run, or of what lies behind it."""
+    """Where readers have already seen rows of the run, or later ones."""
     with transaction(connection) as cur:
         cur.execute(SQL["used_already"], {"group_id": group_number(cur, group), "dag_id": run.dag_id, "run_id": run.run_id})
         return [f"{TopicPartition(row['topic'], row['partition'])} {row['start_offset']}" for row in rows(cur)]

@@ -1,5 +1,5 @@
 -- name: taken_back
--- The rewind, if one stands, that a failed validation of this run has led to: its planner is a critical validation of the same run.
+-- The rewind, not undone since, that a failed validation of this run caused: its planner is a critical validation of the same run.
 -- Locks nothing.
 SELECT rewind_id, validation_id
   FROM tidemark.rewind
@@ -11,8 +11,7 @@ SELECT rewind_id, validation_id
  ORDER BY rewind_id DESC LIMIT 1;
 
 -- name: taken_back_before
--- Of what a run has committed, the ranges that rewinds of failed validations had taken back before, also if they were undone since.
--- Locks nothing.
+-- The ranges of a run's batches that rewinds of failed validations took back before, even if undone since. Locks nothing.
 SELECT rewind_id, topic.name AS topic, batch.partition, min(greatest(batch.start_offset, part.superseded_from)) AS start_offset,
        max(least(batch.end_offset, part.old_offset)) AS end_offset
   FROM tidemark.batch
@@ -30,8 +29,8 @@ SELECT rewind_id, topic.name AS topic, batch.partition, min(greatest(batch.start
  GROUP BY rewind_id, topic.name, batch.partition ORDER BY rewind_id DESC, topic.name, batch.partition;
 
 -- name: used_already
--- Of what a run has committed, the partitions on which readers were shown something of it or of what lies behind it: below the validated
--- offset, or as another run's that was judged. Locks nothing.
+-- The partitions of a run's batches on which readers have seen its rows or later ones: rows below the validated offset, or later rows of
+-- another run that was validated. Locks nothing.
 WITH mine AS (
     SELECT batch.group_id, batch.topic_id, batch.partition, min(batch.start_offset) AS start_offset
       FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id)

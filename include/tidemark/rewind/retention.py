@@ -1,4 +1,4 @@
-"""How long the rows that rewinds took out are kept. What was moved, by whom and why is kept for ever."""
+"""Removes old archives of rewinds. Who moved what, when and why is kept permanently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SQL = statements("tidemark.rewind", "retention.sql")
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """An archive, or rows that were written over, that are gone: the rewind cannot be undone any more, nor verified without its archive."""
+    """A removed archive, or removed overwritten rows: the rewind can no longer be undone nor, without its archive, verified."""
 
     rewind_id: int
     relation: str
@@ -29,8 +29,8 @@ class Removed:
 
 
 def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
-    """Drops the archives of rewinds that were applied longer ago than ``keep``, and what was written over since then in upsert sinks; each
-    in a transaction of its own."""
+    """Drop the archives of rewinds that were applied longer ago than ``keep``, and the overwritten rows kept for them; each in its own
+    transaction."""
     with transaction(connection) as cur:
         cur.execute(SQL["outdated"], {"keep": keep})
         outdated = rows(cur)
@@ -61,5 +61,5 @@ def _remove_overwritten(connection: Connection, keep: timedelta) -> list[Removed
             count = cur.rowcount
         if count:
             removed.append(Removed(group["rewind_id"], KEPT, count))
-        log.info("rows that were written over removed rewind=%s rows=%s", group["rewind_id"], count)
+        log.info("overwritten rows removed rewind=%s rows=%s", group["rewind_id"], count)
     return removed

@@ -1,4 +1,4 @@
-"""Scenarios in words, by Kafka's names: read from a command line or a form, kept as JSON, told as a sentence."""
+"""Scenarios by Kafka's names: parsed from a command line or form, stored as JSON, described as a sentence."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from tidemark.text.wording import nearest, quoted
 T = TypeVar("T")
 
 EXPIRES_IN = timedelta(hours=4)
-"""How long a plan may be applied if nobody says anything else."""
+"""How long a plan can be applied by default."""
 KAFKA = "kafka:"
-"""Before the name of a group whose offsets are Kafka's own."""
+"""Prefix of a group whose offsets are in Kafka."""
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A scenario as users know it: its name, what it does, what its value is (empty: it has none), an example of one."""
+    """A scenario as users know it: name, description, kind of value (empty if it has none) and an example value."""
 
     name: str
     does: str
@@ -56,17 +56,17 @@ WORDS: Mapping[str, Word] = {
     word.name: word
     for word in (
         Word("to-earliest", "the first record that Kafka still has"),
-        Word("to-latest", "behind the last stable record"),
-        Word("to-current", "no move: whoever reads is fenced and claims again"),
+        Word("to-latest", "after the last stable record"),
+        Word("to-current", "no move: running attempts are fenced and claim again"),
         Word("to-offset", "this offset", "an offset", "1200"),
-        Word("shift-by", "so many offsets further on, or back if negative", "a number of offsets", "-500"),
-        Word("to-datetime", "the first record of this time or later", "a time", "2026-03-29 14:00"),
-        Word("by-duration", "the first record of this long before the plan is made", "an ISO 8601 duration", "PT2H"),
-        Word("from-file", "what a file says", "a file", "offsets.csv"),
-        Word("from-group", "where another group is; kafka:name for what a group has committed to Kafka", "a group", "kafka:departures"),
-        Word("to-validated", "behind the last record that validation has passed"),
-        Word("to-batch", "just before a batch, or all that an Airflow run has committed", "a batch or DAG/RUN", "1234"),
-        Word("undo", "as it was before another rewind, offsets and rows", "a rewind", "17"),
+        Word("shift-by", "this many offsets forward, or back if negative", "a number of offsets", "-500"),
+        Word("to-datetime", "the first record at or after this time", "a time", "2026-03-29 14:00"),
+        Word("by-duration", "the first record within this time before the plan is made", "an ISO 8601 duration", "PT2H"),
+        Word("from-file", "the offsets in a file", "a file", "offsets.csv"),
+        Word("from-group", "where another group is; kafka:name for what a group committed to Kafka", "a group", "kafka:departures"),
+        Word("to-validated", "after the last record up to which everything is validated"),
+        Word("to-batch", "just before a batch, or before all batches of an Airflow run", "a batch or DAG/RUN", "1234"),
+        Word("undo", "offsets and rows as they were before another rewind", "a rewind", "17"),
     )
 }
 
@@ -74,25 +74,23 @@ WORDS: Mapping[str, Word] = {
 def parse(
     scenario: str, value: str | None = None, *, zone: str | None = None, groups: Collection[str] = (), contents: str | None = None
 ) -> Scenario:
-    """The scenario of this name and value, as its users write them (`WORDS`).
+    """The scenario with this name and value, as users write them (`WORDS`).
 
-    ``zone`` is that of a local time. ``groups`` are those that will be moved, of which a file may have to tell; ``contents`` is such a
-    file's text where there is no file. Raises what is wrong, all of it (`BadInput`, `SeveralProblems`).
+    ``zone`` is the time zone of a local time. ``groups`` are the groups to move, whose offsets a file must have. ``contents`` is the text
+    of such a file if there is no file. Raises all problems at once (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
     name, given = scenario.strip().lower(), (value or "").strip()
     word = WORDS.get(name)
     if word is None:
         near = nearest(scenario, WORDS)
-        problems.add(
-            "scenario", f"there is none called {quoted(scenario)}", f"Write {near}." if near else f"Write one of {', '.join(WORDS)}."
-        )
+        problems.add("scenario", f"{quoted(scenario)} does not exist", f"Write {near}." if near else f"Write one of {', '.join(WORDS)}.")
     if zone is not None and word is not None and name != "to-datetime":
-        problems.add("zone", f"{name} has no use for one", "Leave it out; only to-datetime has a local time.")
+        problems.add("zone", f"{name} does not use a time zone", "Omit it; only to-datetime takes a local time.")
     if contents is not None and word is not None and name != "from-file":
-        problems.add("offsets", f"{name} has no use for a file's contents", "Leave them out; only from-file has them.")
+        problems.add("offsets", f"{name} does not use offsets from a file", "Omit them; only from-file takes them.")
     if word is not None and not word.value and given:
-        problems.add(name, f"it takes no value, and {quoted(given)} was given", "Leave the value out.")
+        problems.add(name, f"it takes no value, but {quoted(given)} was given", "Omit the value.")
     needs = word is not None and word.value and not (name == "from-file" and contents is not None)
     if word is not None and needs and not given:
         problems.add(name, f"it needs {word.value}", f"Write {word.example}.")
@@ -121,23 +119,23 @@ def _make(name: str, value: str, zone: str | None, groups: Collection[str], cont
 
 
 def parse_expiry(text: str | None) -> timedelta:
-    """How long a plan may be applied: ``4h``, or ``PT4H``."""
+    """How long a plan can be applied: ``4h``, or ``PT4H``."""
     if not text or not text.strip():
         return EXPIRES_IN
     asked = text.strip()
     try:
         length = parse_iso_duration(asked) if asked[0] in "Pp" else parse_duration(asked)
     except BadInput as error:
-        raise BadInput(what="expires-in", found=f"{quoted(asked)} is not a length of time", fix="Write 30m, 4h, or 2d.") from error
+        raise BadInput(what="expires-in", found=f"{quoted(asked)} is not a duration", fix="Write 30m, 4h, or 2d.") from error
     if not length:
-        raise BadInput(what="expires-in", found=f"{quoted(asked)} is no time at all", fix="Write 30m, 4h, or 2d.")
+        raise BadInput(what="expires-in", found=f"{quoted(asked)} is zero", fix="Write 30m, 4h, or 2d.")
     return length
 
 
 def _integer(name: str, text: str, least: int) -> int:
     number = int(text) if _INTEGER.fullmatch(text) else None
     if number is None or not least <= number <= MAX_OFFSET:
-        kind = "a whole number, + or - before it" if least < 0 else f"a whole number from {least} on"
+        kind = "a whole number, optionally with + or -" if least < 0 else f"a whole number, {least} or greater"
         raise BadInput(what=name, found=f"{quoted(text)} is not {WORDS[name].value}", fix=f"Write {kind}: {WORDS[name].example}.")
     return number
 
@@ -159,16 +157,16 @@ def _to_batch(value: str) -> ToBatch:
     return ToBatch(batch_id=_integer("to-batch", value, 1))
 
 
-# ---- as JSON
+# ---- As JSON
 
 
 def name_of(scenario: Scenario) -> str:
-    """Kafka's name of it, or ours where Kafka has none."""
+    """Kafka's name for the scenario, or ours if Kafka has none."""
     return _NAMES[type(scenario)]
 
 
 def to_json(scenario: Scenario) -> dict[str, Any]:
-    """Plain values, from which `from_json` makes the same again: ``{"scenario": "to-offset", "offset": 1200}``."""
+    """Plain values that `from_json` reads back: ``{"scenario": "to-offset", "offset": 1200}``."""
     values: dict[str, Any] = {}
     match scenario:
         case ToOffset(offset):
@@ -191,7 +189,7 @@ def to_json(scenario: Scenario) -> dict[str, Any]:
 
 
 def from_json(stored: Mapping[str, Any]) -> Scenario:
-    """The scenario that `to_json` has told. Raises `BadInput` for anything else: a newer Tidemark may know more of them."""
+    """The scenario that `to_json` wrote. Raises `BadInput` for anything else: a newer Tidemark may have more scenarios."""
     kinds: dict[str, Callable[[Mapping[str, Any]], Scenario]] = {
         "to-datetime": lambda values: ToDatetime(datetime.fromisoformat(values["moment"])),
         "by-duration": lambda values: ByDuration(_length(values["duration"])),
@@ -216,45 +214,45 @@ def _length(text: str) -> timedelta:
 
 
 def _not_ours(stored: Mapping[str, Any]) -> NoReturn:
-    raise BadInput(what="stored scenario", found=quoted(str(dict(stored))), fix="Use the Tidemark that stored it.")
+    raise BadInput(what="stored scenario", found=quoted(str(dict(stored))), fix="Use the Tidemark version that stored it.")
 
 
-# ---- as a sentence
+# ---- As a sentence
 
 
 def said(scenario: Scenario) -> str:
-    """What happens, in plain English."""
+    """What the scenario does, as a sentence."""
     match scenario:
         case ToOffset(offset):
-            return f"Go on at offset {offset:,} of each partition."
+            return f"Continue at offset {offset:,} of each partition."
         case ShiftBy(0):
-            return "Stay where the group is: shifted by no offset."
+            return "Stay where the group is (shift by 0)."
         case ShiftBy(offsets):
-            return f"Go on {abs(offsets):,} offset{'' if abs(offsets) == 1 else 's'} {'further on' if offsets > 0 else 'further back'}."
+            return f"Continue {abs(offsets):,} offset{'' if abs(offsets) == 1 else 's'} {'ahead' if offsets > 0 else 'back'}."
         case ToDatetime(moment):
-            return f"Go on at the first record of {iso(moment)} or later."
+            return f"Continue at the first record at or after {iso(moment)}."
         case ByDuration(duration):
-            return f"Go on at the first record of the last {iso_duration(duration)} before the plan was made."
+            return f"Continue at the first record within {iso_duration(duration)} before the plan was made."
         case FromFile(offsets):
-            return f"Go on where a file says, for {len(offsets):,} partition{'' if len(offsets) == 1 else 's'}."
+            return f"Continue at the offsets in a file, for {len(offsets):,} partition{'' if len(offsets) == 1 else 's'}."
         case FromGroup(group, kafka):
-            return f"Go on where the group {group} has committed to Kafka." if kafka else f"Go on where the group {group} is."
+            return f"Continue at the offsets that group {group} committed to Kafka." if kafka else f"Continue where group {group} is."
         case ToBatch(batch_id, dag_id, run_id):
             return (
-                f"Go on just before batch {batch_id}."
+                f"Continue just before batch {batch_id}."
                 if batch_id is not None
-                else f"Go on just before all that run {run_id} of {dag_id} has committed."
+                else f"Continue just before all batches of run {run_id} of {dag_id}."
             )
         case Undo(rewind_id):
-            return f"Undo rewind {rewind_id}: offsets and rows as they were before it."
+            return f"Undo rewind {rewind_id}: restore offsets and rows as they were before it."
     return _PLAIN[type(scenario)]
 
 
 _PLAIN: Mapping[type, str] = {
-    ToEarliest: "Go on at the first record that Kafka still has.",
-    ToLatest: "Go on behind the last stable record.",
-    ToCurrent: "Stay where the group is; whoever reads now is fenced and claims again.",
-    ToValidated: "Go on behind the last record that validation has passed without a gap.",
+    ToEarliest: "Continue at the first record that Kafka still has.",
+    ToLatest: "Continue after the last stable record.",
+    ToCurrent: "Stay where the group is; running attempts are fenced and claim again.",
+    ToValidated: "Continue after the last record up to which everything is validated.",
 }
 _NAMES: Mapping[type[Any], str] = {
     ToEarliest: "to-earliest",

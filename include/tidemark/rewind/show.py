@@ -1,4 +1,4 @@
-"""A plan for people and programs: as a table for a terminal, as JSON, as Markdown for an approval."""
+"""Shows a plan: as a table for a terminal, as JSON for programs, as Markdown for Airflow's approval page."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from tidemark.rewind.verify import Example, Verified
 
 WITH_COMMAS, WITH_MOVES = 10**12, 10**15
-"""Greater offsets are shown without commas, still greater ones without their difference: all of it would not fit a terminal."""
+"""To fit a terminal, offsets from the first number on are shown without commas, and from the second on without the difference."""
 MARKDOWN_ROWS = 200
-"""Partitions of a group that an approval's page shows; of the others the sum is."""
+"""Maximum number of a group's partitions on an approval page; the others are summed up."""
 NOTED = 20
-"""Partitions with losses that are named."""
+"""Maximum number of partitions with losses that are named."""
 
 _BACK = ["rows back", "failed back"]
 
 
 def table(plan: Plan) -> RenderableType:
-    """The plan for a terminal of 80 columns: a heading, a table for each topic of each group, what else is to know."""
+    """The plan for a terminal of 80 columns: a heading, a table for each topic of each group, notes."""
     parts: list[RenderableType] = [_line(text) for text in _heading(plan)]
     for group in plan.groups:
         parts += [Text(), _line(_about_group(group), "bold")]
@@ -42,7 +42,7 @@ def table(plan: Plan) -> RenderableType:
 
 
 def markdown(plan: Plan) -> str:
-    """The plan as GitHub's Markdown, for Airflow's approval page. What users wrote is shown letter by letter: no mark of it counts."""
+    """The plan as GitHub Markdown, for Airflow's approval page. User text is escaped and shown literally."""
     blocks = ["  \n".join(map(escaped, _heading(plan)))]
     for group in plan.groups:
         blocks.append(f"**{escaped(_about_group(group))}**")
@@ -87,8 +87,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def totals(plan: Plan) -> dict[str, int]:
-    """Sums over all partitions: offsets that are read again and that are skipped, rows and failed records that are taken out, and, of an
-    undo, that come back."""
+    """Sums over all partitions: offsets read again and skipped, rows and failed records taken out and, for an undo, put back."""
     parts = [part for _, part in plan]
     return {
         "replay": sum(part.replay for part in parts),
@@ -101,10 +100,10 @@ def totals(plan: Plan) -> dict[str, int]:
 
 
 def verified_table(found: Sequence[Verified]) -> RenderableType:
-    """What a replay has changed, a table and some rows as examples for each consumer."""
+    """What a replay has changed: for each consumer a table and some example rows."""
     parts: list[RenderableType] = []
     for one in found:
-        progress = f", {counted(one.left, 'offset')} still to be read again" if one.left else ""
+        progress = f", {counted(one.left, 'offset')} still to read again" if one.left else ""
         parts.append(_line(f"{one.consumer}, table {one.table}: {counted(one.replayed, 'offset')} read again{progress}", "bold"))
         made = Table("equal", "changed", "gone", "new", box=box.SIMPLE, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False)
         for column in made.columns:
@@ -118,23 +117,23 @@ def verified_table(found: Sequence[Verified]) -> RenderableType:
 
 
 def _difference(example: Example, by: Sequence[str]) -> str:
-    """Which row, and its values; of a changed one only those that are others."""
+    """The row's key and its values; for a changed row only the values that differ."""
     row = example.now or example.was or {}
     which = " ".join(f"{name}={row.get(name)}" for name in by)
     was, now = example.was, example.now
     beside = [name for name in row if name not in by and not name.startswith("kafka_")]
     if was is None or now is None:
         return f"{which}: {' '.join(f'{name}={row.get(name)}' for name in beside)}"
-    return f"{which}: " + ", ".join(f"{name} {was.get(name)} is {now.get(name)}" for name in beside if was.get(name) != now.get(name))
+    return f"{which}: " + ", ".join(f"{name} {was.get(name)} is now {now.get(name)}" for name in beside if was.get(name) != now.get(name))
 
 
-# ---- what is said in all forms
+# ---- Texts of all formats
 
 
 def _heading(plan: Plan) -> list[str]:
     until = f"; can be applied until {_second(plan.expires_at)}" if plan.state is RewindState.PLANNED else ""
     decided = f"{'Rejected' if plan.state is RewindState.REJECTED else 'Approved'} by {plan.decided_by} at {_second(plan.decided_at)}."
-    loss = ["What Kafka no longer has is given up and stored as lost."] if plan.allow_loss else []
+    loss = ["Records that Kafka no longer has are given up and stored as lost."] if plan.allow_loss else []
     return [
         f"Rewind {plan.rewind_id} ({plan.state}): {said(plan.scenario)}",
         f"Reason: {plan.reason}",
@@ -161,21 +160,21 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
         for partition, (start, end) in gone[:NOTED]
     ]
     if len(gone) > NOTED:
-        notes.append(f"of {len(gone) - NOTED:,} more partitions offsets are gone from the log, too")
+        notes.append(f"offsets of {len(gone) - NOTED:,} more partitions are gone from the log too")
     if any(part.backfill_left is not None for part in group.partitions):
         left = sum(part.backfill_left or 0 for part in group.partitions)
         notes.append(
-            f"backfill: {counted(left, 'offset')} still to be read; tidemark backfill {group.consumer} {plan.rewind_id} reads them"
+            f"backfill: {counted(left, 'offset')} still to read; tidemark backfill {group.consumer} {plan.rewind_id} reads them"
             if left
-            else "backfill: nothing is left to be read"
+            else "backfill: nothing left to read"
         )
     if plan.state is RewindState.PLANNED:
         if not group.partitions:
             notes.append("no partition moves")
-        slow = "how long that takes is not known, the group has not read yet"
+        slow = "how long that takes is unknown, because the group has not read yet"
         speed = slow if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {group.records_per_s:,.0f} records/s"
-        notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {speed}" if group.lag else "nothing is left to read afterwards")
-    return [*notes, *(f"rows that are taken out were announced: asset {asset}" for asset in group.told)]
+        notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {speed}" if group.lag else "nothing left to read afterwards")
+    return [*notes, *(f"rows that are taken out were announced by events of asset {asset}" for asset in group.told)]
 
 
 def _closing(plan: Plan) -> list[str]:
@@ -189,15 +188,15 @@ def _closing(plan: Plan) -> list[str]:
         return [f"{read}; {rows} and {failed} taken out and kept for an undo."]
     back = f"{counted(sums['rows_back'], 'row')} and {counted(sums['failed_back'], 'failed record')} of rewind {plan.undo_of} come back"
     return [
-        f"{back}; {least}{rows} and {failed} taken out and kept, should the undo be undone; {counted(sums['replay'], 'offset')} read again."
+        f"{back}; {least}{rows} and {failed} taken out and kept in case the undo is undone; {counted(sums['replay'], 'offset')} read again."
     ]
 
 
-# ---- each form's own
+# ---- Parts of single formats
 
 
 def _line(text: str, style: str = "") -> Text:
-    """One paragraph that is folded where it is too long, also in the middle of a word; marks in it mean nothing."""
+    """One paragraph, folded if too long, even within a word. Markup in it is shown literally."""
     return Text("".join(char if char.isprintable() else " " for char in text), style=style, overflow="fold")
 
 

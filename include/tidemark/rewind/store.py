@@ -1,4 +1,4 @@
-"""Stored rewinds: read one, list them, say no to one."""
+"""Stored rewinds: read, list and reject them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SQL = statements("tidemark.rewind", "store.sql")
 
 @dataclass(kw_only=True, eq=False)
 class AlreadyDecided(Refused):
-    """A rewind that was applied, undone or rejected is no plan any more."""
+    """The rewind was already applied, undone or rejected."""
 
     rewind_id: int
     state: str
@@ -39,18 +39,17 @@ class AlreadyDecided(Refused):
     def __str__(self) -> str:
         done = "rejected" if self.state == RewindState.REJECTED else "applied"
         undone = ", and has been undone since" if self.state == RewindState.UNDONE else ""
-        return f"Rewind {self.rewind_id} was {done} by {self.by} at {self.at}{undone}. Nothing was changed; make a new plan."
+        return f"Rewind {self.rewind_id} was {done} by {self.by} at {self.at}{undone}. Nothing was changed. Make a new plan."
 
 
 def read(connection: Connection, rewind_id: int) -> Plan:
-    """A stored rewind in whatever state. Raises `BadInput` if there is none of this number."""
+    """A stored rewind in any state. Raises `BadInput` if it does not exist."""
     with transaction(connection) as cur:
         return read_plan(cur, rewind_id)
 
 
 def of_run(connection: Connection, dag_id: str, run_id: str) -> Plan | None:
-    """The rewind that an Airflow run has planned, in whatever state; `None`: it has not planned one yet. If two of its tries have, the
-    first one."""
+    """The first rewind that an Airflow run planned, in any state; `None` if it has not planned one yet."""
     with transaction(connection) as cur:
         cur.execute(SQL["of_run"], {"dag_id": dag_id, "run_id": run_id})
         found = cur.fetchone()
@@ -58,14 +57,14 @@ def of_run(connection: Connection, dag_id: str, run_id: str) -> Plan | None:
 
 
 def history(connection: Connection, consumer: str | None = None, *, limit: int = 100) -> list[Plan]:
-    """The rewinds of a consumer, or of all, newest first."""
+    """The rewinds of a consumer, or all rewinds, newest first."""
     with transaction(connection) as cur:
         return _read(cur, None, consumer, limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A partition that a rewind has moved back, and that has not come back to where it was yet (``until``)."""
+    """A partition that a rewind moved back and that has not yet reached its old position ``until`` again."""
 
     partition: TopicPartition
     rewind_id: int
@@ -73,15 +72,15 @@ class Replay:
 
 
 def replays(cur: Cursor, group: str) -> list[Replay]:
-    """What a group is reading again: lag that a rewind has made, and not an incident."""
+    """What a group is reading again: lag caused by a rewind, not an incident."""
     cur.execute(SQL["replays"], {"group": group})
     return [Replay(TopicPartition(row["topic"], row["partition"]), row["rewind_id"], row["until"]) for row in rows(cur)]
 
 
 def reject(connection: Connection, rewind_id: int, *, by: str) -> Plan:
-    """Stores that a plan will not be applied, and who said so; a second time changes nothing.
+    """Reject a plan and store who did; rejecting it again changes nothing.
 
-    Raises `AlreadyDecided` if it was applied, and `BadInput` if there is none of this number.
+    Raises `AlreadyDecided` if it was applied, and `BadInput` if it does not exist.
     """
     with transaction(connection) as cur:
         cur.execute(SQL["reject"], {"rewind_id": rewind_id, "by": by})
@@ -95,7 +94,7 @@ def read_plan(cur: Cursor, rewind_id: int) -> Plan:
     """As `read`, in the caller's transaction."""
     found = _read(cur, rewind_id, None, 1)
     if not found:
-        raise BadInput(what="rewind", found=f"there is no rewind {rewind_id} in this database", fix="tidemark rewind list shows them.")
+        raise BadInput(what="rewind", found=f"there is no rewind {rewind_id} in this database", fix="List them with: tidemark rewind list")
     return found[0]
 
 

@@ -1,7 +1,7 @@
--- Statements on the rows of rewinds, which are kept for ever.
+-- Statements on the rows of rewinds, which are kept permanently.
 
 -- name: read_rewinds
--- Rewinds: this one, or the newest ones of a consumer (null: of all). Locks nothing.
+-- One rewind, or the newest ones of a consumer (null: of all consumers). Locks nothing.
 SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, planned_at, expires_at, digest, dag_id, run_id,
        decided_by, decided_at, applied_by, applied_at, backfill
   FROM tidemark.rewind
@@ -11,7 +11,7 @@ SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, plan
  ORDER BY rewind_id DESC LIMIT %(limit)s;
 
 -- name: of_run
--- The rewind that an Airflow run has planned first. Locks nothing.
+-- The first rewind that an Airflow run planned. Locks nothing.
 SELECT rewind_id FROM tidemark.rewind WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s ORDER BY rewind_id LIMIT 1;
 
 -- name: read_groups
@@ -20,7 +20,7 @@ SELECT rewind_id, group_id, consumer, group_name, sink, group_state, in_flight, 
   FROM tidemark.rewind_group WHERE rewind_id = ANY (%(rewind_ids)s::bigint[]) ORDER BY rewind_id, consumer;
 
 -- name: read_partitions
--- The partitions of these rewinds: what was planned, and once applied what it was; of an undo also what comes back. Locks nothing.
+-- The partitions of these rewinds: planned numbers, and actual ones once applied; for an undo also what comes back. Locks nothing.
 SELECT rewind_id, group_id, topic.name AS topic, topic_id, partition, coalesce(old_offset, planned_offset) AS old, new_offset AS new,
        coalesce(part.sink_rows, planned_sink_rows) AS sink_rows,
        coalesce(part.failed_records, planned_failed_records) AS failed_records,
@@ -34,12 +34,12 @@ SELECT rewind_id, group_id, topic.name AS topic, topic_id, partition, coalesce(o
  ORDER BY rewind_id, group_id, topic.name, partition;
 
 -- name: reject
--- Says no to a plan. Locks its row. No row returned: it is no plan any more, or there is none.
+-- Rejects a plan. Locks its row. Returns no row if it was already decided or does not exist.
 UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at = clock_timestamp()
  WHERE rewind_id = %(rewind_id)s AND state = 'PLANNED' RETURNING rewind_id;
 
 -- name: replays
--- Partitions that have not come back yet to where a rewind took them from. Locks nothing.
+-- Partitions that have not yet reached again the position from which a rewind moved them. Locks nothing.
 SELECT topic.name AS topic, partition, rewind_id, old_offset AS until
   FROM (SELECT DISTINCT ON (part.group_id, part.topic_id, part.partition) part.*
           FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id) JOIN tidemark.consumer_group grp USING (group_id)

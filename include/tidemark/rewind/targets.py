@@ -1,4 +1,4 @@
-"""Where a scenario moves each partition: look-ups first, then numbers in, numbers out (I5)."""
+"""Resolve a scenario to a target for each partition: look-ups first, then pure computation (I5)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.rewind", "plan.sql")
 
 SHOWN = 20
-"""Partitions that an error names; of the others it says how many there are."""
+"""Maximum number of partitions that an error names; the others are only counted."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A partition of a group when the plan is made: its position, and its log ``[start, end)`` up to the last stable offset."""
+    """A partition of a group at planning: its position, and its log ``[start, end)`` up to the last stable offset."""
 
     partition: TopicPartition
     topic_id: int
@@ -51,10 +51,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What the plan says of a partition.
+    """The planned move of one partition.
 
-    ``target`` is what the scenario comes to and ``to`` where the position goes: further on only where the log begins behind the target.
-    ``hold``: it stays wherever the group is when the plan is applied. From ``superseded_from`` on the ledger will be another one.
+    ``target`` is what the scenario resolves to; ``to`` is the new position, greater than ``target`` only if the log starts after it.
+    ``hold``: the partition stays wherever the group is when the plan is applied. Everything from ``superseded_from`` on is superseded.
     """
 
     place: Place
@@ -65,13 +65,13 @@ class Move:
 
     @property
     def skips(self) -> bool:
-        """Does it leave records out that Kafka has?"""
+        """Whether it skips records that Kafka has."""
         return self.to == self.target > self.place.position
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A partition, its target, and its log ``[start, end)``, which has no such offset."""
+    """A partition whose target is outside its log ``[start, end)``."""
 
     partition: TopicPartition
     target: int
@@ -83,13 +83,13 @@ class Outside:
         return self.target < self.start
 
     def __str__(self) -> str:
-        where = "before the start" if self.before else "behind the end"
-        return f"{self.partition}: target {self.target} lies {where} of the log [{self.start}, {self.end})"
+        where = "before the start" if self.before else "after the end"
+        return f"{self.partition}: target {self.target} is {where} of the log [{self.start}, {self.end})"
 
 
 @dataclass(kw_only=True, eq=False)
 class TargetsOutOfRange(Refused):
-    """Targets that no log has. Kafka's own tool would move them to the nearest end without a word."""
+    """Targets outside their logs. Kafka's own tool would silently move them to the nearest end."""
 
     kafka_name = "OFFSET_OUT_OF_RANGE"
     outside: tuple[Outside, ...]
@@ -98,11 +98,11 @@ class TargetsOutOfRange(Refused):
         lines = [str(one) for one in self.outside[:SHOWN]]
         if len(self.outside) > SHOWN:
             lines.append(f"and {len(self.outside) - SHOWN} more")
-        fixes = ["Name offsets that the log has (to-earliest and to-latest are its ends)."]
+        fixes = ["Name offsets within the log (to-earliest and to-latest are its ends)."]
         if any(one.before for one in self.outside):
             fixes.append(
-                "With --allow-loss those before the start go on at the start; what was made of the records that are gone is taken out, "
-                "and they are stored as lost."
+                "With --allow-loss, targets before the start become the start. What was made of the records that are gone is taken "
+                "out, and they are stored as lost."
             )
         return "\n".join([*lines, "Nothing was planned. " + " ".join(fixes)])
 
@@ -110,9 +110,10 @@ class TargetsOutOfRange(Refused):
 def targets(
     cur: Cursor, cluster: Cluster, scenario: Scenario, group: str, group_id: int, places: Sequence[Place]
 ) -> dict[TopicPartition, int]:
-    """The target of each partition that the scenario says something about; the others stay, and are no part of the plan.
+    """The target of each partition for which the scenario has one; the others stay and are not part of the plan.
 
-    Reads only, Postgres and Kafka; a time is one request for all partitions. Raises `BadInput` where the scenario names what is not there.
+    Only reads Postgres and Kafka; a time takes one request for all partitions. Raises `BadInput` if the scenario names something that does
+    not exist.
     """
     by_partition = {place.partition: place for place in places}
     match scenario:
@@ -127,7 +128,7 @@ def targets(
             found = cluster.group_offsets(name, by_partition) if kafka else _of_group(cur, name, by_partition)
             if not found:
                 where = "has committed no offset to Kafka for" if kafka else "has no position on"
-                raise BadInput(what="from-group", found=f"group {name} {where} any partition of {group}", fix="Name a group that has.")
+                raise BadInput(what="from-group", found=f"group {name} {where} any partition of {group}", fix="Name a group that has some.")
             return found
         case ToBatch():
             return _of_batches(cur, scenario, group, group_id, by_partition)
@@ -149,29 +150,29 @@ def _of_place(scenario: Scenario, place: Place) -> int:
             return place.position + offsets
         case ToValidated():
             return place.validated
-    raise AssertionError(f"{scenario} is looked up, or has its numbers from the rewind that it undoes")
+    raise AssertionError(f"{scenario} is resolved elsewhere")
 
 
 def strangers(scenario: Scenario, known: Iterable[TopicPartition]) -> list[str]:
-    """What a file says of partitions that none of the groups has a position on; empty for all other scenarios."""
+    """Problems with partitions in a file on which none of the groups has a position; empty for other scenarios."""
     if not isinstance(scenario, FromFile):
         return []
     strange = sorted(scenario.offsets.keys() - set(known))
     if not strange:
         return []
     shown = ", ".join(map(str, strange[:SHOWN])) + (f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else "")
-    return [f"The file has partitions that the group does not read: {shown}. Remove their lines, or plan for the consumer that reads them."]
+    return [f"The file has partitions that the group does not read: {shown}. Remove them, or plan for the consumer that reads them."]
 
 
 def within(scenario: Scenario, chosen: Collection[TopicPartition]) -> Scenario:
-    """The scenario with what it says of the chosen partitions only."""
+    """The scenario, limited to the chosen partitions."""
     if isinstance(scenario, FromFile):
         return FromFile({partition: offset for partition, offset in scenario.offsets.items() if partition in chosen})
     return scenario
 
 
 def unvalidated(cur: Cursor, scenario: Scenario, group_id: int, places: Iterable[Place]) -> list[str]:
-    """Why the group cannot go back to what was validated: of some partitions that were read, nothing was; empty: it can."""
+    """Why the group cannot go to its validated offsets (nothing is validated on some partitions); empty if it can."""
     if not isinstance(scenario, ToValidated):
         return []
     cur.execute(SQL["unvalidated"], {"group_id": group_id})
@@ -180,16 +181,16 @@ def unvalidated(cur: Cursor, scenario: Scenario, group_id: int, places: Iterable
     if not none:
         return []
     shown = ", ".join(map(str, none[:SHOWN])) + (f" and {len(none) - SHOWN} more" if len(none) > SHOWN else "")
-    fix = "Validate a run first, choose other partitions, or write to-earliest to read all of it again."
-    return [f"Nothing of {shown} is validated: to-validated would take out every row. {fix}"]
+    fix = "Validate a run first, choose other partitions, or use to-earliest to read everything again."
+    return [f"Nothing of {shown} is validated, so to-validated would take out every row. {fix}"]
 
 
 def moves(
     scenario: Scenario, places: Iterable[Place], found: Mapping[TopicPartition, int], *, allow_loss: bool
 ) -> tuple[list[Move], list[Outside]]:
-    """What happens to each partition that has a target, and those whose target no log has.
+    """The moves of the partitions that have a target, and the partitions whose target is outside the log.
 
-    ``allow_loss``: what lies before the start of the log goes on at the start. Nothing that lies behind the end is ever moved there.
+    With ``allow_loss``, a target before the start of the log becomes the start. A target after the end is never moved to the end.
     """
     chosen = sorted((place for place in places if place.partition in found), key=lambda place: place.partition)
     result: list[Move] = []
@@ -207,7 +208,7 @@ def moves(
 
 
 def _at(cluster: Cluster, places: Mapping[TopicPartition, Place], moment: datetime) -> dict[TopicPartition, int]:
-    """The first record at or after the moment; where there is none, or only in a transaction that is open, the stable end."""
+    """The first record at or after the moment; the last stable offset if there is none, or only in an open transaction."""
     found = cluster.offsets_for_time(places, max(0, -((_EPOCH - moment) // timedelta(milliseconds=1))))
     return {partition: min(found.get(partition, place.end), place.end) for partition, place in places.items()}
 
@@ -229,7 +230,7 @@ def _of_batches(
     if not found:
         what = f"batch {scenario.batch_id}" if scenario.batch_id is not None else f"run {scenario.run_id} of {scenario.dag_id}"
         raise BadInput(
-            what="to-batch", found=f"the ledger of {group} has nothing of {what}", fix="Name a batch of tidemark.batch, or a run."
+            what="to-batch", found=f"the ledger of {group} has nothing from {what}", fix="Name a batch in tidemark.batch, or a run."
         )
     return {ids[key]: row["start_offset"] for row in found if (key := (row["partition"], row["topic_id"])) in ids}
 

@@ -1,4 +1,4 @@
-"""What an undo puts back, and what stands against it."""
+"""What an undo restores, and why a rewind cannot be undone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SQL = statements("tidemark.rewind", "plan.sql")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A partition as it was before a rewind, and from where on the rewind has changed its ledger."""
+    """A partition as it was before a rewind, and the offset from which the rewind changed its ledger."""
 
     group_id: int
     partition: TopicPartition
@@ -34,7 +34,7 @@ class Image:
 
 
 def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
-    """The before-images of a rewind; for one that was not applied they mean nothing. Raises `BadInput` if there is none of this number."""
+    """The before-images of a rewind, meaningless if it was not applied. Raises `BadInput` if it does not exist."""
     read_plan(cur, rewind_id)
     cur.execute(SQL["of_rewind"], {"rewind_id": rewind_id})
     return [
@@ -52,39 +52,41 @@ def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
 
 
 def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]:
-    """Why a rewind cannot be undone; empty: it can. ``sinks`` are those of the groups that were asked for, by the group's id."""
+    """Why a rewind cannot be undone; empty if it can. ``sinks`` are the sinks of the requested groups, by group id."""
     plan = read_plan(cur, rewind_id)
     if plan.state in (RewindState.PLANNED, RewindState.REJECTED):
-        return [f"Rewind {rewind_id} is {plan.state}: it was never applied, and there is nothing to undo."]
+        return [f"Rewind {rewind_id} is {plan.state}: it was never applied, so there is nothing to undo."]
     if plan.state is RewindState.UNDONE:
-        return [f"Rewind {rewind_id} has been undone already. To have it again, undo the undo."]
+        return [f"Rewind {rewind_id} has been undone already. To restore it, undo the undo."]
     found = []
     if {group.group_id for group in plan.groups} != set(sinks):
-        found.append(f"Rewind {rewind_id} was of {', '.join(group.consumer for group in plan.groups)}: name exactly these consumers.")
+        found.append(f"Rewind {rewind_id} moved {', '.join(group.consumer for group in plan.groups)}: name exactly these consumers.")
     cur.execute(SQL["later_rewinds"], {"rewind_id": rewind_id})
     if later := [str(row[0]) for row in cur.fetchall()]:
-        found.append(f"Of the same partitions {', '.join(later)} came after rewind {rewind_id}, and stands. Undo the newest first.")
+        found.append(
+            f"Rewind {rewind_id} is followed by rewinds of the same partitions that stand: {', '.join(later)}. Undo the newest first."
+        )
     found += overwritten.problems(cur, rewind_id)
     cur.execute(SQL["archives"], {"rewind_id": rewind_id})
     for row in rows(cur):
         sink, relation = sinks.get(row["group_id"]), relation_of(rewind_id, row["number"], row["relation"])
         if row["removed"] or not row["there"]:
-            found.append(f"The {row['rows']} rows that rewind {rewind_id} took out of {row['sink']} are not kept any more.")
+            found.append(f"The {row['rows']} rows that rewind {rewind_id} took out of {row['sink']} are no longer kept.")
         elif sink is not None and sink != row["sink"]:
-            found.append(f"Rewind {rewind_id} took rows out of {row['sink']}; the consumer's table is {sink} now.")
+            found.append(f"Rewind {rewind_id} took rows out of {row['sink']}, but the consumer's table is now {sink}.")
         elif sink is not None:
             found += _misfits(cur, sink, relation)
     return found
 
 
 def _misfits(cur: Cursor, sink: str, archive: str) -> list[str]:
-    """Why the rows of an archive do not fit their table any more."""
+    """Why the rows of an archive no longer fit their table."""
     now = {column.name: column for column in read_columns(cur, sink)}
     kept = {column.name: column for column in read_columns(cur, archive)}
     found = [
-        f"{sink} has no column {name} any more, which {archive} has: its values would be lost."
+        f"{sink} no longer has the column {name}, which {archive} has: its values would be lost."
         if name not in now
-        else f"{sink}.{name} is {now[name].type} now; it was {column.type} when {archive} was made."
+        else f"{sink}.{name} is now {now[name].type}; it was {column.type} when {archive} was made."
         for name, column in kept.items()
         if name not in now or now[name].type != column.type
     ]

@@ -1,4 +1,4 @@
-"""After a replay: what became of the rows that the rewind took out? That is how one sees what a fix has changed."""
+"""Compares the rows that a rewind took out with those that the replay made, to show what a fix has changed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 SQL = statements("tidemark.rewind", "verify.sql")
 
 EXAMPLES = 5
-"""Rows that are shown of each kind but the equal ones."""
+"""Maximum number of example rows for each verdict except ``equal``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A row as it was taken out and as it is now, as JSON; one of them is missing for what is gone or new."""
+    """A row as it was taken out and as it is now, as JSON; ``now`` is missing if it is gone, ``was`` if it is new."""
 
     was: Mapping[str, Any] | None
     now: Mapping[str, Any] | None
@@ -33,17 +33,17 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What the replay of one consumer has come to, so far. Rows count only where their offsets have been read again."""
+    """The result of one consumer's replay so far. Rows count only if their offsets have been read again."""
 
     consumer: str
     group: str
     table: str
     by: tuple[str, ...]
-    """The columns by which a row is the same one: its lineage, or the key of an upsert sink."""
+    """The columns that identify a row: its lineage, or the key of an upsert sink."""
     replayed: int
     """Offsets that have been read again."""
     left: int
-    """Offsets that are still to be."""
+    """Offsets still to be read again."""
     equal: int
     changed: int
     gone: int
@@ -54,7 +54,7 @@ class Verified:
 
 @dataclass(kw_only=True, eq=False)
 class NotVerifiable(Refused):
-    """There is nothing to compare with."""
+    """The rewind has nothing to compare."""
 
     rewind_id: int
     why: str
@@ -64,17 +64,17 @@ class NotVerifiable(Refused):
 
 
 def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Sequence[str]]) -> list[Verified]:
-    """Compares the archive of an applied rewind with what stands in its place now; a row a consumer. Changes nothing.
+    """Compare the archive of an applied rewind with the rows that the sink has now, consumer by consumer. Changes nothing.
 
-    ``keys`` are the key columns of each consumer's sink, none for an append sink. Raises `NotVerifiable` for what is not applied, is the
-    undo of another rewind, or has its archive no more; `BadInput` if there is no such rewind.
+    ``keys`` are the key columns of each consumer's sink, none for an append sink. Raises `NotVerifiable` if the rewind is not applied, is
+    an undo, or no longer has its archive; `BadInput` if it does not exist.
     """
     with transaction(connection) as cur:
         plan = read_plan(cur, rewind_id)
         if plan.state is not RewindState.APPLIED:
-            raise NotVerifiable(rewind_id=rewind_id, why=f"it is {plan.state.lower()}, and not applied.")
+            raise NotVerifiable(rewind_id=rewind_id, why=f"it is {plan.state.lower()}, not applied.")
         if isinstance(plan.scenario, Undo):
-            raise NotVerifiable(rewind_id=rewind_id, why="an undo puts rows back as they were, and nothing is read again.")
+            raise NotVerifiable(rewind_id=rewind_id, why="an undo puts rows back as they were; nothing is read again.")
         return [_verified(cur, rewind_id, group, tuple(keys.get(group.consumer, ()))) for group in plan.groups]
 
 
@@ -89,7 +89,7 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
     if spans:
         there = [column.name for column in read_columns(cur, group.table)]
         kinds = kept_columns(cur, group.table) if key else {}
-        hidden = [name for name in there if key and name not in kinds]  # computed by the table, and not kept of rows that are written over
+        hidden = [name for name in there if key and name not in kinds]  # generated columns, which are not kept of overwritten rows
         judged = _judged(cur, rewind_id, group, by, lineage, [name for name in there if name not in hidden], kinds)
         parameters = {
             "hidden": hidden,
@@ -118,12 +118,12 @@ def _judged(
     there: Sequence[str],
     kinds: Mapping[str, str],
 ) -> str:
-    """The comparison as SQL, for the rewind's archives of this group as they are. ``kinds``: of an upsert sink, the columns' types."""
+    """The comparison as SQL for the rewind's archives of this group. ``kinds``: the column types of an upsert sink."""
     cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id})
     archives = rows(cur)
     relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in archives]
     if any(archive["gone"] for archive in archives):
-        raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are not kept any more.")
+        raise NotVerifiable(rewind_id=rewind_id, why=f"the rows that it took out of {group.table} are no longer kept.")
     kept = {relation: {column.name for column in read_columns(cur, relation)} for relation in relations}
     names = [name for name in there if all(name in columns for columns in kept.values())]
     shared = [_escaped(name) for name in names]
@@ -145,7 +145,7 @@ def _judged(
 
 
 def _written_over(rewind_id: int, group: GroupPlan, key: Sequence[str], names: Sequence[str], kinds: Mapping[str, str]) -> str:
-    """The rows from before the rewind's point that are kept because the replay has written over them, as SQL with these columns."""
+    """SQL that selects, with these columns, the kept rows from before the rewind's point that the replay has overwritten."""
     values = {name: f"(newer.kept ->> {literal(name)})::{kinds[name]}" for name in names}
     text = SQL["written_over"].format(
         key=", ".join(values[name] for name in key),
@@ -158,5 +158,5 @@ def _written_over(rewind_id: int, group: GroupPlan, key: Sequence[str], names: S
 
 
 def _escaped(column: str) -> str:
-    """For a statement that goes through parameter substitution."""
+    """Escaped for a statement with parameters."""
     return quoted(column).replace("%", "%%")

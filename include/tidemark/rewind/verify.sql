@@ -1,7 +1,7 @@
--- Statements that compare what a rewind took out with what the replay has made since. They lock nothing.
+-- Statements that compare the rows that a rewind took out with those that the replay has made since. They lock nothing.
 
 -- name: spans
--- How far the replay of each partition of a rewind has come: [superseded_from, until) has been read again.
+-- The replay's progress on each partition of a rewind: [start, until) has been read again.
 SELECT part.topic_id, part.partition, part.superseded_from AS start,
        greatest(part.superseded_from, least(part.old_offset, pos.next_offset)) AS until, part.old_offset AS goal
   FROM tidemark.rewind_partition part JOIN tidemark.partition_offset pos USING (group_id, topic_id, partition)
@@ -20,7 +20,7 @@ SELECT {columns} FROM {relation}
 SELECT {columns} FROM {table} WHERE false
 
 -- name: written_over
--- As `kept`, of the rows from before the rewind that the replay wrote over: of each key the last one before the rewind's point.
+-- As `kept`, for rows from before the rewind that the replay overwrote: the last one of each key before the rewind's point.
 SELECT DISTINCT ON ({key}) {columns}
   FROM tidemark.rewound_row newer
   JOIN tidemark.rewind_partition part USING (group_id, topic_id, partition)
@@ -31,7 +31,7 @@ SELECT DISTINCT ON ({key}) {columns}
  ORDER BY {key}, newer.kafka_topic_id DESC, newer.kafka_offset DESC
 
 -- name: judged
--- The rows that were taken out, or written over, beside those that are there, as far as they have been replayed. A part of the statements
+-- The rows that were taken out or overwritten, joined with the current ones, as far as they have been replayed. Part of the statements
 -- below.
 WITH span AS MATERIALIZED (
     SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[], %(untils)s::bigint[])

@@ -70,7 +70,7 @@ def test_of_two_plans_applied_at_once_one_is_stale(lab: Lab) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(act, plans))
-    assert sorted(map(str, answers)) == ["APPLIED", f"Group {lab.spec.group} was rewound since."]
+    assert sorted(map(str, answers)) == ["APPLIED", f"Group {lab.spec.group} has been rewound since."]
     lab.check()
 
 

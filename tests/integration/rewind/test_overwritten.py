@@ -416,7 +416,7 @@ def test_columns_that_the_table_got_since_are_kept_and_those_that_it_lost_are_mi
     lab.sql("DELETE FROM tidemark.rewind_archive")  # which would be missed first
     before = lab.image()
     planned = lab.plan(Undo(done.rewind_id))
-    with pytest.raises(RowsRefused, match="it has no column more any more"):
+    with pytest.raises(RowsRefused, match="the column more no longer exists"):
         lab.apply(planned.rewind_id)
     assert lab.image() == before
 
@@ -426,7 +426,7 @@ def test_a_sink_that_upserts_no_more_refuses_the_undo(lab: Lab) -> None:
     done = lab.rewind(ToOffset(20), f"{lab.topic}:0")
     lab.read(30, transform=lambda offset: [f"city {offset - 20}"])
     lab.consumer.set(sink={"table": lab.table})
-    with pytest.raises(RowsRefused, match="was an upsert sink when they were written over"):
+    with pytest.raises(RowsRefused, match="was an upsert sink when they were overwritten"):
         lab.undo(done.rewind_id)
 
 
@@ -448,7 +448,7 @@ def test_nothing_is_kept_where_nothing_can_be_undone(lab: Lab) -> None:
     assert lab.sql("SELECT * FROM tidemark.undo_floor") == kept(lab) == []
     lab.read(80, transform=every(6))
     assert kept(lab) == []
-    with pytest.raises(PlanRefused, match="that were written over since rewind 1 are not kept any more"):
+    with pytest.raises(PlanRefused, match="that were overwritten since rewind 1 are no longer kept"):
         lab.plan(Undo(done.rewind_id))
 
 

@@ -37,7 +37,7 @@ def test_removes_archives_whose_time_is_over_and_no_others(lab: Lab) -> None:
             (old.rewind_id, RewindState.APPLIED),
         ]
     lab.undo(new.rewind_id)
-    with pytest.raises(PlanRefused, match="are not kept any more"):
+    with pytest.raises(PlanRefused, match="are no longer kept"):
         lab.undo(old.rewind_id)
 
 

@@ -126,13 +126,13 @@ def test_shifts_below_the_log_are_refused_all_at_once(read: Lab) -> None:
         Outside(TopicPartition(read.topic, 1), 5, 10, 100),
         Outside(TopicPartition(read.topic, 2), -25, 10, 60),
     )
-    assert f"{read.topic}/2: target -25 lies before the start of the log [10, 60)" in str(raised.value)
+    assert f"{read.topic}/2: target -25 is before the start of the log [10, 60)" in str(raised.value)
     assert read.audit() == before
 
 
 def test_shifts_beyond_the_log_are_refused_also_with_allow_loss(read: Lab) -> None:
     """testResetOffsetsShiftByHigherThanLatest, which clamps."""
-    with pytest.raises(TargetsOutOfRange, match=f"{read.topic}/2: target 61 lies behind the end of the log") as raised:
+    with pytest.raises(TargetsOutOfRange, match=f"{read.topic}/2: target 61 is after the end of the log") as raised:
         read.plan(ShiftBy(41), allow_loss=True)
     assert len(raised.value.outside) == 1
     assert "--allow-loss" not in str(raised.value)
@@ -238,13 +238,16 @@ def test_from_file_is_refused_with_partitions_that_the_group_does_not_read(read:
     with pytest.raises(PlanRefused, match=f"does not read: b3a/7, {read.topic}/7"):
         read.plan(FromFile({known: 15, other: 15, strange: 15}))
     planned = read.plan(FromFile({known: 15, TopicPartition(read.topic, 1): 16}), f"{read.topic}:0")
-    assert ([part.new for _, part in planned], show.as_json(planned)["says"]) == ([15], "Go on where a file says, for 1 partition.")
+    assert ([part.new for _, part in planned], show.as_json(planned)["says"]) == (
+        [15],
+        "Continue at the offsets in a file, for 1 partition.",
+    )
 
 
 def test_to_batch_goes_just_before_it(read: Lab) -> None:
     ((batch_id,),) = read.sql("SELECT batch_id FROM tidemark.batch WHERE partition = 1 AND start_offset = 20")
     assert all_applied(read, ToBatch(batch_id)) == [50, 20, 20]
-    with pytest.raises(BadInput, match="has nothing of batch 999999"):
+    with pytest.raises(BadInput, match="has nothing from batch 999999"):
         read.plan(ToBatch(999_999))
 
 
@@ -254,7 +257,7 @@ def test_to_batch_goes_just_before_all_that_a_run_has_committed(read: Lab) -> No
     read.read(55, 2, task=run)
     read.read(95, 0)
     assert all_applied(read, ToBatch(dag_id="consume__x", run_id="run 7")) == [50, 50, 20]
-    with pytest.raises(BadInput, match="nothing of run nope of consume__x"):
+    with pytest.raises(BadInput, match="nothing from run nope of consume__x"):
         read.plan(ToBatch(dag_id="consume__x", run_id="nope"))
 
 

@@ -109,7 +109,7 @@ def test_a_target_inside_a_batch_without_lineage_names_the_boundaries(totals: La
     with pytest.raises(PlanRefused) as raised:
         totals.plan(ToOffset(30))
     (problem,) = raised.value.problems
-    assert f"are {topic}/0 to 20, {topic}/1 to 20, {topic}/2 to 20 or before that" in problem
+    assert f"are {topic}/0 to 20, {topic}/1 to 20, {topic}/2 to 20 or earlier" in problem
     assert f"and {topic}/0 to 50, {topic}/1 to 50, {topic}/2 to 50." in problem
     assert totals.audit() == before
 
@@ -255,7 +255,7 @@ def test_a_trigger_sees_each_row_of_a_table_partition_that_goes(listed: Lab) -> 
     listed.sql("CREATE FUNCTION lake.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
     listed.sql(f"CREATE TRIGGER keep BEFORE DELETE ON {listed.table} FOR EACH ROW EXECUTE FUNCTION lake.keep()")
     before = listed.image()
-    with pytest.raises(RowsStay, match="of 81 rows 0 were taken out, and 81 are there: the trigger keep"):
+    with pytest.raises(RowsStay, match="0 of 81 rows were taken out, 81 remain: the trigger keep"):
         listed.apply(planned.rewind_id)
     assert listed.image() == before
 

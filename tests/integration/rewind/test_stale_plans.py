@@ -22,7 +22,7 @@ def refused(lab: Lab, rewind_id: int) -> str:
     with pytest.raises(StalePlan) as raised:
         lab.apply(rewind_id)
     assert (lab.image(), lab.audit()) == (before, audit)
-    assert str(raised.value).endswith(f"Rewind {rewind_id} was not applied, nothing was changed. Plan again.")
+    assert str(raised.value).endswith(f"Rewind {rewind_id} was not applied. Nothing was changed. Plan again.")
     return "\n".join(raised.value.moved)
 
 
@@ -43,7 +43,7 @@ def test_another_rewind_of_the_group_makes_a_plan_stale(lab: Lab) -> None:
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
     lab.rewind(ToOffset(40), f"{lab.topic}:0")
-    assert refused(lab, planned.rewind_id) == f"Group {lab.spec.group} was rewound since."
+    assert refused(lab, planned.rewind_id) == f"Group {lab.spec.group} has been rewound since."
 
 
 def test_a_topic_that_was_created_again_makes_a_plan_stale(lab: Lab) -> None:
@@ -66,8 +66,8 @@ def test_retention_that_passes_a_target_makes_a_plan_stale(lab: Lab) -> None:
     lab.read(50)
     third = lab.plan(ToOffset(30), f"{lab.topic}:0")
     lab.consumer.topics.trim(lab.topic, {0: 31})
-    assert refused(lab, third.rewind_id) == f"{lab.topic}/0: 30 is not in the log [31, 100) any more, retention has passed it."
-    assert "was rewound since" in refused(lab, other.rewind_id)
+    assert refused(lab, third.rewind_id) == f"{lab.topic}/0: 30 is no longer in the log [31, 100); retention has passed it."
+    assert "has been rewound since" in refused(lab, other.rewind_id)
 
 
 @pytest.mark.parametrize("reached", [70, 71, 100])
@@ -76,7 +76,7 @@ def test_a_group_that_has_reached_a_target_ahead_of_it_makes_a_plan_stale(lab: L
     lab.read(50)
     planned = lab.plan(ToOffset(70), f"{lab.topic}:0")
     lab.read(reached)
-    text = f"{lab.topic}/0: the group has passed the target 70, it is at {reached}; it was at 50."
+    text = f"{lab.topic}/0: the group has passed the target 70; its position was 50 and is now {reached}."
     assert refused(lab, planned.rewind_id) == text
 
 
@@ -103,12 +103,12 @@ def test_a_partition_at_its_end_stays_there_under_to_latest(lab: Lab) -> None:
 
 def changed_sink(lab: Lab) -> str:
     lab.consumer.set(sink={"table": lab.table, "mode": "upsert", "key": ["city"]})
-    return "was changed: mode was append, it is upsert."
+    return "was changed: mode was append and is now upsert."
 
 
 def changed_topics(lab: Lab) -> str:
     lab.consumer.set(topics=[lab.topic, "more"])
-    return f"was changed: topics was ['{lab.topic}'], it is ['{lab.topic}', 'more']."
+    return f"was changed: topics was ['{lab.topic}'] and is now ['{lab.topic}', 'more']."
 
 
 def changed_columns(lab: Lab) -> str:
@@ -118,7 +118,7 @@ def changed_columns(lab: Lab) -> str:
 
 def expired(lab: Lab) -> str:
     lab.sql("UPDATE tidemark.rewind SET planned_at = planned_at - interval '1 day', expires_at = expires_at - interval '1 day'")
-    return "The plan has expired at"
+    return "The plan expired at"
 
 
 def deleted_position(lab: Lab) -> str:
@@ -212,4 +212,4 @@ def test_an_undo_that_a_later_rewind_needs_makes_its_plan_stale(lab: Lab) -> Non
     planned = lab.plan(Undo(first.rewind_id))
     second = lab.rewind(ToOffset(10), f"{lab.topic}:0")
     found = refused(lab, planned.rewind_id)
-    assert f"Of the same partitions {second.rewind_id} came after rewind {first.rewind_id}, and stands." in found
+    assert f"Rewind {first.rewind_id} is followed by rewinds of the same partitions that stand: {second.rewind_id}." in found

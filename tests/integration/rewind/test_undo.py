@@ -57,7 +57,7 @@ def test_rewinds_are_undone_newest_first(lab: Lab) -> None:
         lab.check()
         lab.read(end, transform=other, step=13)
     for lower, higher in pairwise(rewinds):
-        with pytest.raises(PlanRefused, match=rf"{higher}.* came after rewind {lower}, and stands. Undo the newest first"):
+        with pytest.raises(PlanRefused, match=rf"Rewind {lower} is followed by .* that stand: {higher}.*\. Undo the newest first"):
             lab.plan(Undo(lower))
     for image, rewind_id in zip(reversed(images), reversed(rewinds), strict=True):
         lab.undo(rewind_id)
@@ -93,7 +93,7 @@ def test_an_undone_rewind_stands_in_nobodys_way_but_one_that_was_brought_back_do
     third = lab.undo(second).rewind_id
     lab.plan(Undo(first))  # the second and its undo cancel out
     fourth = lab.undo(third).rewind_id
-    with pytest.raises(PlanRefused, match=f"{fourth} came after rewind {first}"):
+    with pytest.raises(PlanRefused, match=f"Rewind {first} is followed by .* that stand: {fourth}"):
         lab.plan(Undo(first))
     lab.undo(fourth)
     lab.undo(first)
@@ -109,7 +109,7 @@ def test_the_undo_of_an_older_rewind_stands_in_the_way_of_a_newer_undos_undo(lab
     second = lab.rewind(ToOffset(40), f"{lab.topic}:0").rewind_id
     third = lab.undo(second).rewind_id
     fourth = lab.undo(first).rewind_id
-    with pytest.raises(PlanRefused, match=f"{fourth} came after rewind {third}"):
+    with pytest.raises(PlanRefused, match=f"Rewind {third} is followed by .* that stand: {fourth}"):
         lab.plan(Undo(third))
 
 
@@ -185,17 +185,17 @@ def test_validated_rows_stay_validated_below_the_rewind(lab: Lab) -> None:
 def dropped(lab: Lab, rewind_id: int) -> str:
     lab.sql(f"DROP TABLE tidemark.rewound_{rewind_id}_1")
     lab.sql("UPDATE tidemark.rewind_archive SET removed_at = clock_timestamp()")
-    return "are not kept any more"
+    return "are no longer kept"
 
 
 def column_gone(lab: Lab, rewind_id: int) -> str:
     lab.sql(f"ALTER TABLE {lab.table} DROP COLUMN population")
-    return "has no column population any more"
+    return "no longer has the column population"
 
 
 def column_changed(lab: Lab, rewind_id: int) -> str:
     lab.sql(f"ALTER TABLE {lab.table} ALTER COLUMN population TYPE text")
-    return "population is text now; it was bigint"
+    return "population is now text; it was bigint"
 
 
 def column_new(lab: Lab, rewind_id: int) -> str:

@@ -111,7 +111,7 @@ def test_what_fails_again_stays_and_blocks_and_what_comes_behind_it_gets_its_own
     ranges = [[(part.new, part.old) for _, part in plan] for plan in reversed(judge.rewinds())]
     assert ranges == [[(0, 20)], [(40, 60)]]
     last = max(plan.rewind_id for plan in judge.rewinds())
-    assert f"they were read again once, and fail again: {lab.topic}/0 [40, 60) by rewind {last}" in str(reaction)
+    assert f"they were read again once and failed again: {lab.topic}/0 [40, 60) by rewind {last}" in str(reaction)
 
 
 def test_rewind_of_a_validation_that_was_undone_is_not_done_again(lab: Lab, judge: Judge) -> None:
@@ -156,7 +156,7 @@ def test_what_the_next_run_has_read_meanwhile_is_taken_back_too_unless_it_was_ju
     assert judge.verdict(judge.run(40, good=True)).verdict is Verdict.PASSED
     kept = judge.react(old)
     assert kept.rewound is None
-    assert f"readers were shown what was read from {lab.topic}/0 0 on" in str(kept)
+    assert f"readers have already seen the rows from {lab.topic}/0 0 on" in str(kept)
     assert (lab.position(), judge.rewinds()) == (40, [])
 
     new = judge.run(60)
