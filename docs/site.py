@@ -21,7 +21,6 @@ from typing import Any, get_args, get_origin
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from tidemark.spec.duration import format_duration
 
 import tidemark
 from tidemark import project
@@ -29,6 +28,7 @@ from tidemark.cli.main import app
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.spec import ConsumerSpec, model
 from tidemark.spec.model import FILLED_IN
+from tidemark.text.duration import format_duration
 
 ROOT = project.root()
 TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build") / "docs"

@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg2
 import pytest
 from tests.scenario import Scenario, eventually
-from tidemark.offsets.ranges import Slice
 
 from tidemark import project, schema
+from tidemark.records.ranges import Slice
 
 ADDITIVE = """
     ALTER TABLE tidemark.partition_offset ADD COLUMN note text;

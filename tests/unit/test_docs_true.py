@@ -17,9 +17,9 @@ import typer
 import yaml
 from pydantic import BaseModel
 from tests.unit.test_docs import PAGES, ROOT, record, snippets
-from tidemark.retry.hop import NAMES as HEADERS
 
 from tidemark.cli.main import app
+from tidemark.retry.messages import NAMES as HEADERS
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import FILLED_IN
 from tidemark.transform import Retry

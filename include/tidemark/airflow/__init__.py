@@ -1,16 +1,90 @@
-"""Tidemark's Airflow layer. It decides nothing itself: every operator calls the library.
+"""Tidemark's Airflow layer: DAGs from consumers' files, and operators that each call one library function.
 
-    connections  turns Airflow connections into Tidemark's
-    dags         builds one consume DAG for each consumer's file
-    operators    holds the operators of a consume DAG: consume, validate, publish
-    retries      builds the DAG `drain_retries`
-    due          starts a drain as soon as a retry is due
-    rewind       builds the DAG `rewind`
-    rewind_form  declares and checks the form of that DAG
-    redrive      builds the DAG `redrive`, with its form
-    form         holds what the DAGs with a form share: field checks and the approval step
-    maintain     builds the DAG `maintain`
+One file in the ``dags/`` folder of any Airflow 3.3 is enough::
 
-The code runs in three places. DAG files call `dags.consume_dags`, which imports nothing heavy and reads neither Kafka nor Postgres.
-Operators run in a task. The driver runs in its own process group, which never outlives the task.
+    from tidemark.airflow import all_dags
+
+    globals().update(all_dags())
+
+The names below are public; each is imported when it is first used. A file of its own for each factory, as in Tidemark's own ``dags/``,
+lets Airflow parse less before each task, and `refuse_broken_files` in a further file shows the problems of consumers' files as an import
+error on Airflow's home page. The operators are for DAGs that you write yourself: ``ConsumeOperator(task_id="load", consumer="cities")``.
+
+The code runs in three places. DAG files call the factories, which import nothing heavy and read neither Kafka nor Postgres. Operators run
+in a task. The driver runs in its own process group, which never outlives the task.
+
+Modules::
+
+    connections    Airflow's connections as Tidemark's settings
+    dags           a DAG from each consumer's file
+    due            the asset and the trigger that start drains when records are due
+    form           what the DAGs with a form share: checks of the input, approvals
+    maintain       the DAG `maintain`
+    operators      the tasks consume, validate and publish
+    redrive        the DAG `redrive`
+    retries        the DAG `drain_retries`
+    rewind         the DAG `rewind`
+    rewind_form    the form of the DAG `rewind`, and the check of its input
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+
+    from tidemark.airflow.dags import consume_dags, refuse_broken_files
+    from tidemark.airflow.maintain import maintain_dag
+    from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
+    from tidemark.airflow.redrive import redrive_dag
+    from tidemark.airflow.retries import drain_dag
+    from tidemark.airflow.rewind import rewind_dag
+
+__all__ = [
+    "ConsumeOperator",
+    "PublishOperator",
+    "ValidateOperator",
+    "all_dags",
+    "consume_dags",
+    "drain_dag",
+    "maintain_dag",
+    "redrive_dag",
+    "refuse_broken_files",
+    "rewind_dag",
+]
+
+_HOMES = {
+    "ConsumeOperator": "operators",
+    "PublishOperator": "operators",
+    "ValidateOperator": "operators",
+    "consume_dags": "dags",
+    "drain_dag": "retries",
+    "maintain_dag": "maintain",
+    "redrive_dag": "redrive",
+    "refuse_broken_files": "dags",
+    "rewind_dag": "rewind",
+}
+
+
+def all_dags() -> dict[str, DAG]:
+    """Every DAG of the project by its id: ``consume__<consumer>`` for each consumer's file, ``drain_retries``, ``maintain``,
+    ``redrive`` and ``rewind``. A consumer's file with problems gets a DAG that lists them and whose runs fail with them."""
+    from tidemark.airflow.dags import consume_dags
+    from tidemark.airflow.maintain import maintain_dag
+    from tidemark.airflow.redrive import redrive_dag
+    from tidemark.airflow.retries import drain_dag
+    from tidemark.airflow.rewind import rewind_dag
+
+    return consume_dags() | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag(), redrive_dag(), rewind_dag())}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,21 +1,24 @@
 """The command line: ``tidemark NOUN VERB``. Results go to stdout (``--output json`` for programs), everything else to stderr.
 
-    main      defines the app and the top-level commands, and prints errors
-    common    holds what the commands share: options, consoles, connections
-    check     implements `consumers check` and `sink ddl`
-    consume   implements `consume`
-    validate  implements `validate`
-    backfill  implements `backfill`
-    offsets   implements `offsets`
-    groups    implements `groups`
-    assign    implements `assign`
-    flow      implements `pause`, `resume` and `flow`
-    audit     implements `audit`
-    maintain  implements `maintain`
-    rewind    defines `rewind` and `seek`
-    retries   defines `retries`
-    redrive   defines `redrive`
-    local     defines `local`
-
 Exit status: 0 success, 1 refused or failed, 2 wrong usage.
+
+Modules::
+
+    assign      `tidemark assign`
+    audit       `tidemark audit`
+    backfill    `tidemark backfill`
+    check       `tidemark consumers check` and `tidemark sink ddl`
+    common      consoles, options and connections that the commands share
+    consume     `tidemark consume`
+    flow        `tidemark pause`, `resume` and `flow`
+    groups      `tidemark groups`
+    init        `tidemark init`
+    local       `tidemark local`
+    main        the commands, and how errors are reported
+    maintain    `tidemark maintain`
+    offsets     `tidemark offsets`
+    redrive     `tidemark redrive`
+    retries     `tidemark retries`
+    rewind      `tidemark rewind` and `tidemark seek`
+    validate    `tidemark validate`
 """

@@ -1,22 +1,27 @@
 """One bounded run of a consumer: claim, plan, read, transform, commit.
 
-    launch.py (command line, Airflow)  --starts-->  spark_jobs/consume.py  --runs-->  run.Run  --batches-->  an Engine
+    launch.py (command line, Airflow)  --starts-->  spark_jobs/consume.py  --runs-->  run.ConsumerRun  --batches-->  an Engine
                      |                                                                  |
                      +------------- follows the attempt's row in Postgres -------------+
 
 If the driver dies, nothing is half done: what its tasks committed stays, nothing else was written, and the next attempt continues there.
 
-The caller's side:
-- `launch` starts the driver and follows its attempt; `process` makes sure that the driver never outlives its parent.
-- `check` finds mistakes in a consumer before it runs; `describe` finds out which columns a transform returns.
+Modules::
 
-The driver:
-- `run` holds the steps of a run and keeps I1 to I5 together.
-- `extent` decides how far a run reads and when it ends; `lookup` finds the topics, logs and ends; `fixed` picks the partitions.
-- `membership` gets the partitions, assigned manually or by the group; `claims` holds them; `watch` notices rewinds during a batch.
-- `engine` defines the `Engine` protocol (implemented in `tidemark.spark`) and runs one batch with it.
-
-The tasks of the Arrow and function forms:
-- `work` reads, transforms and commits a slice; `drained` does the same for a slice of a retry topic.
-- `forms` calls the transform and sorts its answers; `messages` turns Kafka's messages into Arrow batches.
+    check         finds every problem of a consumer before it runs
+    claims        the partitions that an attempt holds: claim, release, loss
+    describe      the columns that a transform returns, found without reading a record
+    drained       the task for a slice of a retry topic
+    engine        what turns a batch of slices into committed slices
+    extent        how far a run reads, and when it ends
+    fixed         the partitions of a run without group management
+    forms         what a transform makes of records
+    launch        starts a driver and follows its attempt's row
+    lookup        the topics, logs and ends that a run reads
+    membership    how a run gets its partitions: manual assignment or group membership
+    messages      Kafka's messages as Arrow batches
+    process       a child process that never outlives its parent
+    run           the steps of a run
+    watch         cancels a batch in flight when a rewind moves its partitions
+    work          the task for a slice: read, transform, commit
 """

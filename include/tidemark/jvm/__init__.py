@@ -1,4 +1,8 @@
 """Java and the jars: finds the ``java`` for Spark, the broker and Ivy, and fetches the jars of Spark's connector and of Kafka once.
 
-`java` finds and checks Java, `jars` caches the jars that ``ivy.xml`` lists, `errors` defines what can be missing or unusable.
+Modules::
+
+    errors    what can be missing or unusable
+    jars      the cache of the jars that `ivy.xml` lists
+    java      finds and checks `java`
 """

@@ -2,7 +2,12 @@
 
 Ends are last stable offsets: beyond them, a read_committed reader would wait for an open transaction.
 
-- `cluster` looks up topics, settings and offsets, and creates topics; `history` finds out whether a log was truncated.
-- `reader` reads exactly ``[start, end)`` of a partition; `producer` publishes messages within a known time.
-- `config` checks client settings and translates them for the JVM's client; `security` does so for TLS and SASL.
+Modules::
+
+    cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
+    config      one set of client settings for librdkafka and the JVM's client
+    history     detects a truncated log by its leader epochs (KIP-320)
+    producer    publishes messages, with an answer for each one
+    reader      reads `[start, end)` of one partition
+    security    TLS and SASL settings in the names of both clients
 """

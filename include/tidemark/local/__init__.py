@@ -6,24 +6,20 @@ Killed servers, and a start killed half-way, are recovered by the next ``up``.
 
 Modules::
 
-    account             the system user for Postgres if the caller is root
-    airflow             Airflow on loopback
-    airflow_client      the part of Airflow's REST API that the demo and the tests use
-    airflow_metadata    Airflow's metadata database
-    airflow_processes   Airflow's processes and their descendants
-    airflow_settings    environment, connections and secrets of the local Airflow
-    cli                 `tidemark local`
-    demo                `make demo`
-    errors              errors of the embedded stack
-    folder              the folder of the stack's state
-    jars                downloads of Kafka and of Spark's Kafka connector
-    java                which Java to use
-    kafka               the Kafka broker
-    ports               free ports
-    postgres            the Postgres server
-    processes           processes that outlive the command that started them
-    server              what both servers share: start, readiness, stop
-    stack               `LocalStack`: both servers in one folder
+    account              the system user for Postgres if the caller is root
+    airflow              Airflow on loopback
+    airflow_client       the part of Airflow's REST API that the demo and the tests use
+    airflow_metadata     Airflow's metadata database
+    airflow_processes    Airflow's processes and their descendants
+    airflow_settings     environment, connections and secrets of the local Airflow
+    errors               errors of the embedded stack
+    folder               the folder of the stack's state
+    kafka                the Kafka broker
+    ports                free ports
+    postgres             the Postgres server
+    processes            processes that outlive the command that started them
+    server               what both servers share: start, readiness, stop
+    stack                `LocalStack`: both servers in one folder
 """
 
 from __future__ import annotations

@@ -8,7 +8,13 @@ Owns the tables ``topic``, ``consumer_group``, ``partition_offset``, ``attempt``
                           |                  v
                           +---- jump (a reset or a re-created topic): a lost_range row records what was skipped
 
-`store` runs the statements on positions, attempts and the ledger, and never commits. `reset` decides where a partition starts and what to
-do when its position is no longer in the log. `lag` says how far a group is behind. `flow` reads and writes pauses, priorities and the limit
-on reading ahead, `locks` waits for locks and logs their holders. Lock order: group, members, partitions by (topic, partition).
+Lock order: group, members, partitions by (topic, partition).
+
+Modules::
+
+    flow     pauses, priorities and `--max-ahead`
+    lag      positions compared with the ends of the topics
+    locks    waits for a lock, and reports its holder
+    reset    where a partition starts, and what is lost (I5)
+    store    the statements on positions, attempts and the ledger
 """

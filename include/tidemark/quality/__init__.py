@@ -12,12 +12,18 @@ An unusable suite file (`BadSuite`) or an expectation that could not be evaluate
 stored. The same holds for a crash between reading and storing: validate again. Readers have a choice: the sink shows every committed row,
 its view (`validated_view_ddl`) only the rows below the validated offset.
 
-- `validation` judges a run and stores the verdict; `verdict` defines verdicts, reports and the reaction to them.
-- `suite` reads suite files; `expectations` runs Great Expectations, which is imported only when needed.
-- `conservation` compares ledger, sink, failed records and positions; `audit` says where each of a consumer's records is.
-- `ranges` merges the offset ranges of a run; `view` writes the DDL of the view.
-
 `tidemark.rewind.reaction` rewinds a run with a critical verdict. It is not here because rewinds use this package.
+
+Modules::
+
+    audit           where every record is, and that none is missing (I3)
+    conservation    the ledger compared with sink, failed records and positions (I3)
+    expectations    runs Great Expectations over the rows of a run
+    ranges          the offset ranges that a run wrote
+    suite           reads suite files
+    validation      validates a run and stores the verdict
+    verdict         a validation's input and result
+    view            the DDL of the view of validated rows
 """
 
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation

@@ -7,22 +7,24 @@ The package owns the tables ``rewind``, ``rewind_group``, ``rewind_partition``, 
        |
        +--reject--> REJECTED          (an expired plan stays PLANNED; applying it is refused)
 
-- `model`: the values: scenarios and plans
-- `scenario`: parses scenarios, stores them as JSON and describes them
-- `offsets_file`: reads a file of offsets
-- `targets`: resolves a scenario to offsets
-- `plan`: makes and stores a plan
-- `store`: reads, lists and rejects stored plans
-- `show`: prints plans
-- `apply`: moves positions, ledger and rows in one transaction
-- `archive`: moves rows out of a sink and back
-- `overwritten`: restores the rows that a replay overwrote in an upsert sink
-- `guards`: checks the sink's triggers, rules, row security and foreign keys
-- `undo`: checks whether a rewind can be undone
-- `verify`: compares the archived rows with the replayed ones
-- `backfill`: reads later what a forward rewind skipped
-- `reaction`: rewinds a run whose validation was critical
-- `retention`: drops old archives
-
 A rewind that cannot be done fails before it changes anything. A stale plan (`StalePlan`) reports what has moved; make a new one.
+
+Modules::
+
+    apply           applies a plan in one transaction (I4)
+    archive         moves rows out of the sink, and back
+    backfill        reads later what a forward rewind skipped
+    guards          triggers, rules, row security and foreign keys of the sink
+    model           scenarios and plans as values
+    offsets_file    offsets from CSV or JSON
+    overwritten     rows of an upsert sink that a replay overwrites
+    plan            resolves a scenario to numbers and stores the plan
+    reaction        the rewind after a critical verdict (`on_failure: rewind`)
+    retention       drops archives after their time
+    scenario        scenarios with Kafka's names, from text and to text
+    show            a plan as a table, JSON or Markdown
+    store           reads, lists and rejects stored rewinds
+    targets         the target offset of each partition
+    undo            what prevents an undo
+    verify          compares the archive with the replay
 """

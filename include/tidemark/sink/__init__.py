@@ -1,10 +1,20 @@
 """Loads Arrow batches into the user's own table, with the offset, the failed records and the ledger row, in one transaction (I1, I3).
 
-- `commit` makes the seven numbered steps (`steps`) for a slice, `drained` for a slice of a retry topic, `staged` for a whole batch at once.
-  `target` says where to commit.
-- `table` reads and checks the sink's columns, `types` matches Arrow types to Postgres types exactly, `encode` produces binary COPY.
-- `load` writes the rows, `hand_off` writes the failed records, `tally` accounts for every record of a slice.
-- `overwritten` keeps rows of an upsert sink that an undo would restore, `spool` keeps a transform's output on disk until the commit.
-
 Knows Arrow and Postgres, but neither Spark nor Airflow.
+
+Modules::
+
+    commit         the seven steps of a slice's commit, and the fence
+    drained        the same steps for a slice of a retry topic
+    encode         Arrow to binary COPY
+    hand_off       step ④: the records that are not loaded
+    load           COPY, or COPY and merge; isolates refused rows
+    overwritten    rows that are overwritten while a rewind can be undone
+    spool          transform output kept outside the transaction
+    staged         the commit of a whole batch by the driver
+    steps          the numbers of the seven steps
+    table          the sink's columns, its requirements and its DDL
+    tally          accounts for every record, and adds the lineage (I3)
+    target         where and by which rules a slice is committed
+    types          the guard between Arrow's types and Postgres'
 """

@@ -14,17 +14,17 @@ Kafka or Postgres or imports the user's code, so that a DAG file may call it; `t
 
 Modules::
 
-    checks       checks of single values
-    duration     durations such as `30s` and `5m`
-    explain      pydantic's errors as messages with a fix
-    load         files and folders to consumers
-    model        the keys, their types and defaults
-    partial      what can still be read from a refused file
-    problem      a problem with its place in the file
-    rules        checks across several keys
-    scope        topics and partitions such as `flights:0,1,5-9`
-    source       YAML nodes with their places
-    transform    loads a user's transform and recognizes its form
+    checks          checks of single values
+    explain         pydantic's errors as messages with a fix
+    load            files and folders to consumers
+    model           the keys, their types and defaults
+    partial         what can still be read from a refused file
+    problem         a problem with its place in the file
+    retry_topics    the names of a group's retry topics
+    rules           checks across several keys
+    scope           topics and partitions such as `flights:0,1,5-9`
+    source          YAML nodes with their places
+    transform       loads a user's transform and recognizes its form
 """
 
 from tidemark.spec.load import consumer_names, find_consumer, load_consumer, load_consumers, read_folder

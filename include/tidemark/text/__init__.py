@@ -1,5 +1,11 @@
 """What operators type and read: times, durations, reasons, and how numbers and names are written.
 
-`duration` and `moment` parse what people write, `problems` collects everything that is wrong with it, `wording` quotes, escapes and counts.
-Pure functions; knows neither Kafka nor Postgres.
+Pure functions, which know neither Kafka nor Postgres.
+
+Modules::
+
+    duration    durations such as `30s` and `5m`
+    moment      times and ISO 8601 durations as people write them
+    problems    everything that is wrong with a request, reported at once
+    wording     quotes, escapes and counts
 """

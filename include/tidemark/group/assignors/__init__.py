@@ -3,9 +3,19 @@
 `range`, `roundrobin` and `sticky` are eager, `cooperative-sticky` is cooperative (KIP-429). They give the same results as Kafka's, racks
 included (KIP-881). `random` is an example for custom assignors: any class that implements `Assignor` can be named as ``module:Class``.
 
-`base` defines the interface and `check` validates an assignment before it is stored. `range`, `roundrobin`, `sticky` and `random` are the
-built-in assignors. The sticky ones share `uniform` (equal subscriptions), `general` (different ones) and `claims` (previous owners).
-`numbered` maps a group to integers, `racks` says which members are near which partitions.
+Modules::
+
+    base          what an assignor gets and returns
+    check         the check of an assignment
+    claims        previous owners, and contradictory claims (KIP-792)
+    general       sticky assignment with unequal subscriptions
+    numbered      members, topics and partitions as numbers
+    racks         which members are near which replicas (KIP-881)
+    random        `random`, the example of a custom assignor
+    range         `range`
+    roundrobin    `roundrobin`
+    sticky        `sticky` and `cooperative-sticky`
+    uniform       sticky assignment with equal subscriptions
 """
 
 from __future__ import annotations
