@@ -1,8 +1,22 @@
-"""The embedded stack: Postgres and one Kafka broker on loopback, for the demo and the tests, behind ``tidemark local``.
+"""The embedded stack for the demo and the tests: Postgres, one Kafka broker and an Airflow on loopback.
 
-It owns one folder (`tidemark.project.state()`), the servers that run on it, and the cache of jars. It keeps none of the invariants
-itself, but durability, on which I1 stands: Postgres' ``fsync`` and Kafka's retention stay at their defaults.
-Killed servers, and a start killed half-way, are recovered by the next ``up``.
+``tidemark local`` drives the servers. Their state is one folder (`tidemark.project.state()`). The package implements no invariant, but I1
+relies on durability, so Postgres' ``fsync`` and Kafka's retention stay at their defaults. The next ``up`` recovers killed servers and a
+start that was killed half-way.
+
+- `stack`: `LocalStack`, both servers together
+- `server`: what both servers have in common
+- `postgres`, `kafka`: the two servers
+- `folder`: the state folder and its lock
+- `ports`: finds free ports
+- `processes`: starts and finds server processes
+- `account`: the system user for Postgres if the caller is root
+- `errors`: the stack's errors
+- `airflow`: a local Airflow
+- `airflow_settings`: its environment, connections and secrets
+- `airflow_processes`: finds its processes
+- `airflow_metadata`: its metadata database
+- `airflow_client`: a client for its REST API
 """
 
 from __future__ import annotations
@@ -17,7 +31,7 @@ __all__ = ["LocalStack", "ServerState", "ServerStatus"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: the Spark driver takes `tidemark.jvm.jars` where the packages of the servers are not installed."""
+    """Import lazily, because the servers' packages are not installed everywhere."""
     if name not in __all__:
         raise AttributeError(name)
     from tidemark.local import server, stack
