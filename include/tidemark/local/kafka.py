@@ -56,7 +56,7 @@ _SETTINGS = {
 
 
 def cluster_id() -> str:
-    """16 random bytes in Kafka's encoding. As in Kafka's ``Uuid.randomUuid``, never with a leading dash, which would be read as an option."""
+    """16 random bytes in Kafka's encoding. As in Kafka's ``Uuid.randomUuid``, never with a leading dash: it would be an option."""
     random = secrets.token_bytes(16)
     return base64.urlsafe_b64encode(bytes([random[0] & 0x7F]) + random[1:]).decode().rstrip("=")
 
