@@ -33,6 +33,6 @@ COPY --chown=tidemark spark_jobs ./spark_jobs
 COPY --chown=tidemark dags ./dags
 COPY --chown=tidemark docker ./docker
 RUN uv pip install --no-cache --no-deps --no-build-isolation --editable . \
-    && python -c "from tidemark.local.jars import spark_jars; spark_jars(print)"
+    && python -c "from tidemark.jvm.jars import spark_jars; spark_jars(print)"
 
 CMD ["tidemark", "--help"]

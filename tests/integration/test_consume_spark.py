@@ -447,7 +447,7 @@ def test_rows_that_claim_another_partition_of_the_batch_are_refused(scenario: Sc
     scenario.topics.produce(topic, [b"c"], partition=1)
     swapped = 'records.selectExpr("kafka_topic", "1 - kafka_partition AS kafka_partition", "kafka_offset", "value AS payload")'
     scenario.write(spark(swapped), topics=topic)
-    refused(scenario, BadOutput, "a row belongs to another partition: the transform must not move rows between them")
+    refused(scenario, BadOutput, "a row belongs to another partition. The transform must not move rows between partitions")
     scenario.transform(SPARK)
     run_here(scenario)
     assert scenario.rows("kafka_partition, payload") == [(0, b"a"), (0, b"b"), (1, b"c")]

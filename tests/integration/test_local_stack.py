@@ -362,7 +362,7 @@ def test_ports_that_somebody_else_took_meanwhile_are_replaced(stack):
     finally:
         for listener in taken:
             listener.close()
-    assert len([step for step in told if "now used by somebody else" in step]) == 2
+    assert len([step for step in told if "now in use by another program" in step]) == 2
     assert not set(addresses) & {server.address for server in stack.status()}
     assert stored(stack) == ([1], [1])
 
@@ -373,7 +373,7 @@ def test_a_server_that_does_not_come_up_tells_the_lines_of_its_log_that_matter(s
     with put_back(stack.folder / "postgres" / "data" / "postgresql.conf") as file:
         file.write_text("no_such_setting = 1\n")
         with pytest.raises(
-            ServerFailed, match=r'Postgres ended while it started\. Its log is .*(?s:.*)unrecognized configuration parameter "no_such'
+            ServerFailed, match=r'Postgres ended while starting\. Its log is .*(?s:.*)unrecognized configuration parameter "no_such'
         ):
             stack.up()
         assert processes_of(stack.folder) == []

@@ -204,7 +204,7 @@ def test_errors_survive_pickling_and_say_what_to_look_at():
     error = AirflowUnavailable(process="scheduler", cause="it ended while it was starting", log="Traceback\nBoom")
     again = pickle.loads(pickle.dumps(error))
     assert (again.process, again.retriable) == ("scheduler", True)
-    assert str(again) == "Airflow's scheduler is not available: it ended while it was starting. Its last words:\nTraceback\nBoom"
+    assert str(again) == "Airflow's scheduler is not available: it ended while it was starting. The end of its log:\nTraceback\nBoom"
 
 
 class _Server:

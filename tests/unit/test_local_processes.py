@@ -164,7 +164,7 @@ def test_a_folder_that_the_servers_user_may_not_pass_is_refused_with_the_command
     for folder in (*list(tmp_path.parents)[:-2], tmp_path):
         folder.chmod(folder.stat().st_mode | 0o011)
     closed.chmod(0o700)
-    with pytest.raises(FolderUnusable, match=rf"may not pass {closed} \(mode 0700\)\. .*chmod o\+x {closed}"):
+    with pytest.raises(FolderUnusable, match=rf"may not enter {closed} \(mode 0700\)\. .*chmod o\+x {closed}"):
         check_reachable(nobody, Path("/"), closed / "state")
     closed.chmod(0o711)
     check_reachable(nobody, closed / "state")

@@ -1,4 +1,4 @@
-"""The system user that Postgres runs as when the caller is root, which Postgres refuses to run as."""
+"""The system user that runs Postgres if the caller is root, because Postgres refuses to run as root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from tidemark.jvm.errors import FolderUnusable
 
 NAME = "pgserver"
-"""The user that the Postgres wheel itself makes for this purpose; a machine needs only one."""
+"""The user that the Postgres wheel itself creates for this purpose; a machine needs only one."""
 _TRIES = 20
 
 
@@ -28,7 +28,7 @@ class Account:
     gid: int
 
     def switch(self) -> dict[str, Any]:
-        """Arguments of `subprocess.run` that start a command as this user, with none of the caller's groups."""
+        """Arguments for `subprocess.run` that start a command as this user, without the caller's groups."""
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def own(self, path: Path) -> None:
@@ -36,9 +36,9 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """None for an ordinary caller; for root the user `NAME`, which is made if there is none.
+    """None for an ordinary caller; for root the user `NAME`, created if it does not exist.
 
-    Raises `FolderUnusable` if it cannot be made.
+    Raises `FolderUnusable` if it cannot be created.
     """
     if os.geteuid() != 0:
         return None
@@ -49,27 +49,27 @@ def server_account() -> Account | None:
         except KeyError:
             made = _make()
         if made:
-            time.sleep(0.1)  # another process may be making it, or holds the lock of the user database
+            time.sleep(0.1)  # another process may be creating it, or hold the lock of the user database
     raise FolderUnusable(
         folder=Path.cwd(),
-        cause=f"Postgres refuses to run as root, and its user {NAME} could not be made: {made}",
-        fix="Run as an ordinary user, or make the user yourself.",
+        cause=f"Postgres refuses to run as root, and its user {NAME} could not be created: {made}",
+        fix="Run as an ordinary user, or create the user yourself.",
     )
 
 
 def _make() -> str:
-    """Make the user; an empty text, or why not."""
+    """Create the user; return an empty text, or why it failed."""
     useradd = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if useradd is None:
-        return "there is no useradd"
+        return "useradd was not found"
     done = subprocess.run([useradd, "--system", "--user-group", "--no-create-home", NAME], capture_output=True, text=True, check=False)
     return done.stderr.strip() or f"useradd ended with {done.returncode}" if done.returncode else ""
 
 
 def check_reachable(account: Account, *paths: Path) -> None:
-    """Return if the account may pass all folders above ``paths``; raises `FolderUnusable` naming the one that stops it.
+    """Return if the account can enter all folders above ``paths``; raises `FolderUnusable` with the folder that it cannot enter.
 
-    Permissions of folders that are not the stack's are never changed: opening /root to all users is not ours to decide.
+    The permissions of folders outside the stack are never changed: opening /root to all users is the owner's decision.
     """
     for path in paths:
         tried = subprocess.run(["/bin/sh", "-c", 'test -x "$1"', "sh", path], cwd="/", check=False, **account.switch())
@@ -79,8 +79,8 @@ def check_reachable(account: Account, *paths: Path) -> None:
         mode = stat.S_IMODE(barrier.stat().st_mode)
         raise FolderUnusable(
             folder=path,
-            cause=f"Postgres does not run as root but as the system user {account.name}, which may not pass {barrier} (mode {mode:04o})",
-            fix=f"Let it through with: chmod o+x {barrier}. Or take a folder elsewhere (--folder, TIDEMARK_STATE), or be an ordinary user.",
+            cause=f"Postgres cannot run as root, and its system user {account.name} may not enter {barrier} (mode {mode:04o})",
+            fix=f"Allow it with: chmod o+x {barrier}. Or use another folder (--folder, TIDEMARK_STATE), or run as an ordinary user.",
         )
 
 

@@ -1,16 +1,16 @@
 """A real Airflow on loopback for `make up`, `make demo` and the end-to-end tests.
 
-Four processes, each in a process group of its own, and a metadata database that the caller provides::
+Four processes, each in its own process group, and a metadata database that the caller provides::
 
     api-server ── scheduler ── LocalExecutor's workers ── tasks ── drivers
         │             │
         ├─ dag-processor ── parsers
         └─ triggerer
 
-All of its state is in one folder, which is Airflow's home: ``state.json`` (port, processes), ``secrets.json`` and ``passwords.json``
-(owner only), ``logs/`` (one file a process, and Airflow's own). A process is known by its pid and its start time; what it has started is
-known by a mark in its environment, which survives the death of parents and new sessions. So `LocalAirflow.up` repairs whatever a killed
-run has left, and `LocalAirflow.down` leaves nothing.
+All its state is in one folder, Airflow's home: ``state.json`` (port, processes), ``secrets.json`` and ``passwords.json`` (owner only),
+``logs/`` (one file per process, and Airflow's own logs). A process is identified by pid and start time; its descendants by a mark in their
+environment, which survives dead parents and new sessions. So `LocalAirflow.up` cleans up after a killed run, and `LocalAirflow.down` leaves
+no process behind.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ PROCESSES: Mapping[str, tuple[str, ...]] = {
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
-"""The four and their arguments; why no log servers, `airflow_settings.QUICK` says."""
+"""The four processes and their arguments. `airflow_settings.QUICK` says why there are no log servers."""
 STOP_ORDER = ((("scheduler",), 8), (("dag-processor", "triggerer"), 4), (("api-server",), 8))
-"""Who is asked to end, one step after the other, and the seconds from SIGTERM to SIGKILL.
+"""The processes to stop, step by step, and the seconds from SIGTERM to SIGKILL.
 
-Tasks report their end to the api-server: stopped first, it keeps the scheduler's supervisors waiting for it for many seconds. A scheduler
-ends within 3 s, if the ``on_kill`` of its tasks ends them; a task without one works on, and its scheduler with it. A triggerer ends
-within 2 s, or after 10 because it sometimes misses the end of its child: that is not worth waiting for.
+Tasks report their end to the api-server, so it stops last: otherwise the scheduler's supervisors wait many seconds for it. A scheduler ends
+within 3 s if its tasks' ``on_kill`` ends them; a task without one keeps running, and its scheduler too. A triggerer ends within 2 s, or
+after 10 s if it misses the end of its child, which is not worth waiting for.
 """
 UP_TIMEOUT_S = 120
-"""The first start of a fresh installation compiles all of Airflow; a later one takes 7 s."""
+"""The first start of a fresh installation compiles all of Airflow; later starts take 7 s."""
 KILL_PATIENCE_S = 10
 
 Report = Callable[[str], None]
@@ -67,17 +67,17 @@ Report = Callable[[str], None]
 
 @dataclass(kw_only=True, eq=False)
 class PortTaken(Refused):
-    """Something else listens on the port the api-server was given."""
+    """Another program listens on the api-server's port."""
 
     port: int
 
     def __str__(self) -> str:
-        return f"Port {self.port} of 127.0.0.1 is in use by another program. End that, or give the local Airflow another port."
+        return f"Port {self.port} of 127.0.0.1 is in use by another program. Stop that program, or give the local Airflow another port."
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One of the four: ``pid`` is None if it does not run; ``healthy`` is its own fresh heartbeat."""
+    """One of the four processes: ``pid`` is None if it does not run; ``healthy`` means that it has sent a recent heartbeat."""
 
     name: str
     pid: int | None
@@ -86,7 +86,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class AirflowStatus:
-    """All four, in the order of `PROCESSES`."""
+    """The four processes, in the order of `PROCESSES`."""
 
     url: str | None
     processes: tuple[ProcessStatus, ...]
@@ -107,11 +107,11 @@ class _State:
 
 
 def _silent(_: str) -> None:
-    """The report nobody asked for."""
+    """The default report, which discards its text."""
 
 
 class LocalAirflow:
-    """The Airflow in ``folder``. Several objects, also of several processes, may look after the same folder: `up` and `down` take turns."""
+    """The Airflow in ``folder``. Several objects and processes can manage the same folder: `up` and `down` take turns."""
 
     user = settings.ADMIN
 
@@ -125,7 +125,7 @@ class LocalAirflow:
         plugins: Path | None,
         port: int | None = None,
     ) -> None:
-        """``env`` is handed to all four and so to every task; ``port`` None means: the one used last, or any that is free."""
+        """All four processes, and so every task, get ``env``. ``port`` defaults to the last one used, or any free one."""
         self.folder = folder.absolute()
         self.metadata_url = metadata_url
         self.env = dict(env)
@@ -135,12 +135,12 @@ class LocalAirflow:
 
     @classmethod
     def at(cls, folder: Path) -> LocalAirflow:
-        """What is already in ``folder``, to stop it or to ask it; it cannot be started without the arguments of the constructor."""
+        """The existing Airflow in ``folder``, to stop or query it. Starting it needs the constructor's arguments."""
         return cls(folder, metadata_url="", env={}, dags=folder / "dags", plugins=None)
 
     @classmethod
     def on(cls, stack: LocalStack, folder: Path, *, port: int | None = None, spark_master: str = "local[2]") -> LocalAirflow:
-        """The Airflow of a stack that is up: metadata in the stack's Postgres, the project's DAGs, connections to both servers."""
+        """The Airflow of a running stack: metadata in its Postgres, the project's DAGs, connections to both servers."""
         env = stack.env()
         plugins = project.root() / "plugins"
         return cls(
@@ -157,24 +157,24 @@ class LocalAirflow:
 
     @property
     def url(self) -> str:
-        """Where the api-server listens; known from the first `up` on."""
+        """The api-server's URL; known from the first `up` on."""
         return f"http://127.0.0.1:{self._known_port()}"
 
     @property
     def password(self) -> str:
-        """The admin's password; made if there is none yet."""
+        """The admin's password; created on first use."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return settings.Secrets.of(self.folder).admin_password
 
     def client(self) -> AirflowClient:
-        """A client for the admin; the caller closes it."""
+        """A client signed in as the admin; the caller closes it."""
         return AirflowClient(self.url, user=self.user, password=self.password)
 
     def up(self, report: Report = _silent) -> None:
-        """Return when all four are healthy; does nothing if they are and would be started the same way today.
+        """Start what does not run and return when all four are healthy. Does nothing if they are and their settings have not changed.
 
-        What died is started again, after whatever it left behind was ended. If the settings changed, all four start anew.
-        Raises `PortTaken` if the port is, and `AirflowUnavailable` with the end of its log if a process dies or does not get healthy.
+        A dead process is started again after its remaining children have been ended. If the settings changed, all four restart.
+        Raises `PortTaken`, and `AirflowUnavailable` with the end of the log if a process dies or does not become healthy.
         """
         with self._lock():
             state = self._state()
@@ -193,7 +193,7 @@ class LocalAirflow:
             self._await_healthy(PROCESSES)
 
     def down(self, report: Report = _silent) -> None:
-        """End all four and everything they have started, in sessions of their own too: first asked to, then killed."""
+        """Stop all four and everything that they started, even in other sessions: SIGTERM first, then SIGKILL."""
         if not self.folder.exists():
             return
         with self._lock():
@@ -201,31 +201,31 @@ class LocalAirflow:
             self._store(replace(self._state(), processes={}))
 
     def has_died(self) -> bool:
-        """Was it started and not stopped since, and does one of the four not run? So it is after the database was away for long."""
+        """Whether it was started, not stopped, and one of the four no longer runs, as after a long outage of the database."""
         return bool(self._state().processes) and not all(self._running(name) for name in PROCESSES)
 
     def is_as_started(self) -> bool:
-        """Would `up` start the four with the settings that they were last started with?"""
+        """Whether `up` would use the settings of the last start."""
         state = self._state()
         return state.port is not None and state.fingerprint == settings.fingerprint(self._own(state.port))
 
     def kill(self, process: str) -> None:
         """SIGKILL the process group of one of the four, as a crash would, and return when the group is gone.
 
-        Whatever has left the group (a driver in a session of its own) is left to the guards under test.
+        Processes that have left the group (a driver in its own session) are left to the guards under test.
         """
         group = self._group(_known(process))
         if group is None:
             return
-        members = [member for member in self._family(process) if processes.group_of(member) == group]  # one that is dying shows no mark
+        members = [member for member in self._family(process) if processes.group_of(member) == group]  # a dying process shows no mark
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         if not processes.wait_gone(members, KILL_PATIENCE_S):
             raise AirflowUnavailable(process=process, cause=f"its process group {group} survived SIGKILL for {KILL_PATIENCE_S} s")
 
     def start(self, process: str) -> None:
-        """Start one of the four again and return when it is healthy. Its predecessor's processes stay, unlike with `up`; their database
-        sessions are ended."""
+        """Start one of the four again and return when it is healthy. Unlike `up`, leaves its predecessor's processes running, but ends
+        their database sessions."""
         with self._lock():
             if not self._running(_known(process)):
                 self._launch(process)
@@ -281,7 +281,7 @@ class LocalAirflow:
     # Starting
 
     def _claim_port(self, dead: list[str], report: Report) -> list[str]:
-        """Settle the port in the state; returns what has to be started, which is all of it if the port had to change."""
+        """Store the port; return the processes to start, which are all four if the port had to change."""
         state = self._state()
         port = self.port or state.port
         if "api-server" in dead and (port is None or not ports.is_free(port)):
@@ -294,7 +294,7 @@ class LocalAirflow:
         return dead
 
     def _migrate(self, report: Report) -> None:
-        """Bring the metadata database to this Airflow's schema, unless this version has already done so and left it like that."""
+        """Migrate the metadata database to this Airflow's schema, unless this version has already done so."""
         version = importlib.metadata.version("apache-airflow")
         if (found := metadata.revision(self.metadata_url)) and self._state().schema == f"{version} {found}":
             return
@@ -333,7 +333,7 @@ class LocalAirflow:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        process.returncode = 0  # nobody will wait for it: without this, Popen warns when it is collected
+        process.returncode = 0  # nothing waits for it; without this, Popen warns when it is collected
         state = self._state()
         started = Started.now(process.pid)
         self._store(replace(state, processes={**state.processes, name: started}))
@@ -350,9 +350,9 @@ class LocalAirflow:
             time.sleep(POLL_S)
 
     def _healthy(self) -> set[str]:
-        """Those of the four that run and have shown a sign of life since they were started.
+        """Those of the four that run and have sent a heartbeat since they were started.
 
-        Airflow goes by the time of the last heartbeat alone, so that a killed scheduler, or its successor, counts as healthy for 30 s.
+        Airflow only checks the time of the last heartbeat: a killed scheduler, or its successor, counts as healthy for 30 s.
         """
         state = self._state()
         if state.port is None or not self._running("api-server"):
@@ -375,7 +375,7 @@ class LocalAirflow:
     # Stopping
 
     def _stop(self, names: Iterable[str], report: Report) -> None:
-        """End ``names`` and all they have started: SIGTERM to the groups in order, then SIGKILL to everything that bears the mark."""
+        """Stop ``names`` and everything that they started: SIGTERM in `STOP_ORDER`, then SIGKILL to everything with the mark."""
         names = set(names)
         if any(self._family(name) for name in names):
             report(f"Airflow: stopping {', '.join(name for name in PROCESSES if name in names)}")
@@ -389,16 +389,16 @@ class LocalAirflow:
                 self._sweep(name)
 
     def _ask_to_end(self, name: str) -> None:
-        """SIGTERM: to the scheduler's whole group, where supervisors hand it to their tasks, which would otherwise be waited for.
+        """Send SIGTERM, to the scheduler's whole group: supervisors pass it to their tasks, for which the scheduler would otherwise wait.
 
-        The others stop their children themselves, and wait longer for a child that was asked to end behind their back.
+        The others stop their children themselves, and would wait longer for a child that got a signal from elsewhere.
         """
         pid = self._state().processes[name].pid
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if name == "scheduler" else os.kill)(pid, signal.SIGTERM)
 
     def _sweep(self, name: str) -> None:
-        """SIGKILL everything that bears the mark of ``name``, until a look round finds nothing."""
+        """SIGKILL everything with the mark of ``name`` until nothing is left."""
         deadline = time.monotonic() + KILL_PATIENCE_S
         while family := self._family(name):
             for member in family:
@@ -406,7 +406,7 @@ class LocalAirflow:
                     member.kill()
             if not processes.wait_gone(family, deadline - time.monotonic()):
                 pids = ", ".join(str(member.pid) for member in family)
-                raise AirflowUnavailable(process=name, cause=f"of its processes {pids}, some survived SIGKILL for {KILL_PATIENCE_S} s")
+                raise AirflowUnavailable(process=name, cause=f"some of its processes {pids} survived SIGKILL for {KILL_PATIENCE_S} s")
 
     # Processes
 
@@ -415,11 +415,11 @@ class LocalAirflow:
         return started is not None and started.runs()
 
     def _family(self, name: str) -> list[psutil.Process]:
-        """Everything alive that ``name`` has started in this folder, itself included."""
+        """``name`` and all live processes that it started in this folder."""
         return processes.family(settings.mark(name, self.folder))
 
     def _group(self, name: str) -> int | None:
-        """The process group of ``name`` if any of it is left; its leader may be dead, and the number may be somebody else's by now."""
+        """The process group of ``name`` if any member is left. Its leader may be dead; the number alone may by now be another group's."""
         started = self._state().processes.get(name)
         if started is None or started.pid not in {processes.group_of(member) for member in self._family(name)}:
             return None

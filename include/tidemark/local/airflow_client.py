@@ -1,7 +1,7 @@
-"""Airflow's REST API, as much of it as starting, watching and repairing runs takes.
+"""A client for the parts of Airflow's REST API that start, watch and repair runs.
 
-A connection that was refused is tried again for a few seconds; a request that may have arrived is repeated only if it changes nothing.
-What Airflow answers with 4xx is `AirflowRefused`, with 5xx or not at all `AirflowUnavailable`.
+A refused connection is retried for a few seconds; a request that may have arrived is repeated only if it changes nothing.
+An answer 4xx raises `AirflowRefused`; 5xx or no answer raises `AirflowUnavailable`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from tidemark.errors import Refused, Unavailable
 CONNECT_ATTEMPTS = 5
 POLL_S = 0.3
 FINISHED = frozenset({"success", "failed"})
-"""States in which a run stays."""
+"""The final states of a run."""
 _LOG_FRAME = frozenset(
     {"event", "timestamp", "level", "logger", "filename", "lineno", "error_detail"}
     | {"dag_id", "run_id", "task_id", "map_index", "try_number", "ti_id"}
 )
-"""Fields of a log event that say where it comes from, which the caller knows, or that are told in another way."""
+"""Fields of a log event that the caller knows already or that are printed in another way."""
 
 
 @dataclass(kw_only=True, eq=False)
 class AirflowUnavailable(Unavailable):
-    """Airflow, or one of its processes, does not do its work; ``log`` is the end of what that process wrote, if it is known."""
+    """Airflow or one of its processes does not work; ``log`` is the end of the process' log, if known."""
 
     process: str
     cause: str
     log: str = ""
 
     def __str__(self) -> str:
-        return f"Airflow's {self.process} is not available: {self.cause}." + (f" Its last words:\n{self.log}" if self.log else "")
+        return f"Airflow's {self.process} is not available: {self.cause}." + (f" The end of its log:\n{self.log}" if self.log else "")
 
 
 @dataclass(kw_only=True, eq=False)
 class AirflowRefused(Refused):
-    """Airflow answered a request with a client error; ``detail`` is its own text."""
+    """Airflow answered a request with a client error; ``detail`` is Airflow's text."""
 
     request: str
     status: int
@@ -55,7 +55,7 @@ class AirflowRefused(Refused):
 
 @dataclass(kw_only=True, eq=False)
 class RunUnfinished(Unavailable):
-    """A run did not end within the time that was given; ``tasks`` says how far each of its tasks got."""
+    """A run did not end within the timeout; ``tasks`` are the states of its tasks."""
 
     dag_id: str
     run_id: str
@@ -84,7 +84,7 @@ class TaskInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetEvent:
-    """One change of an asset: who made it, and what it carried."""
+    """One asset event: its source and its extra."""
 
     uri: str
     timestamp: datetime
@@ -103,12 +103,12 @@ class ImportFailure:
 
 
 class AirflowClient:
-    """A signed-in user. Not for several threads at once. Use it as a context, or `close` it."""
+    """A signed-in user. Not thread-safe. Use it as a context manager, or `close` it."""
 
     def __init__(self, url: str, *, user: str, password: str) -> None:
         self._user = user
         self._password = password
-        self._http = httpx.Client(base_url=url, timeout=30, trust_env=False)  # a proxy of the environment has no way to loopback
+        self._http = httpx.Client(base_url=url, timeout=30, trust_env=False)  # a proxy from the environment cannot reach loopback
 
     def __enter__(self) -> Self:
         return self
@@ -138,12 +138,12 @@ class AirflowClient:
         return self._signed("PATCH", path, json=body).json()
 
     def health(self) -> Mapping[str, Mapping[str, str | None]]:
-        """What ``/api/v2/monitor/health`` says, by component; needs no sign-in and asks once."""
+        """The answer of ``/api/v2/monitor/health``, by component; needs no sign-in and is not retried."""
         answer: Mapping[str, Mapping[str, str | None]] = self._once("GET", "/api/v2/monitor/health").json()
         return answer
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
-        """Return when the DAG processor has stored ``dag_id``. Raises `AirflowUnavailable` with the import errors if it does not come."""
+        """Return when the DAG processor has stored ``dag_id``. Raises `AirflowUnavailable` with the import errors on a timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -166,7 +166,7 @@ class AirflowClient:
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run and return its id."""
-        body = {"logical_date": None, "conf": dict(conf or {})}  # without a logical date any number of runs may be asked for
+        body = {"logical_date": None, "conf": dict(conf or {})}  # without a logical date, any number of runs can be started
         run_id: str = self.post(f"dags/{quote(dag_id)}/dagRuns", body)["dag_run_id"]
         return run_id
 
@@ -176,12 +176,12 @@ class AirflowClient:
         return state
 
     def runs(self, dag_id: str) -> list[Mapping[str, Any]]:
-        """All runs of a DAG as Airflow tells them, newest first."""
+        """The last 100 runs of a DAG as Airflow returns them, newest first."""
         found: list[Mapping[str, Any]] = self.get(f"dags/{quote(dag_id)}/dagRuns", order_by="-run_after", limit=100)["dag_runs"]
         return found
 
     def wait(self, dag_id: str, run_id: str, timeout_s: float) -> str:
-        """The state a run ended with, success or failed. Raises `RunUnfinished` after ``timeout_s``."""
+        """Wait for a run to end and return its state, success or failed. Raises `RunUnfinished` after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while (state := self.run(dag_id, run_id)) not in FINISHED:
             if time.monotonic() > deadline:
@@ -199,26 +199,26 @@ class AirflowClient:
         return _task_instance(self.get(_task(dag_id, run_id, task_id, map_index)))
 
     def tries(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[TaskInstance]:
-        """Every try of one task, the first one first."""
+        """Every try of one task, oldest first."""
         found = self.get(f"{_task(dag_id, run_id, task_id, map_index)}/tries")["task_instances"]
         return sorted((_task_instance(task) for task in found), key=lambda task: task.try_number)
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
-        """What a task handed on under ``key``."""
+        """The XCom value that a task pushed under ``key``."""
         path = f"{_task(dag_id, run_id, task_id)}/xcomEntries/{quote(key)}"
         return self.get(path, map_index=map_index, deserialize=True)["value"]
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
-        """The log of one try, one event a line, with the fields that were logged beside the text."""
+        """The log of one try, one event per line, with its extra fields."""
         answer = self.get(f"{_task(dag_id, run_id, task_id)}/logs/{try_number}", map_index=map_index, full_content=True)
         return "\n".join(_log_line(entry) for entry in answer["content"])
 
     def mark_failed(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> None:
-        """As a user does in the UI. A running task hears of it at its next heartbeat; it is not tried again."""
+        """Mark a task as failed, as in the UI. A running task notices at its next heartbeat and is not retried."""
         self.patch(_task(dag_id, run_id, task_id, map_index), {"new_state": "failed"})
 
     def clear(self, dag_id: str, run_id: str, task_ids: Sequence[str], *, downstream: bool = True) -> None:
-        """Let tasks of a run go again, by default with all that depend on them."""
+        """Clear tasks of a run so that they run again, by default with all downstream tasks."""
         body = {
             "dry_run": False,
             "dag_run_id": run_id,
@@ -235,7 +235,7 @@ class AirflowClient:
         return [ImportFailure(file=failure["filename"], trace=failure["stack_trace"]) for failure in found]
 
     def asset_events(self, uri: str) -> list[AssetEvent]:
-        """What happened to the asset with exactly this URI, oldest first; nothing for an asset no DAG names."""
+        """The events of the asset with exactly this URI, oldest first; none if no DAG names the asset."""
         assets = self.get("assets", uri_pattern=uri, limit=100)["assets"]
         ids = [asset["id"] for asset in assets if asset["uri"] == uri]
         if not ids:
@@ -261,7 +261,7 @@ class AirflowClient:
         except AirflowRefused as refused:
             if refused.status != httpx.codes.UNAUTHORIZED:
                 raise
-        self._http.headers["Authorization"] = f"Bearer {self.token()}"  # the token had run out
+        self._http.headers["Authorization"] = f"Bearer {self.token()}"  # the token had expired
         return self._send(method, f"/api/v2/{path}", **options)
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The metadata database of the local Airflow, as far as starting its processes needs it."""
+"""Access to the local Airflow's metadata database for starting its processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ END_PATIENCE_MS = 10_000
 
 
 def revision(url: str) -> str | None:
-    """The schema revision that the database is at; None if it has no schema."""
+    """The database's schema revision; None if it has no schema."""
     with _transaction(url) as cursor:
         cursor.execute("SELECT to_regclass('public.alembic_version') IS NOT NULL")
         if cursor.fetchone() != (True,):
@@ -23,10 +23,10 @@ def revision(url: str) -> str | None:
 
 
 def end_sessions(url: str, process: str) -> None:
-    """End the sessions that a predecessor of ``process`` has left, with their transactions.
+    """End the sessions, and their transactions, that a predecessor of ``process`` left open.
 
-    A task inherits the sockets of the scheduler that started it. While it survives a killed scheduler, Postgres sees no disconnect: a
-    transaction that was open stays open, and with it the lock without which no scheduler queues a task.
+    A task inherits the sockets of its scheduler. If it survives a killed scheduler, Postgres sees no disconnect: an open transaction stays
+    open and keeps the lock that every scheduler needs to queue tasks.
     """
     with _transaction(url) as cursor:
         cursor.execute(

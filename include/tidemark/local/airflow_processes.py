@@ -1,6 +1,6 @@
-"""Processes that outlive the one that started them: known by pid and start time, their descendants by a mark in the environment.
+"""Identifies processes that outlive their starter: by pid and start time, and their descendants by a mark in the environment.
 
-A pid alone may belong to somebody else by now; a parent or a group alone is lost when the parent dies or a child opens its own session.
+A pid alone may have been reused; parent and group are lost when the parent dies or a child opens its own session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG_TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was started at ``created``, in seconds since 1970; it leads the group of the same number."""
+    """A process started at ``created``, in seconds since 1970. It leads the process group of the same number."""
 
     pid: int
     created: float
@@ -34,24 +34,24 @@ class Started:
     def runs(self) -> bool:
         try:
             process = psutil.Process(self.pid)
-            # The start time is computed from the boot time, which shifts a little when the clock is set.
+            # The start time is computed from the boot time, which shifts slightly when the clock is set.
             return alive(process) and abs(process.create_time() - self.created) < 2
         except psutil.NoSuchProcess:
             return False
 
 
 def family(mark: str) -> list[psutil.Process]:
-    """Every other process alive that bears ``mark``."""
+    """All other live processes with this ``mark``."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # somebody else's, or gone meanwhile
+        with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone meanwhile
             if process.pid != os.getpid() and process.environ().get(settings.MARK) == mark and alive(process):
                 found.append(process)
     return found
 
 
 def alive(process: psutil.Process) -> bool:
-    """Does it run? A zombie does not; our own are reaped here."""
+    """Whether it runs. A zombie does not; our own zombies are reaped here."""
     try:
         if process.status() != psutil.STATUS_ZOMBIE:
             return process.is_running()
@@ -63,7 +63,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def group_of(process: psutil.Process) -> int | None:
-    """The number of its process group; None if it is gone."""
+    """Its process group; None if it is gone."""
     try:
         return os.getpgid(process.pid)
     except ProcessLookupError:
@@ -82,7 +82,7 @@ def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log; nothing if there is none."""
+    """The last lines of a log; empty if it does not exist."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:

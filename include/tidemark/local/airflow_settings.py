@@ -1,6 +1,6 @@
-"""What the processes of the local Airflow are told: environment variables, connections, generated secrets.
+"""Settings of the local Airflow's processes: environment variables, connections, generated secrets.
 
-Values in, values out, but for `Secrets.of` and `localhost`. Airflow itself is not imported here: it only ever runs in processes of its own.
+Everything except `Secrets.of` and `write_private` is pure. Airflow is not imported: it only runs in its own processes.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 ADMIN = "admin"
 MARK = "TIDEMARK_LOCAL_AIRFLOW"
-"""Set to ``<process>:<folder>`` for each of the four; whatever they start inherits it, so everything of theirs can be found and ended."""
+"""Set to ``<process>:<folder>`` for each of the four; all descendants inherit it, so they can be found and ended."""
 PARALLELISM = 8
 
 QUICK: Mapping[str, str] = {
     "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    "AIRFLOW__CORE__PARALLELISM": str(PARALLELISM),  # the executor forks as many workers up front; 32 by default
+    "AIRFLOW__CORE__PARALLELISM": str(PARALLELISM),  # the executor forks this many workers up front; default 32
     "AIRFLOW__API__WORKERS": "1",
     "AIRFLOW__API__INSTANCE_NAME": "Tidemark (local)",
-    # Seconds from the end of a task to the next one: 1.1 with the default of 1 s, 0.3 with this, for a tenth of one core.
+    # Time from the end of a task to the next one: 1.1 s with the default of 1 s, 0.3 s with this, at the cost of a tenth of a core.
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-    # New and changed DAG files and consumer specs show after 10 s instead of minutes; one parser is enough for a handful of files.
+    # New and changed DAG files and consumer specs appear after 10 s instead of minutes; one parser is enough for a handful of files.
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
     "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
-    # Time-outs of deferred tasks and of approvals are noticed after 3 s instead of 15.
+    # Timeouts of deferred tasks and approvals are noticed after 3 s instead of 15 s.
     "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "3",
-    # A task whose supervisor was killed is tried again after a minute instead of five; orphans of a killed scheduler after 30 s.
+    # A task whose supervisor was killed is retried after one minute instead of five; orphans of a killed scheduler after 30 s.
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
-    # The triggers of a triggerer that was killed go to its successor after 15 s instead of 30 (it gives a sign of life every 5).
+    # The triggers of a killed triggerer move to its successor after 15 s instead of 30 s (its heartbeat comes every 5 s).
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "15",
-    # How soon a running task notices "mark failed": at its next heartbeat.
+    # A running task notices "mark failed" at its next heartbeat.
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
-    # A task instance belongs to a host name; the name of a laptop changes with its network, this one does not.
+    # A task instance belongs to a host name. A laptop's name changes with its network; this one does not.
     "AIRFLOW__CORE__HOSTNAME_CALLABLE": "tidemark.local.airflow_settings.localhost",
-    # The log servers listen on all interfaces, so they are not started: the four processes see the same files. The api-server still asks
-    # for the log of a running task; on port 9 (discard) it is refused at once, where the default port might be somebody else's Airflow.
+    # The log servers would listen on all interfaces, so they are not started: the four processes see the same files. The api-server still
+    # requests the log of a running task. Port 9 (discard) refuses it at once; the default port might belong to another Airflow.
     "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": "9",
     "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": "9",
 }
-"""What makes it small and quick. ``env`` of `overlay` may override these, and nothing else."""
+"""Settings that make it small and quick. ``env`` of `overlay` can override these, but not the identity settings there."""
 
 _DROPPED_PREFIXES = ("AIRFLOW", "_AIRFLOW", "PYTEST_")
 _DROPPED = {
@@ -58,12 +58,12 @@ _DROPPED = {
     "VIRTUAL_ENV_PROMPT",
     "PYTHONHOME",
     "__PYVENV_LAUNCHER__",
-    "PYTHONDONTWRITEBYTECODE",  # without byte code every start compiles all of Airflow
+    "PYTHONDONTWRITEBYTECODE",  # without bytecode, every start compiles all of Airflow
 }
 
 
 def localhost() -> str:
-    """The host name that every process of the local Airflow gives itself."""
+    """The host name that every process of the local Airflow uses."""
     return "localhost"
 
 
@@ -81,7 +81,7 @@ class Secrets:
 
     @classmethod
     def of(cls, folder: Path) -> Secrets:
-        """Those of ``folder``, made at the first call; both files are readable by their owner only.
+        """The secrets of ``folder``, created on the first call. Only the owner can read the two files.
 
         ``passwords.json`` is the file Airflow's simple auth manager reads.
         """
@@ -99,7 +99,7 @@ class Secrets:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace ``path`` in one step by a file only its owner can read."""
+    """Replace ``path`` atomically with a file that only its owner can read."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.touch(mode=0o600)
     draft.write_text(text, encoding="utf-8")
@@ -111,7 +111,7 @@ def overlay(
 ) -> dict[str, str]:
     """The variables that make a process part of the Airflow in ``folder``.
 
-    ``env`` wins over `QUICK`, and loses to what says which Airflow it is: folder, database, port, secrets.
+    ``env`` overrides `QUICK`, but not the settings that identify this Airflow: folder, database, port, secrets.
     """
     url = f"http://127.0.0.1:{port}"
     return {
@@ -126,20 +126,20 @@ def overlay(
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": url,
-        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",  # does not follow the port by itself
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",  # does not follow the port on its own
         "AIRFLOW__API__SECRET_KEY": secrets.api_secret_key,
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.jwt_secret,
         "AIRFLOW__CORE__FERNET_KEY": secrets.fernet_key,
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
-        # setproctitle writes its title over the environment as /proc shows it, and with it over the mark below.
+        # Without this, setproctitle overwrites the environment in /proc, and with it the mark below.
         "SPT_NOENV": "1",
     }
 
 
 def environment(base: Mapping[str, str], own: Mapping[str, str], *, process: str) -> dict[str, str]:
-    """``base`` without any other Airflow's or virtual environment's variables, then ``own``, then the mark of ``process``.
+    """``base`` without variables of another Airflow or virtual environment, plus ``own`` and the mark of ``process``.
 
-    ``PATH`` begins with the folder of the running Python, so that tasks find its commands. A proxy is not used for loopback: tasks talk
+    ``PATH`` starts with the folder of the running Python, so that tasks find its commands. Loopback bypasses any proxy, because tasks talk
     to the api-server there.
     """
     kept = {name: value for name, value in base.items() if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED}
@@ -150,7 +150,7 @@ def environment(base: Mapping[str, str], own: Mapping[str, str], *, process: str
         "PATH": os.pathsep.join([commands, *rest]),
         "NO_PROXY": direct,
         "no_proxy": direct,
-        "PGAPPNAME": session_name(process),  # not in the URL, which asyncpg reads as well and then refuses
+        "PGAPPNAME": session_name(process),  # not in the URL, because asyncpg reads it too and would reject it
     }
     return {**kept, **own, **told, MARK: mark(process, own["AIRFLOW_HOME"])}
 
@@ -160,22 +160,22 @@ def mark(process: str, folder: Path | str) -> str:
 
 
 def session_name(process: str) -> str:
-    """The ``application_name`` of the database sessions of ``process``."""
+    """The ``application_name`` of the process' database sessions."""
     return f"airflow {process}"
 
 
 def fingerprint(own: Mapping[str, str]) -> str:
-    """Differs when a process started with ``own`` would not be the one that runs now."""
+    """A hash of the settings; if it differs from the stored one, the processes must restart."""
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def command(*arguments: str) -> list[str]:
-    """How an ``airflow`` command is started. ``-P`` keeps modules that lie in the working directory from shadowing Airflow's."""
+    """An ``airflow`` command line. ``-P`` keeps modules in the working directory from shadowing Airflow's."""
     return [sys.executable, "-P", "-m", "airflow", *arguments]
 
 
 def connections_env(database_url: str, kafka_config: Mapping[str, object], spark_master: str) -> dict[str, str]:
-    """The connections ``tidemark_postgres``, ``tidemark_kafka`` and ``tidemark_spark`` as environment variables Airflow reads.
+    """The connections ``tidemark_postgres``, ``tidemark_kafka`` and ``tidemark_spark`` as environment variables that Airflow reads.
 
     ``kafka_config`` are librdkafka's own settings (``bootstrap.servers``, …); ``spark_master`` is ``local[2]`` or ``spark://host:port``.
     """

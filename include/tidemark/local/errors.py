@@ -1,4 +1,4 @@
-"""What can go wrong around the embedded stack; each text says what was found and what to do."""
+"""Errors of the embedded stack; each text says what was found and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemark.errors import Refused, Unavailable
 
 @dataclass(kw_only=True, eq=False)
 class PortInUse(Refused):
-    """The port that was asked for has another listener."""
+    """Another program listens on the requested port."""
 
     server: str
     port: int
@@ -19,13 +19,13 @@ class PortInUse(Refused):
     def __str__(self) -> str:
         return (
             f"{self.server} cannot listen on 127.0.0.1:{self.port}: the port is in use. "
-            f"Stop what listens there, give another {self.option}, or leave {self.option} out to get a free port."
+            f"Stop the program that listens there, choose another {self.option}, or omit {self.option} to use a free port."
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class RunningOnAnotherPort(Refused):
-    """The server runs, but not where it is now asked to be."""
+    """The server already runs on another port than the requested one."""
 
     server: str
     port: int
@@ -43,12 +43,12 @@ class FolderBusy(Unavailable):
     holder: str
 
     def __str__(self) -> str:
-        return f"Another command ({self.holder}) is working on the stack in {self.folder}. Try again when it has ended."
+        return f"Another command ({self.holder}) is working on the stack in {self.folder}. Try again after it has ended."
 
 
 @dataclass(kw_only=True, eq=False)
 class ServerFailed(Unavailable):
-    """A server ended, or did not answer in time; ``lines`` are the last of its log."""
+    """A server ended, or did not answer in time; ``lines`` are the last lines of its log."""
 
     server: str
     what: str
@@ -62,7 +62,7 @@ class ServerFailed(Unavailable):
 
 @dataclass(kw_only=True, eq=False)
 class NotUp(Refused):
-    """A server that the call needs does not run."""
+    """A required server is not running."""
 
     server: str
     folder: Path

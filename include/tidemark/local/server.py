@@ -1,4 +1,4 @@
-"""What the two servers have in common: a folder, a log, a remembered port and pid, a start that can be waited for, a stop.
+"""The common part of both servers: folder, log, remembered port and pid, start, wait and stop.
 
 ```
                  start                       answers
@@ -7,7 +7,7 @@
        └────── stop ◀─────────────┴──────── stop ◀───────────┤
                                             died ◀───────────┘ kill -9, power cut: the next start recovers
 ```
-Initial data are made in ``data.new`` and renamed to ``data``, so that ``data`` is whole whenever it is there.
+Initial data is created in ``data.new`` and renamed to ``data``, so ``data`` is complete whenever it exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidemark.local.errors import NotUp, PortInUse, RunningOnAnotherPort, Server
 Report = Callable[[str], None]
 
 START_LIMIT_S = 90
-"""Several times what a slow, busy machine takes, including recovery after a power cut."""
+"""Several times what a slow, busy machine needs, including recovery after a power cut."""
 _KILL_LIMIT_S = 10
 _POLL_S = 0.05
 _AGAIN_S = 0.5
@@ -43,12 +43,12 @@ class ServerState(StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"
     DIED = "died"
-    """It should run and does not: somebody killed it, or the machine went down."""
+    """It should run but does not: it was killed, or the machine went down."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One server as it is now. What is not known, or not true of a stopped server, is None."""
+    """The current status of a server. Unknown values, and those that a stopped server does not have, are None."""
 
     name: str
     state: ServerState
@@ -61,7 +61,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a start leaves for the next command. A pid is there from a start until a stop."""
+    """State that a start stores for later commands. The pid is set from a start until a stop."""
 
     port: int | None = None
     controller_port: int | None = None
@@ -69,11 +69,11 @@ class Remembered:
 
 
 class Server(ABC):
-    """One server whose state is one folder. Methods that change it are called by one process at a time (the stack's lock)."""
+    """A server whose state is one folder. The stack's lock ensures that one process at a time calls the methods that change it."""
 
     name: ClassVar[str]
     option: ClassVar[str]
-    """The command line option that asks for its port."""
+    """The command line option for its port."""
 
     def __init__(self, folder: Path, asked_port: int | None) -> None:
         self.folder = folder
@@ -83,15 +83,15 @@ class Server(ABC):
 
     @abstractmethod
     def prepare(self, report: Report) -> None:
-        """Find out what a start needs; called before any server is started. Raises a `Refused` or `Unavailable` of its own."""
+        """Check and fetch what a start needs, before any server is started. Raises a server-specific `Refused` or `Unavailable`."""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Does it do its work for a client? Asked again and again until it does."""
+        """Whether it serves clients; polled during a start."""
 
     @abstractmethod
     def request_stop(self) -> None:
-        """Ask the running server to stop cleanly, and return without waiting for it."""
+        """Ask the running server to stop cleanly, without waiting for it."""
 
     @abstractmethod
     def version(self) -> str | None: ...
@@ -102,7 +102,10 @@ class Server(ABC):
 
     @abstractmethod
     def _initialise(self, fresh: Path) -> str | None:
-        """Make initial data in ``fresh``, which is not there yet; files that begin with its name are removed later. A text if it failed."""
+        """Create initial data in ``fresh``, which does not exist yet; files whose names begin with its name are removed later.
+
+        Returns None, or the output of the failed program.
+        """
 
     @abstractmethod
     def _launch(self, port: int) -> int:
@@ -116,7 +119,7 @@ class Server(ABC):
     def remembered(self) -> Remembered:
         try:
             return Remembered(**json.loads((self.folder / "server.json").read_bytes()))
-        except (OSError, ValueError, TypeError):  # not there, or cut off by a power cut: nothing in it that cannot be found again
+        except (OSError, ValueError, TypeError):  # missing, or truncated by a power cut: everything in it can be found again
             return Remembered()
 
     def remember(self, known: Remembered) -> None:
@@ -132,7 +135,7 @@ class Server(ABC):
         return port
 
     def check_asked_port(self, *, running: bool) -> None:
-        """Raises `RunningOnAnotherPort` or `PortInUse` if the port that was asked for cannot be had."""
+        """Raises `RunningOnAnotherPort` or `PortInUse` if the requested port is not available."""
         if self.asked_port is None:
             return
         known = self.remembered().port
@@ -142,22 +145,22 @@ class Server(ABC):
             raise PortInUse(server=self.name, port=self.asked_port, option=self.option)
 
     def start(self, report: Report, *, besides: Collection[int] = ()) -> None:
-        """Start it on the port that was asked for, else on the last one, else on a free one not in ``besides``; does not wait."""
+        """Start it on the requested port, else on the last one, else on a free one not in ``besides``; does not wait."""
         known = self.remembered()
         port = self.asked_port or known.port
         if port is None or port in besides or not ports.is_free(port):
             if self.asked_port is not None:
                 raise PortInUse(server=self.name, port=self.asked_port, option=self.option)
             if port is not None:
-                report(f"{self.name}: port {port} is now used by somebody else, taking another")
+                report(f"{self.name}: port {port} is now in use by another program, using another port")
             port = ports.find_free(besides=besides)
         self.remember(replace(known, port=port, pid=None))
         if not self.data.exists():
-            report(f"{self.name}: making its first data")
-            fresh = self.folder / f"data.new-{secrets.token_hex(4)}"  # the program of a killed start may still be writing to its own
+            report(f"{self.name}: creating its initial data")
+            fresh = self.folder / f"data.new-{secrets.token_hex(4)}"  # the program of a killed start may still be writing to its folder
             problem = self._initialise(fresh)
             if problem is not None:
-                raise ServerFailed(server=self.name, what="could not make its first data", log=self._write_log(problem), lines=problem)
+                raise ServerFailed(server=self.name, what="could not create its initial data", log=self._write_log(problem), lines=problem)
             fresh.rename(self.data)
         self._clear()
         if self.log.exists():
@@ -168,7 +171,7 @@ class Server(ABC):
     def wait(self, report: Report, *, besides: Collection[int] = ()) -> None:
         """Return when it answers. Raises `ServerFailed` with the end of its log if it ends, or does not answer in time.
 
-        A free port may be taken, and a killed server's children may hold the data, in the moment before it looks: then it starts anew.
+        Starts it again if the free port was taken just before it could listen, or if a killed server's children still held the data.
         """
         deadline = time.monotonic() + START_LIMIT_S
         while True:
@@ -178,7 +181,7 @@ class Server(ABC):
                 return
             late = time.monotonic() > deadline
             if late or (ended and not self.passing("\n".join(processes.log_end(self.log)))):
-                what = "ended while it started" if ended else f"did not answer within {START_LIMIT_S} s"
+                what = "ended while starting" if ended else f"did not answer within {START_LIMIT_S} s"
                 lines = processes.telling_lines(processes.log_end(self.log))
                 raise ServerFailed(server=self.name, what=what, log=self.log, lines=lines)
             if ended:
@@ -187,18 +190,18 @@ class Server(ABC):
             time.sleep(_POLL_S)
 
     def adopt(self) -> bool:
-        """Does it run? Also one whose start was killed before it had noted the pid."""
+        """Whether it runs, even if its start was killed before it stored the pid, which is then stored."""
         process = self.process()
         if process is not None and process.pid != self.remembered().pid:
             self.remember(replace(self.remembered(), pid=process.pid))
         return process is not None
 
     def passing(self, lines: str) -> bool:
-        """Do the last lines of the log tell of a hindrance that passes by itself, or with another port?"""
+        """Whether the last lines of the log show a problem that passes on its own or with another port."""
         return "ddress already in use" in lines
 
     def await_stop(self) -> None:
-        """Wait for the end that `request_stop` asked for; kill the process if it takes too long."""
+        """Wait for the stop that `request_stop` requested; kill the process if it takes too long."""
         process = self.process()
         if process is not None and not processes.wait_gone(process, self.stop_limit_s):
             self.kill()
@@ -210,7 +213,7 @@ class Server(ABC):
         self.await_stop()
 
     def kill(self) -> None:
-        """End the process at once, as a power cut would. It counts as died, not as stopped."""
+        """Kill the process, as a power cut would. Its state is then died, not stopped."""
         process = self.process()
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -231,7 +234,7 @@ class Server(ABC):
         )
 
     def _clear(self) -> None:
-        """Remove what making the first data has left, now or in a start that was killed."""
+        """Remove leftovers of creating initial data, from this start or a killed one."""
         for stale in self.folder.glob("data.new*"):
             if stale.is_dir():
                 shutil.rmtree(stale, ignore_errors=True)
@@ -244,7 +247,7 @@ class Server(ABC):
 
 
 def _size(folder: Path) -> int:
-    """The disk space of all files below ``folder``; files that vanish meanwhile count nothing."""
+    """The disk space of all files below ``folder``; files that vanish meanwhile do not count."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -18,11 +18,10 @@ def _silent(_: str) -> None: ...
 
 
 class LocalStack:
-    """The embedded servers of ``folder``, `tidemark.project.state()` by default. They outlive this object and its process.
+    """The embedded servers of ``folder`` (default: `tidemark.project.state()`). They outlive this object and its process.
 
-    Any number of objects and processes may stand for one folder: what is known stands in the folder, and those that change something
-    take turns (`FolderBusy` for whoever comes second). ``postgres_port`` and ``kafka_port`` ask for a port; without, the last one is
-    used again, and at the first start a free one. Ports that are asked for count at each start.
+    Any number of objects and processes can use one folder: all state is in the folder, and only one at a time can change it (others get
+    `FolderBusy`). ``postgres_port`` and ``kafka_port`` request a port at each start (default: the last one, at the first start a free one).
     """
 
     def __init__(self, folder: Path | None = None, *, postgres_port: int | None = None, kafka_port: int | None = None) -> None:
@@ -35,9 +34,9 @@ class LocalStack:
         return (self.kafka, self.postgres)  # the slower one first
 
     def up(self, report: Report = _silent) -> None:
-        """Return when both servers answer, starting what does not run; ``report`` is told the steps.
+        """Start what does not run and return when both servers answer; ``report`` gets the steps.
 
-        What this call started is stopped again if it fails. Raises the errors of `tidemark.local.errors`.
+        If the call fails, it stops what it started. Raises the errors of `tidemark.local.errors`.
         """
         self._make_folders()
         with state_folder.held(self.folder):
@@ -47,7 +46,7 @@ class LocalStack:
             report("already up" if not missing else "up")
 
     def down(self) -> None:
-        """Stop both servers and wait for their end. Nothing to do if none runs."""
+        """Stop both servers and wait for their end. Does nothing if none runs."""
         if self.folder.is_dir():
             with state_folder.held(self.folder):
                 self._stop()
@@ -59,8 +58,8 @@ class LocalStack:
         with state_folder.held(self.folder):
             self._stop()
             for server in self._servers:
-                if (server.folder / "server.json").exists():  # a folder of ours, not one that happens to have the name
-                    shutil.rmtree(server.data, ignore_errors=True)  # first: a reset that is killed here can be repeated
+                if (server.folder / "server.json").exists():  # our folder, not one that happens to have the same name
+                    shutil.rmtree(server.data, ignore_errors=True)  # first, so that a reset that is killed here can be repeated
                     shutil.rmtree(server.folder)
                 elif server.folder.is_dir():
                     with contextlib.suppress(OSError):
@@ -70,15 +69,15 @@ class LocalStack:
             self.folder.rmdir()
 
     def status(self) -> list[ServerStatus]:
-        """Postgres and Kafka as they are now. Changes nothing and takes no lock."""
+        """The current status of Postgres and Kafka. Changes nothing and takes no lock."""
         return [self.postgres.status(), self.kafka.status()]
 
     def env(self) -> dict[str, str]:
-        """The environment that points Tidemark at this stack. Raises `NotUp` if a server does not run."""
+        """The environment variables that point Tidemark at this stack. Raises `NotUp` if a server does not run."""
         return {"TIDEMARK_DATABASE_URL": self.postgres.url(), "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers()}
 
     def create_database(self, name: str) -> str:
-        """The URL of the database ``name``, which is made unless it is there. Raises `NotUp` if Postgres does not run."""
+        """The URL of the database ``name``, created unless it exists. Raises `NotUp` if Postgres does not run."""
         self.postgres.create_database(name)
         return self.postgres.url(name)
 
@@ -86,7 +85,7 @@ class LocalStack:
         self._start_one(self.postgres)
 
     def stop_postgres(self, *, immediate: bool = False) -> None:
-        """Stop it in Postgres' mode fast, or immediate: then the next start recovers as after a crash."""
+        """Stop in Postgres' fast mode, or in immediate mode, after which the next start recovers as after a crash."""
         with state_folder.held(self.folder):
             if immediate:
                 self.postgres.stop_immediately()
@@ -116,11 +115,11 @@ class LocalStack:
             self._start([] if server.adopt() else [server], _silent, only=server)
 
     def _start(self, missing: Sequence[Server], report: Report, *, only: Server | None = None) -> None:
-        """Start ``missing`` side by side and wait until they, and those that run already, answer (or ``only`` this one)."""
+        """Start ``missing`` in parallel, then wait until all servers answer (or ``only`` this one)."""
         concerned = self._servers if only is None else (only,)
         for server in concerned:
             server.check_asked_port(running=server not in missing)
-        for server in reversed(missing):  # Kafka may have to fetch its jars: not before Postgres is known to be able to start
+        for server in reversed(missing):  # Kafka last: it may fetch its jars, which is wasted if Postgres cannot start
             server.prepare(report)
         begun: list[Server] = []
         try:
@@ -152,7 +151,7 @@ class LocalStack:
 
     @contextlib.contextmanager
     def running(self, report: Report = _silent) -> Iterator[LocalStack]:
-        """The stack, up within the block and down after it."""
+        """The stack, started for the block and stopped after it."""
         self.up(report)
         try:
             yield self

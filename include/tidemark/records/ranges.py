@@ -85,7 +85,7 @@ def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_rec
     """The slices of the next batch, ordered by partition; empty if every position has reached its end.
 
     At most ``max_records`` offsets in total, one slice per partition. If there is more to read, the partitions with the largest backlogs
-    are chosen, as many as can get `RECORDS_A_TASK` each, and share the batch evenly. Partitions of retry topics always get a share, so that
+    are chosen, as many as can get `RECORDS_A_TASK` each, and share the batch evenly. Partitions of retry topics all get a share, so that
     a backlog of one delay does not hold up the other delays.
     """
     todo = {claim: ends[claim.partition] - claim.position for claim in claims if ends.get(claim.partition, 0) > claim.position}
@@ -95,9 +95,7 @@ def plan_batch(claims: Iterable[Claim], ends: dict[TopicPartition, int], max_rec
         chosen = chosen[: max(1, sum(need <= max_records for need in needs))]
     slices = []
     budget = max_records
-    for left, claim in zip(
-        range(len(chosen), 0, -1), reversed(chosen), strict=True
-    ):  # smallest first: what it does not use goes to the others
+    for left, claim in zip(range(len(chosen), 0, -1), reversed(chosen), strict=True):  # smallest first: the others share what it leaves
         size = min(todo[claim], budget // left)
         budget -= size
         if size:
