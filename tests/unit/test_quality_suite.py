@@ -127,7 +127,7 @@ def test_a_verdict_is_json_without_its_details() -> None:
 @pytest.mark.parametrize("parts", [{}, {"dag_id": "d"}, {"run_id": "r"}, {"dag_id": "d", "run_id": "r", "attempt_id": 1}])
 def test_a_run_is_a_dag_run_or_an_attempt(parts: dict[str, Any]) -> None:
     """Never half of one, never both."""
-    with pytest.raises(ValueError, match="a run is"):
+    with pytest.raises(ValueError, match="give dag_id and run_id, or attempt_id"):
         ValidatedRun(**parts)
 
 
