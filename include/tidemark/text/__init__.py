@@ -1,5 +1,7 @@
-"""What operators type and read: times, durations, reasons, and how numbers and names are written.
+"""Parses what operators type, and formats what they read. Pure functions; knows neither Kafka nor Postgres.
 
-`duration` and `moment` parse what people write, `problems` collects everything that is wrong with it, `wording` quotes, escapes and counts.
-Pure functions; knows neither Kafka nor Postgres.
+duration  parses and formats durations such as `5m`
+moment    parses and formats times and ISO 8601 durations
+problems  collects all problems of an input, and checks reasons
+wording   quotes, escapes and counts
 """
