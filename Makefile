@@ -1,4 +1,4 @@
-# Everything starts from `make`: each target brings the environment it needs. See `make help`.
+# Every target sets up the environment that it needs. See `make help`.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -18,16 +18,16 @@ FURTHER_PYTHONS ?= 3.12 3.13
 
 .PHONY: help demo bench soak check test test-all unit versions lint format up down docs docs-lock lock clean
 
-help: ## show this
+help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-demo: $(READY) ## load a year of flights through Airflow, kill the driver on the way, reconcile
+demo: $(READY) ## load a year of flights through Airflow, kill the driver midway, check that nothing is lost
 	$(BIN)/python -m demo
 
-soak: $(READY) ## random faults for MINUTES=30, and a checker that judges what is left
+soak: $(READY) ## inject random faults for MINUTES=30, then check the result
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(SOAK_ARGS)
 
-bench: $(READY) ## throughput and ratios against what one would take instead; build/bench.json
+bench: $(READY) ## measure throughput against the alternatives; writes build/bench.json
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 check: lint ## the inner loop: lint, unit tests, one run through Airflow
@@ -63,12 +63,12 @@ format: $(READY) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-up: $(READY) ## Postgres, Kafka and Airflow, kept running; prints URL and login
+up: $(READY) ## start Postgres, Kafka and Airflow; print URL and login
 	$(BIN)/tidemark local up
 	eval "$$($(BIN)/tidemark local env)"; $(BIN)/tidemark migrate
 	$(BIN)/tidemark local airflow up
 
-down: $(READY) ## stop what `make up` started; data are kept
+down: $(READY) ## stop what `make up` started and keep the data
 	$(BIN)/tidemark local airflow down
 	$(BIN)/tidemark local down
 
@@ -91,7 +91,7 @@ clean: ## remove the environment, caches and the embedded servers' data
 	@if [ -x $(BIN)/tidemark ]; then $(MAKE) --no-print-directory down; fi
 	rm -rf $(VENV) .tidemark build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# The environment: uv first, by its own hashed lines of the lock, then everything else with uv.
+# The environment: pip installs uv from its hashed lines in the lock file, then uv installs everything else.
 $(READY): requirements.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is missing: install it, or name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) --version), Tidemark needs Python 3.11: name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""No DAG: an import error on Airflow's home page, with all problems, while a consumer's file is broken."""
+"""Not a DAG. While a consumer's file is invalid, it makes Airflow's home page show an import error with all problems."""
 
 from tidemark.airflow.dags import refuse_broken_files
 

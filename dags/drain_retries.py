@@ -1,4 +1,4 @@
-"""The DAG ``drain_retries``: every few minutes, what has failed is published, and what is due is tried again."""
+"""The DAG ``drain_retries``: publishes failed records to their retry topics and tries due records again."""
 
 from airflow.sdk import DAG
 

@@ -1,4 +1,4 @@
-"""The DAG ``maintain``."""
+"""The DAG ``maintain``: removes old archives and payloads."""
 
 from airflow.sdk import DAG
 

@@ -1,4 +1,4 @@
-"""The DAG ``redrive``: a form, a plan, and failed records that are sent round again."""
+"""The DAG ``redrive``: retries failed records. Form, plan, apply."""
 
 from airflow.sdk import DAG
 

@@ -1,4 +1,4 @@
-"""The DAG ``rewind``: a form, a plan, an approval, and the move of a running group."""
+"""The DAG ``rewind``: moves a running group. Form, plan, approval, apply."""
 
 from airflow.sdk import DAG
 

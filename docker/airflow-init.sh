@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Airflow's tables, and the one user of its simple auth manager.
+# Creates Airflow's tables and the single user of its simple auth manager.
 set -euo pipefail
 airflow db migrate
 umask 077

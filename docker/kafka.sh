@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats Kafka's folder unless it is formatted, then becomes the broker.
+# Formats Kafka's data folder if needed, then starts the broker.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 settings="${KAFKA_SETTINGS:-$here/kafka.properties}"

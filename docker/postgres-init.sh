@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run once by the Postgres image, when its volume is empty: Airflow's database, and the owner and the role of Tidemark's runs.
+# Run once by the Postgres image, when its volume is empty. Creates Airflow's database, Tidemark's database and Tidemark's two roles.
 set -euo pipefail
 psql --no-psqlrc -v ON_ERROR_STOP=1 -v owner="${TIDEMARK_OWNER_PASSWORD:?}" -v run="${TIDEMARK_RUN_PASSWORD:?}" \
   -v airflow="${AIRFLOW_DB_PASSWORD:?}" --username "${POSTGRES_USER:-postgres}" --dbname postgres <<'SQL'

@@ -185,7 +185,7 @@ def test_everything_that_is_wrong_with_the_form_is_told_at_once(lab, rewind):
     for words in (
         'unknown key "scop". Write scope.',
         'there is no consumer "askd"',
-        "comes twice in Europe/Berlin",
+        "occurs twice in Europe/Berlin",
         '"b!" does not name topics or partitions',
         "4 problems; nothing was planned",
     ):

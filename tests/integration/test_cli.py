@@ -183,7 +183,7 @@ def test_check_of_a_bad_file_shows_every_problem_with_its_line_and_the_fix(scena
 EXPECTED = """\
 {file}:1:1: topics is missing
     1 | topic: [flights]
-      | ^ say what to read: topics: [flights], or topic_pattern: flights-.*
+      | ^ name what to read: topics: [flights], or topic_pattern: flights-.*
 {file}:1:1: unknown key "topic"; did you mean "topics"?
 {file}:2:12: transform is not module:function: "cities"
     2 | transform: cities

@@ -96,7 +96,7 @@ def test_what_the_consumer_does_not_read_is_neither_paused_nor_given_a_priority(
     topic, nobody = team.spec.topics[0], {"TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     for words, told in (
         (["pause", f"{topic}s"], f"does not read topic {topic}s. Did you mean {topic}?"),
-        (["pause", f"{topic}:2-4"], f"{topic}:4 is not among the group's partitions. There are {topic}:0-3."),
+        (["pause", f"{topic}:2-4"], f"{topic}:4 is not among the group's partitions. The group reads {topic}:0-3."),
         (["flow", "--priority", f"{topic}s=5"], f"does not read topic {topic}s. Did you mean {topic}?"),
     ):
         done = team.command(words[0], team.name, *words[1:])
@@ -109,7 +109,9 @@ def test_topics_that_come_by_a_pattern_are_looked_up_where_they_were_not_read_ye
     topic = scenario.topics.create(2)
     scenario.write(topic_pattern=f"{topic}|nothing")
     done = scenario.command("pause", scenario.name, f"{topic[:-1]}x")
-    assert (done.returncode, f"Did you mean {topic}? There are {topic}:0-1." in " ".join(done.stderr.split())) == (1, True), done.stderr
+    assert (done.returncode, f"Did you mean {topic}? The group reads {topic}:0-1." in " ".join(done.stderr.split())) == (1, True), (
+        done.stderr
+    )
     assert scenario.command("pause", scenario.name, f"{topic}:1").returncode == 0
 
 

@@ -166,7 +166,7 @@ def test_all_that_is_wrong_with_the_words_is_told_at_once_and_nothing_is_stored(
     assert (done.returncode, done.stdout) == (1, "")
     for words in (
         f'did you mean "{group.name}"?',
-        "comes twice in Europe/Berlin",
+        "occurs twice in Europe/Berlin",
         '"b!" does not name topics or partitions',
         "Say why in at least 10 characters",
         "Write 30m, 4h, or 2d",
@@ -222,7 +222,7 @@ def test_what_is_refused_ends_with_status_1_and_its_reason(group: Scenario) -> N
     assert "there is no rewind 77" in refused(group.command("rewind", "apply", "77"))
     assert "there is no rewind 77" in refused(group.command("rewind", "undo", "77", *REASON))
     assert "is after the end of the log [0, 6)" in refused(group.command("rewind", "plan", group.name, "--to-offset", "7", *REASON))
-    assert f"There are {topic_of(group)}:0-1." in refused(
+    assert f"The group reads {topic_of(group)}:0-1." in refused(
         group.command("rewind", "plan", group.name, "--to-latest", "--topic", f"{topic_of(group)}:2", *REASON)
     )
     first, second = planned(group, "--to-offset", "1"), planned(group, "--to-offset", "2")
@@ -246,7 +246,7 @@ def test_seek_moves_one_partition_in_one_step(group: Scenario) -> None:
     assert (positions(group), rewinds(group)) == ([2, 4], [(1, "APPLIED")])
     assert group.rows("payload") == [b"a0", b"a1", b"b0", b"b1", b"b2", b"b3"]
     assert "7 is after the end" in refused(group.command("seek", group.name, f"{topic}/0", "7", *REASON)).replace("target ", "")
-    assert f"There are {topic}:0-1." in refused(group.command("seek", group.name, f"{topic}/2", "0", *REASON))
+    assert f"The group reads {topic}:0-1." in refused(group.command("seek", group.name, f"{topic}/2", "0", *REASON))
     assert rewinds(group) == [(1, "APPLIED")]
 
 

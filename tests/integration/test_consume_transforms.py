@@ -388,7 +388,7 @@ def test_module_that_raises_on_import_is_refused_with_its_line(scenario: Scenari
         scenario.run()
     said = str(refused.value)
     assert f"importing {scenario.name} raised JSONDecodeError: Expecting value" in said
-    assert f"mend {scenario.module_file}:3: RATES = json.loads('no json')" in said
+    assert f"fix {scenario.module_file}:3: RATES = json.loads('no json')" in said
     assert scenario.attempt() == {"state": "FAILED", "error": {"kind": "refused", "type": "SpecInvalid", "text": said}}
     assert scenario.positions() == {(topic, 0): 0}
     scenario.check()

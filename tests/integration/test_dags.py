@@ -391,7 +391,7 @@ def test_two_files_that_claim_one_group_are_both_refused(read, tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(f"group: same\n{SMALL}")
     found = read(tmp_path)
-    assert {dag_id: "is claimed by" in dag["doc"] for dag_id, dag in found["dags"].items()} == {"consume__a": True, "consume__b": True}
+    assert {dag_id: "is also claimed by" in dag["doc"] for dag_id, dag in found["dags"].items()} == {"consume__a": True, "consume__b": True}
 
 
 def test_missing_folder_of_consumers_is_an_import_error_with_its_name(read, tmp_path):

@@ -83,8 +83,8 @@ def test_run_reads_the_partitions_that_it_was_given_and_ends(scenario: Scenario,
 @pytest.mark.parametrize(
     ("keys", "words", "told"),
     [
-        ({}, ["{}:3-4"], "{}:4 is not among the group's partitions. There are {}:0-3."),
-        ({"partitions": "0-1"}, ["{}:1-2"], "{}:2 is not among the group's partitions. There are {}:0-1."),
+        ({}, ["{}:3-4"], "{}:4 is not among the group's partitions. The group reads {}:0-3."),
+        ({"partitions": "0-1"}, ["{}:1-2"], "{}:2 is not among the group's partitions. The group reads {}:0-1."),
         ({}, ["{}s:0"], "does not read topic {}s. Did you mean {}?"),
         ({}, ["{}:2-1"], "Write 1-2 for 2-1."),
         ({"members": 2}, ["{}:0"], "has 2 members. Run it without --partition"),

@@ -108,7 +108,7 @@ def test_example_of_each_word_is_a_good_value(name):
         (("to-offset", "٣"), "is not an offset"),
         (("shift-by", "1.5"), "Write a whole number, optionally with + or -: -500."),
         (("to-datetime", "2026-03-29 14:00"), "has no zone"),
-        (("by-duration", "P1M"), "counts months or years"),
+        (("by-duration", "P1M"), "contains months or years"),
         (("from-file", "/no/such/file.csv"), "cannot be read: No such file"),
         (("from-group", "kafka:"), "names no group"),
         (("to-batch", "a"), "is neither a batch nor DAG/RUN"),
@@ -235,13 +235,13 @@ def test_file_says_whether_a_rewind_needs_an_approval(tmp_path):
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ("rewind: {approval: never}", 'rewind.approval is not an approval: "never"'),
-        ("rewind: {approval: [none]}", "rewind.approval is not an approval: a list"),
+        ("rewind: {approval: never}", 'rewind.approval is not an approval setting: "never"'),
+        ("rewind: {approval: [none]}", "rewind.approval is not an approval setting: a list"),
         ("rewind: {own: 0}", "rewind.own is not true or false: 0"),
         ("rewind: {owm: true}", 'unknown key "owm" in rewind; did you mean "own"?'),
         ("rewind: none", 'rewind is not a mapping: "none"'),
         ("rewind:", "rewind is not a mapping: nothing"),
-        ("rewind: {approval: none, own: false}", "rewind.own: false has no use where no approval is asked for"),
+        ("rewind: {approval: none, own: false}", "rewind.own: false has no use with rewind.approval: none"),
     ],
 )
 def test_what_a_file_cannot_say_of_approvals_is_refused(tmp_path, section, told):

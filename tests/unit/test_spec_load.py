@@ -201,9 +201,9 @@ def test_two_consumers_of_one_group_are_both_refused(tmp_path, write):
     good, bad = read_folder(tmp_path)
     assert list(good) == ["d"]
     assert [error.problems[0].message for error in bad] == [
-        'the group "c" is claimed by b.yaml, c.yaml too',
-        'the group "c" is claimed by a.yaml, c.yaml too',
-        'the group "c" is claimed by a.yaml, b.yaml too',
+        'the group "c" is also claimed by b.yaml, c.yaml',
+        'the group "c" is also claimed by a.yaml, c.yaml',
+        'the group "c" is also claimed by a.yaml, b.yaml',
     ]
     assert [(error.problems[0].line, error.problems[0].column) for error in bad] == [(1, 8), (1, 8), (1, 1)]
     with pytest.raises(SpecInvalid):
@@ -218,8 +218,8 @@ def test_two_files_of_one_name_are_both_refused(tmp_path, write):
     good, bad = read_folder(tmp_path)
     assert good == {}
     assert [error.problems[0].message for error in bad] == [
-        'the consumer "a" is declared in a.yml too',
-        'the consumer "a" is declared in a.yaml too',
+        'the consumer "a" is also declared in a.yml',
+        'the consumer "a" is also declared in a.yaml',
     ]
 
 
@@ -269,7 +269,7 @@ def test_finding_a_consumer_reads_its_file_and_those_that_may_claim_its_group(tm
     assert sorted(seen) == ["c", "f"], "c has an escape, so that its text does not tell which group it claims"
     with pytest.raises(SpecInvalid) as one:
         find_consumer("a", tmp_path)
-    assert 'the group "a" is claimed by b.yaml, c.yaml too' in str(one.value)
+    assert 'the group "a" is also claimed by b.yaml, c.yaml' in str(one.value)
     _, bad = read_folder(tmp_path, lambda name: name == "a")
     assert [str(error) for error in bad] == [str(one.value)]
 

@@ -86,34 +86,34 @@ WRONG = [
     ("connections:", 1, 11, "connections is not a mapping: nothing", "or remove the key"),
     ("retry: {permanent: ValueError}", 20, 10, 'retry.permanent is not a list of exceptions: "ValueError"', "write a list: [ValueError]"),
     ("retry: {permanent: [KeyboardInterrupt]}", 21, 17, "retry.permanent[0] is not a built-in exception", "write"),
-    ("retry: {permanent: [KeyError, KeyError]}", 31, 8, 'retry.permanent[1] stands twice: "KeyError"', "remove one"),
+    ("retry: {permanent: [KeyError, KeyError]}", 31, 8, 'retry.permanent[1] is a duplicate: "KeyError"', "remove one"),
     ("retry: [5m]", 8, 4, "retry is not a mapping: a list", "write {delays: [5m, 30m, 1h]}"),
     ("retry: {delays: 5m}", 17, 2, 'retry.delays is not a list of durations: "5m"', "write a list: [5m]"),
-    ("retry: {delays: [0s]}", 18, 2, "retry.delays[0] is no time at all", "longer than zero"),
+    ("retry: {delays: [0s]}", 18, 2, "retry.delays[0] is zero", "longer than zero"),
     ("retry: {budget: 6h}", 9, 6, "retry.budget has no use without retry.delays", "write delays"),
     ("retry: {topics: {partitions: 2}}", 9, 6, "retry.topics has no use without retry.delays", "write delays"),
-    ("retry: {delays: [5m, 1h], budget: 1m}", 35, 2, "retry.budget is over before the first delay is", "write 65m for the whole ladder"),
+    ("retry: {delays: [5m, 1h], budget: 1m}", 35, 2, "retry.budget is shorter than the first delay", "write 65m for the whole ladder"),
     ("retry: {delays: [5m], topics: {partitions: 0}}", 44, 1, "retry.topics.partitions is not a number of partitions: 0", "1 or more"),
     ("retry: {delays: [5m], order: time}", 30, 4, 'retry.order is not an order: "time"', "write key or none"),
     ("retry: {order: key}", 9, 5, "retry.order has no use without retry.delays", "write delays"),
     ("retry: {delays: [5m], order: key, max_held: 0}", 45, 1, "retry.max_held is not a number of records: 0", "1 or more"),
-    ("retry: {delays: [5m], max_held: 9}", 23, 8, "retry.max_held has no use without an order by key", "write order: key"),
+    ("retry: {delays: [5m], max_held: 9}", 23, 8, "retry.max_held has no use without retry.order: key", "write order: key"),
     ("retry: {breaker: 0.5}", 18, 3, "retry.breaker is not a mapping: 0.5", "write {ratio: 0.5}"),
-    ("retry: {breaker: {}}", 18, 2, "retry.breaker says neither ratio nor consecutive", "write {ratio: 0.5}"),
-    ("retry: {breaker: {ratio: 1}}", 26, 1, "retry.breaker.ratio is not a share: 1", "from 0 to below 1"),
-    ("retry: {breaker: {ratio: no}}", 26, 2, "retry.breaker.ratio is not a share: no", "from 0 to below 1"),
+    ("retry: {breaker: {}}", 18, 2, "retry.breaker has neither ratio nor consecutive", "write {ratio: 0.5}"),
+    ("retry: {breaker: {ratio: 1}}", 26, 1, "retry.breaker.ratio is not a ratio: 1", "from 0 to below 1"),
+    ("retry: {breaker: {ratio: no}}", 26, 2, "retry.breaker.ratio is not a ratio: no", "from 0 to below 1"),
     ("retry: {breaker: {consecutive: 9, minimum: 9}}", 35, 7, "retry.breaker.minimum has no use without a ratio", "remove the key"),
     ("offset_reset: first", 15, 5, 'offset_reset is not an offset reset: "first"', "write earliest, latest or none"),
     ("offset_reset: null", 15, 4, "offset_reset is empty: null", "write a value, or remove the key"),
     ("assignment: range", 13, 5, 'assignment is not a list of strategies: "range"', "write a list: [range]"),
     ("assignment: []", 13, 2, "assignment is empty", "write at least one"),
     ("assignment: [stiky]", 14, 5, 'assignment[0] is not an assignment strategy: "stiky"', "write sticky"),
-    ("assignment: [range, range]", 21, 5, 'assignment[1] stands twice: "range"', "remove one"),
+    ("assignment: [range, range]", 21, 5, 'assignment[1] is a duplicate: "range"', "remove one"),
     ("members: two", 10, 3, 'members is not a number of members: "two"', "1 or more"),
     ("members: true", 10, 4, "members is not a number of members: true", "1 or more"),
     ("members: 1.0", 10, 3, "members is not a number of members: 1.0", "1 or more"),
     ("members: 0", 10, 1, "members is not a number of members: 0", "1 or more"),
-    ("run: no", 6, 2, "run is not a kind of run: no", "write bounded or continuous"),
+    ("run: no", 6, 2, "run is not a run mode: no", "write bounded or continuous"),
     ("run_for: 15m", 1, 7, "run_for has no use in a bounded run", "write run: continuous"),
     ("run_for: 15", 10, 2, "run_for is not a duration: 15", "30s, 5m, 1h"),
     ("batch: {max_records: 10000001}", 22, 8, "batch.max_records is not a number of records: 10000001", "from 1 to 10000000"),
@@ -123,17 +123,17 @@ WRONG = [
     ("schedule: '* * * * * *'", 11, 13, "schedule is not a cron schedule: it has 6 of 5 fields", "write five fields"),
     ("schedule: '* 24 * * *'", 11, 12, 'schedule is not a cron schedule: the hour is "24"', "write five fields"),
     ("schedule: 'R * * * *'", 11, 11, 'schedule is not a cron schedule: the minute is "R"', "write five fields"),
-    ("schedule: '0 0 31 2 *'", 11, 12, "schedule never comes due", "write a day that its month has"),
-    ("schedule: '@dayly'", 11, 8, 'schedule is not a preset of Airflow: "@dayly"', "write @daily"),
+    ("schedule: '0 0 31 2 *'", 11, 12, "schedule never comes due", "write a day that exists in its month"),
+    ("schedule: '@dayly'", 11, 8, 'schedule is not an Airflow preset: "@dayly"', "write @daily"),
     ("schedule: 5", 11, 1, "schedule is not a schedule: 5", "write five fields in quotes"),
     ("validation: departures", 13, 10, 'validation is not a mapping: "departures"', "write {suite: departures}"),
     ("validation: {on_failure: block}", 13, 1, "validation.suite is missing", "suite: name"),
     ("validation: {suite: a.json}", 21, 6, 'validation.suite is a file, not a suite: "a.json"', "write a"),
-    ("validation: {suite: a/b}", 21, 3, "validation.suite is not a suite's name", "without its ending"),
+    ("validation: {suite: a/b}", 21, 3, "validation.suite is not a suite's name", "without its extension"),
     ("validation: {suite: a, on_failure: stop}", 36, 4, "validation.on_failure is not a reaction", "write block, report or rewind"),
     ("airflow: {retries: 2.5}", 20, 3, "airflow.retries is not a number of retries: 2.5", "0 to 100"),
     ("airflow: {retry_delay: 30}", 24, 2, "airflow.retry_delay is not a duration: 30", "30s, 5m, 1h"),
-    ("airflow: {execution_timeout: 0s}", 30, 2, "airflow.execution_timeout is no time at all", "longer than zero"),
+    ("airflow: {execution_timeout: 0s}", 30, 2, "airflow.execution_timeout is zero", "longer than zero"),
     ("airflow: {tags: x}", 17, 1, 'airflow.tags is not a list of tags: "x"', "write a list: [x]"),
     ("airflow: {tags: [x, 1]}", 21, 1, "airflow.tags[1] is not a tag: 1", "in quotes"),
     ("airflow: {owner: ' '}", 18, 3, "airflow.owner is empty", "write some text"),
@@ -146,16 +146,16 @@ WRONG = [
     ("source: departures", 1, 6, 'unknown key "source"', "known keys are group"),
     ("run: !!python/name:os.system bounded", 6, 31, "run has the YAML tag python/name:os.system", "without a tag"),
     ("run: &x [*x]", 6, 7, "run[0] contains itself", "instead of the alias"),
-    ("<<: {run: bounded}", 1, 2, "merge keys (<<) are not read", "write the keys out"),
+    ("<<: {run: bounded}", 1, 2, "merge keys (<<) are not supported", "write the keys out"),
     ("? [run]\n: bounded", 3, 5, "a key is a list or a mapping", "write a plain word"),
-    ("transform: other:transform", 1, 9, "transform stands twice, first in line 2", "remove one of them"),
+    ("transform: other:transform", 1, 9, "transform is a duplicate, first in line 2", "remove one of them"),
 ]
 
 
 def test_a_continuous_run_has_no_schedule_and_time_to_hand_over(tmp_path):
     text = f"{SMALL}run: continuous\nrun_for: 10m\nschedule: '@hourly'\nairflow: {{execution_timeout: 11m}}\n"
     first, second = refused(tmp_path, text).problems
-    assert (first.line, first.message) == (6, "schedule has no use where runs are continuous: each is followed by the next")
+    assert (first.line, first.message) == (6, "schedule has no use with run: continuous, where one run follows the other")
     assert (second.line, second.column, second.fix) == (7, 30, "write 12m or more, or a shorter run_for")
     good = tmp_path / "good"
     good.mkdir()
@@ -184,10 +184,10 @@ FIXED = [
     ("partitions: {flights: [0, 4]}", 23, 6, "partitions.flights is not a list of partitions: a list", 'write 0-2, or "0,4,7-9" in quotes'),
     ("partitions: 0-2", 13, 3, 'partitions is not a mapping: "0-2"', "write {flights: 0-2}"),
     ("partitions:", 1, 10, "partitions is empty: nothing", "write a value, or remove the key"),
-    ("partitions: {}", 1, 10, 'partitions names none of "flights"', "add flights: 0-2"),
-    ("partitions: {fligths: 0-2, flights: 0}", 14, 7, 'partitions names "fligths", which is not one of topics', "write flights"),
-    ("partitions: {orders: 0-2, flights: 0}", 14, 6, 'partitions names "orders", which is not one of topics', "add the topic to topics"),
-    ("{partitions: {flights: 0-2}, members: 3}", 1, 10, "partitions cannot be fixed where 3 members share them", "write members: 1"),
+    ("partitions: {}", 1, 10, 'partitions has no entry for "flights"', "add flights: 0-2"),
+    ("partitions: {fligths: 0-2, flights: 0}", 14, 7, 'partitions names "fligths", which is not in topics', "write flights"),
+    ("partitions: {orders: 0-2, flights: 0}", 14, 6, 'partitions names "orders", which is not in topics', "add the topic to topics"),
+    ("{partitions: {flights: 0-2}, members: 3}", 1, 10, "partitions cannot be combined with 3 members", "write members: 1"),
 ]
 
 
@@ -204,12 +204,12 @@ def test_partitions_of_topics_that_come_by_a_pattern_cannot_be_fixed(tmp_path):
     """Which topics those are is not known before the run."""
     text = "topic_pattern: flights-.*\ntransform: m:f\nsink: {table: t}\npartitions: {flights-eu: 0}\n"
     (problem,) = refused(tmp_path, text).problems
-    assert (problem.line, problem.message) == (4, "partitions cannot be fixed where topics come by a pattern")
+    assert (problem.line, problem.message) == (4, "partitions cannot be combined with topic_pattern")
 
 
 SOURCES = [
     ("topics: []", "topics is empty", "write at least one topic"),
-    ("topics: [a, a]", "topics[1] stands twice", "remove one"),
+    ("topics: [a, a]", "topics[1] is a duplicate", "remove one"),
     ("topics: [a b]", 'topics[0] is not a topic\'s name: "a b"', "use letters"),
     ("topics: [..]", "topics[0] is not a topic's name", "Kafka refuses"),
     ("topics: [2024]", "topics[0] is not a topic's name: 2024", "in quotes"),
@@ -218,7 +218,7 @@ SOURCES = [
     ("topic_pattern: '('", "topic_pattern is not a regular expression (missing )", "matches whole topic names"),
     ("topic_pattern: ''", "topic_pattern is empty", "matches whole topic names"),
     ("topic_pattern: [a]", "topic_pattern is not a regular expression: a list", "matches whole topic names"),
-    ("group: a", "topics is missing", "say what to read"),
+    ("group: a", "topics is missing", "name what to read"),
 ]
 
 
@@ -267,7 +267,7 @@ SINKS = [
     ("{table: t, mode: upsert}", "sink.key is missing"),
     ("{table: t, mode: upsert, key: []}", "sink.key is empty"),
     ("{table: t, mode: upsert, key: a}", 'sink.key is not a list of columns: "a"'),
-    ("{table: t, mode: upsert, key: [a, a]}", 'sink.key[1] stands twice: "a"'),
+    ("{table: t, mode: upsert, key: [a, a]}", 'sink.key[1] is a duplicate: "a"'),
     ("{table: t, mode: upsert, key: [A]}", "sink.key[0] is not a column's name"),
 ]
 
@@ -386,12 +386,12 @@ def test_every_key_has_words_of_its_own():
     assert required == set(explain._REQUIRED)
 
 
-@pytest.mark.parametrize(("topic", "fix"), [("retry.5m", "tidemark retries drain reads it"), ("failed", "it holds what has failed")])
+@pytest.mark.parametrize(("topic", "fix"), [("retry.5m", "tidemark retries drain reads it"), ("failed", "it holds failed records")])
 def test_consumer_does_not_read_its_own_retry_topics(tmp_path, topic, fix):
     """They hold what it could not load; also where the group is named after the file."""
     text = SMALL.replace("topics: [flights]", f"topics: [flights, departures.{topic}]")
     (problem,) = refused(tmp_path, text).problems
-    assert problem.message == f'topics[1] is the consumer\'s own: "departures.{topic}"'
+    assert problem.message == f'topics[1] is the consumer\'s own retry or failed topic: "departures.{topic}"'
     assert problem.fix == f"remove it: {fix}"
 
 
@@ -401,6 +401,6 @@ def test_group_whose_name_leaves_no_room_for_its_retry_topics_is_refused(tmp_pat
     text = f"{SMALL}group: {'g' * (fits + 1)}\nretry: {{delays: [5m]}}\n"
     (problem,) = refused(tmp_path, text).problems
     assert (problem.key, problem.message) == ("retry.delays[0]", "the group's name is too long for its retry topics")
-    assert problem.fix.endswith(f"give the group a name of at most {fits}")
+    assert problem.fix.endswith(f"give the group at most {fits} characters")
     (tmp_path / "departures.yaml").write_text(text.replace("g" * (fits + 1), "g" * fits))
     assert load_consumer(tmp_path / "departures.yaml").retry.delays == (timedelta(minutes=5),)

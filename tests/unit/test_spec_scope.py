@@ -43,7 +43,7 @@ def test_all_that_is_not_there_is_named_with_what_is():
     with pytest.raises(BadInput) as told:
         chosen("fligths", "flights:4-8", "weather:0,7")
     assert told.value.found == "fligths, flights:6-8, weather:7 are not among the group's partitions"
-    assert told.value.fix == "Did you mean flights? There are flights:0-5, weather:0."
+    assert told.value.fix == "Did you mean flights? The group reads flights:0-5, weather:0."
 
 
 def test_range_of_a_billion_is_refused_without_counting_it():
@@ -60,7 +60,7 @@ def test_range_of_a_billion_is_refused_without_counting_it():
         (["flights:-1", "ok", "a;b"], '"flights:-1", "a;b" do not name'),
         (["flights:0,,1"], "does not name"),
         (["x" * 250], "does not name"),
-        (["all", "flights"], "all stands beside flights"),
+        (["all", "flights"], "all is next to flights"),
     ],
 )
 def test_what_is_no_scope_is_refused_with_what_to_write(words, told):
@@ -71,7 +71,7 @@ def test_what_is_no_scope_is_refused_with_what_to_write(words, told):
 
 def test_group_without_partitions_has_nothing_to_choose_from():
     assert Scope().select([]) == []
-    with pytest.raises(BadInput, match="reads no partition"):
+    with pytest.raises(BadInput, match="reads no partitions"):
         Scope.parse(["flights"]).select([])
 
 

@@ -84,7 +84,7 @@ def test_the_form_is_told_by_type_and_else_by_name(project, imports, signature, 
 
 
 UNCLEAR = [
-    ("def transform(x): ...", 'takes "x", which says nothing about what it wants', "annotate it"),
+    ("def transform(x): ...", 'takes "x", which does not show the form', "annotate it"),
     ("def transform(): ...", "takes no parameter", "let it take one"),
     ("def transform(*records): ...", "takes no parameter", "let it take one"),
     ("def transform(record, limit): ...", "needs more than one parameter: limit", "a default"),
@@ -150,7 +150,7 @@ def test_a_module_that_fails_is_told_with_the_users_own_line(project, code, mess
 def test_a_module_that_is_not_there_is_answered_with_the_nearest(project):
     """Else with the file that is looked for, and where."""
     spec, folder, name = project("", module="spec_transform_cas_0")
-    with pytest.raises(SpecInvalid, match='transform: there is no module "spec_transform_cas_0"') as caught:
+    with pytest.raises(SpecInvalid, match='transform: module "spec_transform_cas_0" not found') as caught:
         load_transform(spec, [folder])
     assert caught.value.problems[0].fix == f"write {name}"
     spec, folder, _ = project("", module="air.departures")
@@ -181,7 +181,7 @@ def test_the_folders_lead_the_path_once(project, tmp_path):
 def test_any_importable_function_may_be_named(project):
     """An installed package's as well as a file's."""
     spec, folder, _ = project("", module="textwrap", function="dedent")
-    with pytest.raises(SpecInvalid, match="says nothing about what it wants"):
+    with pytest.raises(SpecInvalid, match="does not show the form"):
         load_transform(spec, [folder])
 
 
@@ -189,7 +189,7 @@ def test_a_file_named_like_a_module_of_python_is_refused(project):
     """It would be hidden by Python's own, or hide it from everybody else."""
     spec, folder, _ = project("", module="json")
     (folder / "json.py").write_text("def transform(record): ...\n")
-    with pytest.raises(SpecInvalid, match="has the name of Python's own module json"):
+    with pytest.raises(SpecInvalid, match="has the name of the standard library's module json"):
         load_transform(spec, [folder])
 
 
@@ -252,7 +252,7 @@ def test_order_by_key_is_refused_where_rows_do_not_say_which_key_they_were_made_
         load_transform(spec, [folder])
     (problem,) = caught.value.problems
     assert problem.key == "retry.order"
-    assert problem.message == f"retry.order: {name}:transform is of the Spark form, whose rows do not say which key they were made of"
+    assert problem.message == f"retry.order: {name}:transform has the Spark form, whose rows do not show which key they come from"
 
 
 def test_the_examples_of_the_users_page_run():

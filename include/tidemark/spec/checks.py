@@ -1,4 +1,4 @@
-"""Checks of single values: each takes what the file holds and returns it, or raises `NotThis` with what it is not and what to write."""
+"""Checks of single values. Each returns the checked value, or raises `NotThis` with what is wrong and what to write."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tidemark.text.duration import parse_duration
 from tidemark.text.wording import nearest
 
 CONSUMER_NAME_LIMIT = 241
-"""Characters of a consumer's name: Airflow allows 250 in a dag id, and ``consume__`` takes nine."""
+"""Maximum length of a consumer's name: Airflow allows 250 characters in a dag id, and ``consume__`` takes nine."""
 KAFKA_NAME_LIMIT = 249
-"""Characters of a topic's name (Kafka's ``Topic.MAX_NAME_LENGTH``); a group's too, since topics are named after groups."""
+"""Maximum length of a topic's name (Kafka's ``Topic.MAX_NAME_LENGTH``), and of a group's, because topics are named after groups."""
 POSTGRES_NAME_LIMIT = 63
-"""Bytes of an identifier: Postgres cuts longer ones (``NAMEDATALEN - 1``)."""
+"""Maximum bytes of an identifier: Postgres truncates longer ones (``NAMEDATALEN - 1``)."""
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly", "@once", "@continuous")
-"""The schedules that Airflow knows by name."""
+"""Airflow's schedule presets."""
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", "random")
 
 _KAFKA_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_$]*")
 _CONNECTION_ID = re.compile(r"[\w#!()\-.:/\\]{1,250}")  # as airflow.models.connection
-_RANDOM_FIELD = re.compile(r"(?i)[rh](\(|/|$)")  # croniter's own letters: a time drawn anew whenever the file is read
+_RANDOM_FIELD = re.compile(r"(?i)[rh](\(|/|$)")  # croniter extensions: a random time, different on every read
 _CRON_FIELDS = ("minute", "hour", "day of month", "month", "day of week")
 _CRON_FIX = 'write five fields, "*/5 * * * *", a preset, @hourly, or null for no schedule'
 _KAFKA_FIX = f'use letters, digits, ".", "_" and "-", at most {KAFKA_NAME_LIMIT} of them'
@@ -39,7 +39,7 @@ _TABLE_FIX = "write schema.table in lower case, as Postgres names it without quo
 
 
 class NotThis(PydanticCustomError):
-    """A value that is refused; ``clause`` goes on from its path ("is not ..."), ``fix`` says what to write."""
+    """A value is refused. ``clause`` continues the sentence that its path begins ("is not ..."); ``fix`` says what to write."""
 
     def __new__(cls, clause: str, fix: str) -> NotThis:
         return super().__new__(cls, "not_this", "refused", {"clause": clause, "fix": fix})
@@ -90,7 +90,7 @@ def transform_name(text: str) -> str:
 
 
 def table_name(text: str) -> str:
-    """``schema.table``; a table without a schema is in ``public``."""
+    """``schema.table``. The schema defaults to ``public``."""
     parts = text.split(".")
     if len(parts) > 2:
         raise NotThis("is not a table's name", "write schema.table; the connection says which database")
@@ -125,12 +125,12 @@ def duration(value: object) -> timedelta:
 
 def some_time(length: timedelta) -> timedelta:
     if not length:
-        raise NotThis("is no time at all", "write a duration longer than zero: 30s, 5m, 1h")
+        raise NotThis("is zero", "write a duration longer than zero: 30s, 5m, 1h")
     return length
 
 
 def exception_name(text: str) -> str:
-    """A built-in exception by its name, any other as ``module.Class``. Whether the module has it is seen when the transform is loaded."""
+    """The name of a built-in exception, or ``module.Class``. Whether the class exists is checked when the transform is loaded."""
     if not _dotted(text):
         raise NotThis("is not the name of an exception", "write ValueError, or module.Class for one of your own")
     if "." not in text:
@@ -153,23 +153,23 @@ def assignor(text: str) -> str:
 def listener(text: str) -> str:
     module, colon, name = text.partition(":")
     if not (colon and _dotted(module) and name.isidentifier()):
-        raise NotThis("is not a listener", "write module:Class of a RebalanceListener of yours")
+        raise NotThis("is not a listener", "write module:Class of your RebalanceListener")
     return text
 
 
 def schedule(text: str) -> str:
-    """Five cron fields that come due at some time, or one of Airflow's presets."""
+    """Five cron fields that match at least one date, or one of Airflow's presets."""
     if text.startswith("@"):
         if text not in PRESETS:
             near = nearest(text, PRESETS)
-            raise NotThis("is not a preset of Airflow", f"write {near}" if near else f"write one of {', '.join(PRESETS)}")
+            raise NotThis("is not an Airflow preset", f"write {near}" if near else f"write one of {', '.join(PRESETS)}")
         return text
     return _cron(text)
 
 
 @functools.cache
 def _cron(text: str) -> str:
-    """Five cron fields. Cached, because this takes two thirds of the time of reading a file, and consumers share schedules."""
+    """Five cron fields. Cached, because this check takes two thirds of the time to read a file, and consumers share schedules."""
     fields = text.split()
     if len(fields) != len(_CRON_FIELDS):
         raise NotThis(f"is not a cron schedule: it has {len(fields)} of 5 fields", _CRON_FIX)
@@ -186,12 +186,12 @@ def _cron(text: str) -> str:
     try:
         croniter(text, datetime(2026, 1, 1, tzinfo=UTC)).get_next(datetime)
     except (CroniterBadDateError, CroniterBadCronError, OverflowError) as error:
-        raise NotThis("never comes due", "write a day that its month has") from error
+        raise NotThis("never comes due", "write a day that exists in its month") from error
     return text
 
 
 def partition_numbers(value: object) -> Ranges:
-    """``0-2`` or ``0,4,7-9``; YAML reads a single one as a number."""
+    """``0-2`` or ``0,4,7-9``. YAML reads a single partition as a number."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str):
         raise NotThis("is not a list of partitions", 'write 0-2, or "0,4,7-9" in quotes')
@@ -205,12 +205,12 @@ def suite_name(text: str) -> str:
     if text.endswith((".json", ".yaml", ".yml", ".py")):
         raise NotThis("is a file, not a suite", f"write {text.rsplit('.', 1)[0]}")
     if not _KAFKA_NAME.fullmatch(text):
-        raise NotThis("is not a suite's name", "write the name of a file in include/expectations, without its ending")
+        raise NotThis("is not a suite's name", "write the name of a file in include/expectations, without its extension")
     return text
 
 
 def given(value: object) -> object:
-    """For keys that may be left out but not be empty: ``offset_reset: null`` is too near to ``offset_reset: none``."""
+    """For optional keys that must not be empty: ``offset_reset: null`` is too similar to ``offset_reset: none``."""
     if value is None:
         raise NotThis("is empty", "write a value, or remove the key")
     return value
@@ -223,7 +223,7 @@ def some_text(text: str) -> str:
 
 
 def spark_value(value: object) -> str:
-    """A setting as spark-submit takes it: numbers and yes/no become text."""
+    """A setting as spark-submit takes it: numbers and booleans become text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
@@ -243,7 +243,7 @@ def _identifier(text: str, what: str, fix: str) -> str:
     if not _IDENTIFIER.fullmatch(text):
         raise NotThis(f"is not {what}", fix)
     if len(text) > POSTGRES_NAME_LIMIT:
-        raise NotThis(f"is not {what}: it has {len(text)} bytes", f"use at most {POSTGRES_NAME_LIMIT} bytes, Postgres cuts the rest")
+        raise NotThis(f"is not {what}: it has {len(text)} bytes", f"use at most {POSTGRES_NAME_LIMIT} bytes; Postgres truncates the rest")
     return text
 
 

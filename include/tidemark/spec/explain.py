@@ -1,4 +1,4 @@
-"""Pydantic's errors in our words: what a key is meant to be, and what to write, for every key there is."""
+"""Turns Pydantic's errors into Tidemark's texts. For every key: what it must be, and what to write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemark.text.wording import nearest, quoted
 _NAMES = 'letters, digits, ".", "_" and "-"'
 _CONNECTION = ("is not a connection id", "write the id of an Airflow connection: tidemark_postgres")
 _WORDS: dict[str, tuple[str, str]] = {
-    # key: (what a value of a wrong type, or out of range, is not; what to write instead). [] is any entry, * any key.
+    # key: (text for a value of the wrong type or out of range; what to write instead). [] is any entry, * any key.
     "group": ("is not a group id", f"use {_NAMES}, in quotes if it is a number"),
     "description": ("is not text", "write text, in quotes if in doubt"),
     "topics": ("is not a list of topics", "write a list: [flights]"),
@@ -39,7 +39,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "retry.budget": ("is not a duration", "write a number and a unit without a space, 6h, or null for no limit"),
     "retry.per_second": ("is not a number of records", "write a whole number, 1 or more, or null for no limit"),
     "retry.breaker": ("is not a mapping", "write {ratio: 0.5}, or remove the key"),
-    "retry.breaker.ratio": ("is not a share", "write a number from 0 to below 1: 0.5"),
+    "retry.breaker.ratio": ("is not a ratio", "write a number from 0 to below 1: 0.5"),
     "retry.breaker.consecutive": ("is not a number of records", "write a whole number, 1 or more"),
     "retry.breaker.minimum": ("is not a number of records", "write a whole number, 1 or more"),
     "retry.order": ("is not an order", "write key or none"),
@@ -47,7 +47,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "retry.topics": ("is not a mapping", "write {partitions: 1, replication: 3}, or remove the key"),
     "retry.topics.create": ("is not true or false", "write true or false"),
     "retry.topics.partitions": ("is not a number of partitions", "write a whole number, 1 or more"),
-    "retry.topics.replication": ("is not a number of copies", "write a whole number, 1 or more, or null for the broker's own"),
+    "retry.topics.replication": ("is not a replication factor", "write a whole number, 1 or more, or null for the broker's default"),
     "retry.permanent": ("is not a list of exceptions", "write a list: [ValueError]"),
     "retry.permanent[]": ("is not the name of an exception", "write ValueError, or module.Class for one of your own"),
     "offset_reset": ("is not an offset reset", "write earliest, latest or none, or remove the key"),
@@ -55,18 +55,18 @@ _WORDS: dict[str, tuple[str, str]] = {
     "assignment[]": ("is not an assignment strategy", "write range, roundrobin, sticky or cooperative-sticky"),
     "members": ("is not a number of members", "write a whole number, 1 or more"),
     "listeners": ("is not a list of listeners", "write a list: [orders:Listener]"),
-    "listeners[]": ("is not a listener", "write module:Class of a RebalanceListener of yours"),
-    "run": ("is not a kind of run", "write bounded or continuous"),
+    "listeners[]": ("is not a listener", "write module:Class of your RebalanceListener"),
+    "run": ("is not a run mode", "write bounded or continuous"),
     "run_for": ("is not a duration", "write a number and a unit without a space: 30s, 5m, 1h"),
     "rewind": ("is not a mapping", "write {approval: required}, or remove the key"),
-    "rewind.approval": ("is not an approval", "write required or none"),
+    "rewind.approval": ("is not an approval setting", "write required or none"),
     "rewind.own": ("is not true or false", "write true or false"),
     "batch": ("is not a mapping", "write {max_records: 500000}, or remove the key"),
     "batch.max_records": ("is not a number of records", "write a whole number from 1 to 10000000"),
     "batch.max_failed_records": ("is not a number of records", "write a whole number, 0 or more, or null for no limit"),
     "schedule": ("is not a schedule", 'write five fields in quotes, "*/5 * * * *", a preset, "@hourly", or null for none'),
     "validation": ("is not a mapping", "write {suite: name}, or remove the key"),
-    "validation.suite": ("is not a suite's name", "write the name of a file in include/expectations, without its ending"),
+    "validation.suite": ("is not a suite's name", "write the name of a file in include/expectations, without its extension"),
     "validation.on_failure": ("is not a reaction to a failure", "write block, report or rewind"),
     "airflow": ("is not a mapping", "write {owner: data-team}, or remove the key"),
     "airflow.owner": ("is not an owner", "write a name: data-team"),
@@ -81,15 +81,15 @@ _WORDS: dict[str, tuple[str, str]] = {
     "spark.conf.*": ("is not text, a number or true/false", "write one value, in quotes if in doubt"),
 }
 _REQUIRED = {
-    "transform": "say what is done with the records: transform: module:function",
-    "sink": "say where the rows go: sink: {table: schema.table}",
-    "sink.table": "name it: table: schema.table",
-    "validation.suite": "name it: suite: name",
+    "transform": "name the function that transforms the records: transform: module:function",
+    "sink": "name the table for the rows: sink: {table: schema.table}",
+    "sink.table": "name the table: table: schema.table",
+    "validation.suite": "name the suite: suite: name",
 }
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], places: Places) -> list[Problem]:
-    """One problem for each of Pydantic's errors (its own texts are never shown)."""
+    """One problem for each of Pydantic's errors. Pydantic's own texts are never shown."""
     return [_problem(each["type"], each["loc"], each.get("ctx", {}), data, places) for each in error.errors(include_url=False)]
 
 
@@ -107,7 +107,7 @@ def _problem(kind: str, path: KeyPath, context: dict[str, Any], data: Mapping[st
 
 
 def unknown_key(path: KeyPath, places: Places) -> Problem:
-    """The key of this name that belongs elsewhere, else the nearest known key of the same mapping, else what may stand here."""
+    """Suggests the known key of this name in another place, else the closest key of this mapping, else all of this mapping's keys."""
     *above, last = path
     inside = key_text(tuple(above))
     message = f"unknown key {quoted(str(last))}{f' in {inside}' if inside else ''}"
@@ -119,7 +119,7 @@ def unknown_key(path: KeyPath, places: Places) -> Problem:
 
 
 def _fix_for(pattern: str, value: Any) -> str | None:
-    """A fix with the user's own value in it, where one plain word stands for a list or a mapping."""
+    """A fix that contains the user's value, if a single word was written instead of a list or a mapping."""
     if not isinstance(value, str) or not value or len(value) > 60:
         return None
     if f"{pattern}[]" in _WORDS:

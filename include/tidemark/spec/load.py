@@ -1,4 +1,4 @@
-"""From files to consumers: one file, a folder, or one name in a folder."""
+"""Loads consumers from one file, a folder, or one name in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDINGS = (".yaml", ".yml")
 
 @dataclass(slots=True)
 class _Loaded:
-    """A file on its way: a spec if nothing was wrong, its problems, and the group it claims (known even if the rest is wrong)."""
+    """A file while it is loaded: its spec if valid, its problems, and the group that it claims (known even if the rest is invalid)."""
 
     name: str
     parsed: Parsed
@@ -37,9 +37,9 @@ class _Loaded:
 
 
 def load_consumer(path: Path) -> ConsumerSpec:
-    """The consumer that one file declares. Raises `SpecInvalid` with everything that is wrong with it.
+    """The consumer that one file declares. Raises `SpecInvalid` with all problems of the file.
 
-    What two files can only do together (claim the same group) is seen by `read_folder`, `load_consumers` and `find_consumer`.
+    `read_folder`, `load_consumers` and `find_consumer` also find conflicts between files, such as two that claim the same group.
     """
     loaded = _load(path)
     if loaded.spec is None:
@@ -48,7 +48,7 @@ def load_consumer(path: Path) -> ConsumerSpec:
 
 
 def load_consumers(folder: Path | None = None) -> dict[str, ConsumerSpec]:
-    """Every consumer of a folder by name, sorted. Raises one `SpecInvalid` with the problems of all files if any has one."""
+    """All consumers of a folder by name, sorted. If any file has a problem, raises one `SpecInvalid` with the problems of all files."""
     good, bad = read_folder(folder)
     if bad:
         raise SpecInvalid(
@@ -59,17 +59,17 @@ def load_consumers(folder: Path | None = None) -> dict[str, ConsumerSpec]:
 
 
 def consumer_names(folder: Path | None = None) -> list[str]:
-    """The names of a folder's consumers, sorted, without reading their files. Raises `BadInput` if there is no such folder."""
+    """The names of a folder's consumers, sorted. Does not read the files. Raises `BadInput` if the folder does not exist."""
     return sorted({path.stem for path in _paths(folder or project.consumers())})
 
 
 def read_folder(
     folder: Path | None = None, only: Callable[[str], bool] = lambda _: True
 ) -> tuple[dict[str, ConsumerSpec], list[SpecInvalid]]:
-    """A folder's good consumers by name and, for each other file, what is wrong; both sorted by name. ``only`` selects names.
+    """A folder's valid consumers by name, and an error for each other file; both sorted by name. ``only`` selects names.
 
-    The folder is the project's ``include/consumers`` if none is given. Two files that claim one group are both refused, and so are
-    two that claim one name (``a.yaml`` and ``a.yml``). Raises `BadInput` if there is no such folder.
+    The default folder is the project's ``include/consumers``. Two files that claim the same group are both refused, and so are two with
+    the same name (``a.yaml`` and ``a.yml``). Raises `BadInput` if the folder does not exist.
     """
     loaded = _read(folder or project.consumers(), only)
     good = {one.name: one.spec for one in loaded if one.spec is not None and not one.problems}
@@ -77,7 +77,7 @@ def read_folder(
 
 
 def find_consumer(name: str, folder: Path | None = None) -> ConsumerSpec:
-    """The consumer of this name. Raises `UnknownConsumer`, which names the nearest, or `SpecInvalid` for this file's problems."""
+    """The consumer of this name. Raises `UnknownConsumer`, which suggests the closest name, or `SpecInvalid` for this file's problems."""
     folder = folder or project.consumers()
     mine = _read(folder, lambda each: each == name)
     if not mine:
@@ -96,7 +96,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, only: Callable[[str], bool]) -> list[_Loaded]:
-    """The selected consumers, by name. Of the others, those that may claim the same group are read, and no more."""
+    """The selected consumers, by name. Reads other files only if they may claim the same group."""
     paths = _paths(folder)
     mine = [_load(path) for path in paths if only(path.stem)]
     groups = {one.group for one in mine if one.group is not None}
@@ -107,7 +107,7 @@ def _read(folder: Path, only: Callable[[str], bool]) -> list[_Loaded]:
 
 
 def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
-    """May this file claim a group that ``named`` finds? Its text names the group as it is, unless it has escapes."""
+    """Whether this file may claim a group that ``named`` matches. The text contains the group's name literally, unless it has escapes."""
     try:
         text = path.read_bytes()
     except OSError:
@@ -116,7 +116,7 @@ def _may_claim(path: Path, named: re.Pattern[bytes]) -> bool:
 
 
 def _cross_check(loaded: list[_Loaded]) -> None:
-    """Adds the problems that files have only together."""
+    """Adds problems between files: same name, same group."""
     names: defaultdict[str, list[_Loaded]] = defaultdict(list)
     groups: defaultdict[str, list[_Loaded]] = defaultdict(list)
     for one in loaded:
@@ -126,12 +126,12 @@ def _cross_check(loaded: list[_Loaded]) -> None:
     for same in names.values():
         for one in same if len(same) > 1 else ():
             others = _files(same, one)
-            one.problems.append(one.parsed.places.problem((), f'the consumer "{one.name}" is declared in {others} too', "rename one file"))
+            one.problems.append(one.parsed.places.problem((), f'the consumer "{one.name}" is also declared in {others}', "rename one file"))
     for group, same in groups.items():
         for one in same if len({each.name for each in same}) > 1 else ():
             others = _files(same, one)
-            fix = "give each consumer a group of its own"
-            one.problems.append(one.parsed.places.problem(("group",), f'the group "{group}" is claimed by {others} too', fix))
+            fix = "give each consumer its own group"
+            one.problems.append(one.parsed.places.problem(("group",), f'the group "{group}" is also claimed by {others}', fix))
 
 
 def _load(path: Path) -> _Loaded:
@@ -149,7 +149,7 @@ def _load(path: Path) -> _Loaded:
 
 def _judge(loaded: _Loaded, data: Mapping[str, object]) -> None:
     places = loaded.parsed.places
-    unread = tuple(loaded.problems)  # values that are no values: what they should have been need not be said again
+    unread = tuple(loaded.problems)  # values that could not be read; do not report them twice
     loaded.problems += [unknown_key((key,), places) for key in FILLED_IN if key in data]
     loaded.problems += [
         places.problem(one.path, one.message, one.fix, at_key=one.at_key) for one in rules.findings({"group": loaded.name, **data})

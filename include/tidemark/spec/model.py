@@ -1,6 +1,7 @@
-"""What a consumer's file may say: the keys, their types and their defaults, as frozen values.
+"""The keys of a consumer's file, with their types and defaults, as frozen values.
 
-Checks of one value hang on its type here; what spans several keys is in `rules`, the words for a wrong type are in `explain`.
+Checks of single values are attached to their types here. Rules that span several keys are in `rules`, the texts for wrong types in
+`explain`.
 """
 
 from __future__ import annotations
@@ -26,48 +27,48 @@ class SinkMode(StrEnum):
 
 
 class OffsetReset(StrEnum):
-    """Where to go on when there is no position to go on from. As Kafka's ``auto.offset.reset`` it is used where a partition has no
-    position yet, and where its position is out of range. What a reset skips is stored as a ``lost_range`` row.
+    """Where to read if a partition has no position yet, or its position is out of range, as with Kafka's ``auto.offset.reset``. What a
+    reset skips is stored as a ``lost_range`` row.
 
-    Left out (None): a partition without a position starts at its earliest record, and a position out of range is refused.
+    If omitted (None): a partition without a position starts at its earliest record, and a position out of range is refused.
     """
 
     EARLIEST = "earliest"
-    """Go on at the first record that is still there."""
+    """Start at the first record that still exists."""
     LATEST = "latest"
-    """Go on behind the last record."""
+    """Start after the last record."""
     NONE = "none"
-    """Refuse both."""
+    """Refuse in both cases."""
 
 
 class RunMode(StrEnum):
     BOUNDED = "bounded"
     """Read up to the end offsets seen at the start, then end."""
     CONTINUOUS = "continuous"
-    """Read what comes for a time, then until the next run has taken over."""
+    """Keep reading for a fixed time, then until the next run has taken over."""
 
 
 class Order(StrEnum):
-    """In which order records are tried again."""
+    """The order in which records are tried again."""
 
     NONE = "none"
     KEY = "key"
-    """While a record waits, later ones of its key are held."""
+    """While a record waits, later records of its key are held."""
 
 
 class OnFailure(StrEnum):
-    """What a failed critical expectation does."""
+    """The reaction to a failed critical expectation."""
 
     BLOCK = "block"
     """Nothing is published; the rows stay, and the validated offset stops before them."""
     REPORT = "report"
-    """It is said, and published all the same."""
+    """The failure is reported, and the asset event is published anyway."""
     REWIND = "rewind"
-    """As ``block``, and the group is moved back to before the run, with its rows, so that the next run reads it again; once."""
+    """As ``block``, and the run is rewound, including its rows, so that the next run reads it again. Happens only once."""
 
 
 class Approval(StrEnum):
-    """Does a rewind that was planned in Airflow wait for a person?"""
+    """Whether a rewind planned in Airflow needs a person's approval."""
 
     REQUIRED = "required"
     NONE = "none"
@@ -82,17 +83,17 @@ _GIVEN = BeforeValidator(checks.given)
 
 
 class _Part(BaseModel):
-    """Strict, frozen, and nothing unknown."""
+    """Strict and frozen; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=False)
 
 
 class Sink(_Part):
     table: Annotated[str, AfterValidator(checks.table_name)]
-    """``schema.table``, the schema always written out."""
+    """``schema.table``, always with the schema."""
     mode: Annotated[SinkMode, Field(strict=False)] = SinkMode.APPEND
     key: tuple[Annotated[str, AfterValidator(checks.column_name)], ...] = ()
-    """The columns that an upsert finds the row by; empty for append."""
+    """The columns that identify the row in an upsert. Empty for append."""
 
     @property
     def schema_name(self) -> str:
@@ -112,57 +113,57 @@ class Connections(_Part):
 
 
 class Breaker(_Part):
-    """From when on so many records fail that it is no matter of single records: the slice is given up, and nothing of it is stored."""
+    """Limits on failures in a slice. If one is exceeded, the whole slice is abandoned and nothing of it is stored."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """At most this share of a slice's records may be handed to retry or failed."""
+    """Maximum share of a slice's records that may be handed to retry or failed."""
     consecutive: Annotated[int, Field(ge=1)] | None = None
-    """At most so many of them one after the other."""
+    """Maximum number of such records in a row."""
     minimum: Annotated[int, Field(ge=1)] = 100
-    """Slices with fewer records say nothing about the ratio."""
+    """``ratio`` does not apply to slices with fewer records."""
 
 
 class RetryTopics(_Part):
-    """How the retry topics and the failed topic are made."""
+    """How the retry topics and the failed topic are created."""
 
     partitions: Annotated[int, Field(ge=1)] = 1
     replication: Annotated[int, Field(ge=1)] | None = None
-    """Copies of each partition. None: as the broker does it."""
+    """Replication factor. None: the broker's default."""
     create: bool = True
-    """Makes the relay those that are missing?"""
+    """Whether the relay creates missing topics."""
 
 
 class Retry(_Part):
     delays: tuple[SomeTime, ...] = ()
     """How long a failed record waits before each new try."""
     budget: SomeTime | None = None
-    """No try is begun later than this after the record first failed. None: no limit but the delays."""
+    """No try starts later than this after the record's first failure. None: only the delays limit it."""
     per_second: Annotated[int, Field(ge=1)] | None = None
-    """A drain tries no more records than this in a second. None: as fast as it goes."""
+    """Maximum number of records per second that a drain tries. None: no limit."""
     breaker: Annotated[Breaker | None, _GIVEN] = None
     order: Annotated[Order, Field(strict=False)] = Order.NONE
     max_held: Annotated[int, Field(ge=1)] = 10_000
-    """So many records of a partition may be held at most, where the order is by key; a slice that would hold more is given up."""
+    """Maximum number of held records per partition with ``order: key``. A slice that would hold more is abandoned."""
     topics: RetryTopics = RetryTopics()
     permanent: tuple[Annotated[str, AfterValidator(checks.exception_name)], ...] = ()
-    """Exceptions of a plain-function transform that mean ``fail`` and not ``retry``: ``ValueError``, ``module.Class``."""
+    """Exceptions of a function transform that mean ``fail`` instead of ``retry``: ``ValueError``, ``module.Class``."""
 
 
 class Batch(_Part):
     max_records: Annotated[int, Field(ge=1, le=10_000_000)] = 500_000
     max_failed_records: Annotated[int, Field(ge=0)] | None = None
-    """A run that hands more records than this to retry or failed stops. None: no limit."""
+    """Maximum number of records that a run may hand to retry or failed before it stops. None: no limit."""
 
 
 class Validation(_Part):
     suite: Annotated[str, AfterValidator(checks.suite_name)]
-    """The suite's file in ``include/expectations``, without its ending."""
+    """The suite's file in ``include/expectations``, without its extension."""
     on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.BLOCK
 
 
 def _approval(value: object) -> object:
     if value not in tuple(Approval):
-        raise checks.NotThis("is not an approval", "write required or none")
+        raise checks.NotThis("is not an approval setting", "write required or none")
     return value
 
 
@@ -179,36 +180,36 @@ def _mapping(value: object) -> object:
 
 
 class RewindSettings(_Part):
-    """Whom Airflow asks before the consumer's group is moved."""
+    """Approval of rewinds in Airflow."""
 
     approval: Annotated[Approval, Field(strict=False), BeforeValidator(_approval)] = Approval.REQUIRED
     own: Annotated[bool, BeforeValidator(_yes_or_no)] = True
-    """May who asked for a rewind also approve it?"""
+    """Whether the requester of a rewind may approve it."""
 
 
 class AirflowSettings(_Part):
-    """How the consumer's DAG looks and its task behaves."""
+    """Settings of the consumer's DAG and its tasks."""
 
     owner: Text = "tidemark"
     tags: tuple[Tag, ...] = ()
     retries: Annotated[int, Field(ge=0, le=100)] = 5
-    """Tries of each task after the first."""
+    """Number of retries of each task."""
     retry_delay: Duration = timedelta(seconds=30)
-    """Before the first of them; it doubles with each further one, up to 5 minutes."""
+    """Delay before the first retry. It doubles with each further retry, up to 5 minutes."""
     execution_timeout: SomeTime | None = None
     pool: Annotated[Text, Field(max_length=256)] | None = None
 
 
 class SparkSettings(_Part):
     conf: Mapping[str, Annotated[str, BeforeValidator(checks.spark_value)]] = Field(default_factory=dict)
-    """Settings beyond the connection's, by their Spark names."""
+    """Additional Spark settings, by name."""
 
     def __hash__(self) -> int:
         return hash(frozenset(self.conf.items()))
 
 
 class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(checks.partition_numbers)]]]):
-    """The partitions of each topic that a consumer reads, whatever else the topics have."""
+    """The partitions of each topic that a consumer reads. It ignores the topics' other partitions."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -223,41 +224,41 @@ class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(c
 class ConsumerSpec(_Part):
     """One consumer as its file declares it, with every default filled in.
 
-    ``name`` is the file's stem, ``source`` the file itself, and ``only`` narrows one run: none of them is a key of the file. Exactly one
-    of ``topics`` and ``topic_pattern`` is set (the other is empty, or None).
+    ``name`` is the file's stem, ``source`` is the file itself, and ``only`` narrows one run; these are not keys of the file. Exactly one of
+    ``topics`` and ``topic_pattern`` is set (the other is empty or None).
     """
 
     name: str
     source: Annotated[Source, Field(repr=False, exclude=True)]
     only: Annotated[Scope, Field(exclude=True)] = Scope()
-    """What one run reads of the consumer's partitions (``consume --partition``)."""
+    """The partitions that one run reads (``consume --partition``)."""
 
     group: Annotated[str, AfterValidator(checks.group_id)]
     description: Annotated[str | None, _GIVEN] = None
     topics: tuple[Annotated[str, AfterValidator(checks.topic_name)], ...] = ()
     topic_pattern: Annotated[Annotated[str, AfterValidator(checks.topic_pattern)] | None, _GIVEN] = None
-    """A Python regular expression; a topic is read when all of its name matches."""
+    """A Python regular expression that must match the whole topic name."""
     partitions: Annotated[FixedPartitions | None, _GIVEN] = None
-    """Kafka's ``assign``. None: all partitions, also those that are added later."""
+    """Fixed partitions, as in Kafka's ``assign``. None: all partitions, including those added later."""
     transform: Annotated[str, AfterValidator(checks.transform_name)]
-    """``module:function``, see `tidemark.transform`."""
+    """``module:function``. See `tidemark.transform`."""
     sink: Sink
     connections: Connections = Connections()
     retry: Retry = Retry()
     offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _GIVEN] = None
     """See `OffsetReset`."""
     assignment: tuple[Annotated[str, AfterValidator(checks.assignor)], ...] = ("cooperative-sticky",)
-    """Strategies in order of preference."""
+    """Assignment strategies in order of preference."""
     members: Annotated[int, Field(ge=1)] = 1
-    """Spark applications that share the group."""
+    """Number of Spark applications that share the group."""
     listeners: tuple[Annotated[str, AfterValidator(checks.listener)], ...] = ()
-    """``module:Class`` of each `tidemark.group.listener.RebalanceListener` of the user's."""
+    """``module:Class`` of each user-defined `tidemark.group.listener.RebalanceListener`."""
     run: Annotated[RunMode, Field(strict=False)] = RunMode.BOUNDED
     run_for: SomeTime = timedelta(minutes=15)
-    """How long a continuous run lasts, and how often one is started."""
+    """How long a continuous run lasts, and how often one starts."""
     batch: Batch = Batch()
     schedule: Annotated[str, AfterValidator(checks.schedule)] | None = None
-    """Five cron fields or one of Airflow's presets. None: runs are started by hand."""
+    """Five cron fields or one of Airflow's presets. None: runs are started manually."""
     validation: Annotated[Validation | None, _GIVEN] = None
     rewind: Annotated[RewindSettings, BeforeValidator(_mapping)] = RewindSettings()
     airflow: AirflowSettings = AirflowSettings()
@@ -265,17 +266,17 @@ class ConsumerSpec(_Part):
 
     @property
     def fixed(self) -> Scope:
-        """The partitions that the consumer reads, as far as its file fixes them."""
+        """The partitions that the file fixes. Empty (everything) if it fixes none."""
         return Scope() if self.partitions is None else self.partitions.scope
 
     def problem(self, path: KeyPath, message: str, fix: str) -> Problem:
-        """A problem of this file that was found later, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
+        """A problem of this file found after loading, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
         return self.source.problem(path, message, fix)
 
     def invalid(self, *problems: Problem) -> SpecInvalid:
-        """The error that tells these problems of this consumer."""
+        """The error that reports these problems of this consumer."""
         return SpecInvalid(consumers=(self.name,), problems=tuple(sorted(problems, key=lambda one: (one.line, one.column))))
 
 
 FILLED_IN = ("name", "source", "only")
-"""Fields of `ConsumerSpec` that are no keys of the file."""
+"""Fields of `ConsumerSpec` that are not keys of the file."""

@@ -1,4 +1,4 @@
-"""What a consumer's file still says when it is refused: so that its DAG keeps schedule, owner and tags, and the drains know its group."""
+"""Reads what is still readable of an invalid consumer's file, so that its DAG keeps schedule, owner and tags, and drains know its group."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tidemark.spec.source import Parsed, Source, parse, read
 
 UNKNOWN = "unknown"
 UNKNOWN_TABLE = f"public.{UNKNOWN}"
-"""The sink of a partial spec whose file names none that could be one."""
+"""The sink of a partial spec whose file has no valid sink."""
 _REQUIRED: Mapping[str, Any] = {"transform": f"{UNKNOWN}:{UNKNOWN}", "sink": {"table": UNKNOWN_TABLE}}
 _TOP_LEVEL_KEY = re.compile(r"^(?=[\w\"'])", re.MULTILINE)
 
 
 def partial_spec(path: Path) -> ConsumerSpec:
-    """The spec of a file without the values that are wrong in it; each of them has its default. Raises nothing, whatever the file holds.
+    """The spec of a file, with defaults for invalid values. Never raises, whatever the file contains.
 
-    Of a file that is not YAML, the top-level keys that are YAML by themselves are read. The result describes a consumer that must not
-    run: values that are missing are made up, and rules that span several keys are not checked.
+    If the file is not valid YAML, each top-level key that is valid by itself is read. The consumer must not run: missing values are
+    made up, and rules that span several keys are not checked.
     """
     parsed = read(path)
     data = dict(_blocks(parsed) if parsed.data is None else parsed.data)
@@ -41,14 +41,14 @@ def partial_spec(path: Path) -> ConsumerSpec:
 
 
 def _blocks(parsed: Parsed) -> Iterator[tuple[str, Any]]:
-    """The keys of a file that is not YAML as a whole, as far as each is by itself."""
+    """The top-level keys that are valid YAML by themselves, in a file that is not."""
     source = parsed.places.source
     for block in _TOP_LEVEL_KEY.split(source.text):
         yield from (parse(Source(source.path, block)).data or {}).items()
 
 
 def _without(values: Mapping[str, Any], place: tuple[int | str, ...]) -> dict[str, Any]:
-    """``values`` without the innermost entry of a mapping on the way to ``place``."""
+    """``values`` without the innermost mapping entry on the path ``place``."""
     key, *rest = place
     inner = values.get(str(key))
     if rest and isinstance(inner, Mapping) and rest[0] in inner:

@@ -1,4 +1,4 @@
-"""What is wrong with a consumer's file: one `Problem` for each place, all of a file's problems in one `SpecInvalid`."""
+"""Problems of a consumer's file: one `Problem` per place, and one `SpecInvalid` for all problems of a file."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tidemark.errors import Refused
 from tidemark.text.wording import nearest, quoted
 
 KeyPath = tuple[str | int, ...]
-"""Where a value stands in the file: ``("retry", "delays", 2)`` is ``retry.delays[2]``."""
+"""The path to a value in the file: ``("retry", "delays", 2)`` is ``retry.delays[2]``."""
 
 SECRET = re.compile(r"(?i)password|secret|token")
-"""Keys whose value must not stand in a file, and is never printed."""
+"""Keys whose values must not be in a file and are never printed."""
 
 _SECRET_VALUE = re.compile(r"(?i)((?:password|secret|token)[^\s:=]*\s*[:=]\s*)(.*)")
-_LINE_LIMIT = 150  # characters of the user's line that are shown; longer lines are cut around the place
-_BEFORE_PLACE = 60  # how many of them stand before the place
+_LINE_LIMIT = 150  # maximum characters shown of the user's line; longer lines are cut around the place
+_BEFORE_PLACE = 60  # how many of them come before the place
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that must be mended, and where.
+    """One problem and its place.
 
-    ``line`` and ``column`` count from 1, in characters. ``length`` is how many characters are wrong, 0 when it is not a stretch of text.
-    ``fix`` says what to write instead; it is empty where the message says so already ("did you mean ...").
+    ``line`` and ``column`` count from 1, in characters. ``length`` is the number of wrong characters, or 0 if the problem is not a piece
+    of text. ``fix`` says what to write instead. It is empty if the message says so already ("did you mean ...").
     """
 
     file: Path
@@ -37,7 +37,7 @@ class Problem:
     message: str
     fix: str
     text: str
-    """The line itself; what follows a key that names a secret is masked."""
+    """The line itself. Values of keys that name a secret are masked."""
 
     def __str__(self) -> str:
         head = f"{shown(self.file)}:{self.line}:{self.column}: {self.message}"
@@ -52,14 +52,14 @@ class Problem:
 
 @dataclass(kw_only=True, eq=False)
 class SpecInvalid(Refused):
-    """Consumers that were not loaded, and everything that is wrong with their files."""
+    """Consumers were not loaded, because their files have problems."""
 
     consumers: tuple[str, ...]
     problems: tuple[Problem, ...]
 
     @property
     def name(self) -> str:
-        """The first consumer's name; where one file was read, the only one's."""
+        """The name of the first consumer, which is the only one if one file was read."""
         return self.consumers[0]
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class UnknownConsumer(Refused):
 
 
 def key_text(path: KeyPath) -> str:
-    """A path as users read it: ``retry.delays[2]``, ``spark.conf["spark.executor.memory"]``."""
+    """A path as text: ``retry.delays[2]``, ``spark.conf["spark.executor.memory"]``."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -97,13 +97,13 @@ def key_text(path: KeyPath) -> str:
 
 
 def masked(line: str) -> str:
-    """``line`` as it may be shown: secrets as stars, and one column for each character (a tab is one, too)."""
+    """``line`` made safe to show: secrets become asterisks, and each character, including a tab, takes one column."""
     clean = "".join(char if char.isprintable() else " " for char in line)
     return _SECRET_VALUE.sub(lambda match: match[1] + "*" * len(match[2]), clean)
 
 
 def shown(path: Path) -> str:
-    """``path`` below the project's folder, where it is there."""
+    """``path`` relative to the project's folder, if it is in it."""
     try:
         return str(path.resolve().relative_to(project.root()))
     except (ValueError, OSError):

@@ -18,5 +18,5 @@ def failed_topic(group: str) -> str:
 
 
 def is_own(group: str, topic: str) -> bool:
-    """Is it one of the group's own retry topics, or its failed topic? The group's runs never read these."""
+    """Whether ``topic`` is one of the group's retry topics or its failed topic. The group's runs never read these."""
     return topic == failed_topic(group) or topic.startswith(f"{group}.retry.")

@@ -1,6 +1,6 @@
-"""What spans several keys. Pure functions over the file's mapping, checked or not.
+"""Rules that span several keys. Pure functions over the file's raw mapping.
 
-They see the raw values, so that all of a file's problems come at once: a wrong ``members`` does not hide a missing ``topics``.
+They work on unchecked values, so that all problems of a file are reported at once: a wrong ``members`` does not hide a missing ``topics``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import nearest, quoted
 
 HANDOVER = timedelta(minutes=2)
-"""What a continuous run needs beyond its time, until the next one has taken over."""
+"""Extra time that a continuous run needs until the next one has taken over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken rule: where, what is said, what to do. ``at_key``: the key is wrong, whatever its value."""
+    """A broken rule: place, message and fix. ``at_key``: the problem is the key, not its value."""
 
     path: KeyPath
     message: str
@@ -48,7 +48,7 @@ def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
     if both == 2:
         yield Finding(("topic_pattern",), "topics and topic_pattern are both given", "keep one of them", at_key=True)
     if both == 0:
-        yield Finding(("topics",), "topics is missing", "say what to read: topics: [flights], or topic_pattern: flights-.*")
+        yield Finding(("topics",), "topics is missing", "name what to read: topics: [flights], or topic_pattern: flights-.*")
 
 
 def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -57,9 +57,9 @@ def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Finding]:
         return
     if "topic_pattern" in data:
         fix = "name the topics, topics: [flights], or remove the key"
-        yield Finding(("partitions",), "partitions cannot be fixed where topics come by a pattern", fix, at_key=True)
+        yield Finding(("partitions",), "partitions cannot be combined with topic_pattern", fix, at_key=True)
     if isinstance(members, int) and members > 1:
-        said = f"partitions cannot be fixed where {members} members share them"
+        said = f"partitions cannot be combined with {members} members"
         yield Finding(("partitions",), said, "remove the key, or write members: 1", at_key=True)
     if not isinstance(topics, tuple):
         return
@@ -68,11 +68,11 @@ def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Finding]:
         if topic not in names:
             near = nearest(topic, names)
             fix = f"write {near}" if near else "add the topic to topics, or remove the key"
-            yield Finding(("partitions", topic), f"partitions names {quoted(topic)}, which is not one of topics", fix, at_key=True)
+            yield Finding(("partitions", topic), f"partitions names {quoted(topic)}, which is not in topics", fix, at_key=True)
     for topic in names:
         if topic not in fixed:
             fix = f"add {topic}: 0-2, with the partitions to read, or remove the topic"
-            yield Finding(("partitions",), f"partitions names none of {quoted(topic)}", fix, at_key=True)
+            yield Finding(("partitions",), f"partitions has no entry for {quoted(topic)}", fix, at_key=True)
 
 
 def _key_of_the_sink(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -94,24 +94,24 @@ def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Finding]:
     if data.get("run") != "continuous":
         return
     if "schedule" in data:
-        fix = "remove the key, and say with run_for how long each of them lasts"
-        yield Finding(("schedule",), "schedule has no use where runs are continuous: each is followed by the next", fix, at_key=True)
+        fix = "remove the key, and set the length of each run with run_for"
+        yield Finding(("schedule",), "schedule has no use with run: continuous, where one run follows the other", fix, at_key=True)
     limit, lasts = _length(_at(data, ("airflow", "execution_timeout"))), _length(data.get("run_for", "15m"))
     if limit and lasts and limit < lasts + HANDOVER:
         where = ("airflow", "execution_timeout")
         fix = f"write {format_duration(lasts + HANDOVER)} or more, or a shorter run_for"
-        yield Finding(where, f"{key_text(where)} ends a continuous run before the next one can have taken over", fix)
+        yield Finding(where, f"{key_text(where)} ends a continuous run before the next one can take over", fix)
 
 
 def _length(value: Any) -> timedelta | None:
     try:
         return parse_duration(value) if isinstance(value, str) else None
-    except BadInput:  # told where it stands
+    except BadInput:  # reported by the check of that value
         return None
 
 
 def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Lists that need an entry have one, and no entry of a list stands twice."""
+    """Lists that must not be empty, and lists without duplicates."""
     for key, fix in (("topics", "write at least one topic: [flights]"), ("assignment", "write at least one: [range]")):
         if data.get(key) == ():
             yield Finding((key,), f"{key} is empty", fix)
@@ -130,7 +130,7 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
         for index, entry in enumerate(entries):
             if isinstance(entry, str) and entry in entries[:index]:
                 here = (*path, index)
-                yield Finding(here, f'{key_text(here)} stands twice: "{entry[:80]}"', "remove one of them")
+                yield Finding(here, f'{key_text(here)} is a duplicate: "{entry[:80]}"', "remove one of them")
 
 
 def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -144,11 +144,11 @@ def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
     budget = _length(_at(data, ("retry", "budget")))
     if budget and known and budget < known[0]:
         fix = f"write {format_duration(sum(known, timedelta()))} for the whole ladder, or more than the first delay"
-        yield Finding(("retry", "budget"), "retry.budget is over before the first delay is: nothing would be tried again", fix)
+        yield Finding(("retry", "budget"), "retry.budget is shorter than the first delay, so nothing would be tried again", fix)
     breaker = _at(data, ("retry", "breaker"))
     if isinstance(breaker, Mapping):
         if "ratio" not in breaker and "consecutive" not in breaker:
-            yield Finding(("retry", "breaker"), "retry.breaker says neither ratio nor consecutive", "write {ratio: 0.5}, or remove the key")
+            yield Finding(("retry", "breaker"), "retry.breaker has neither ratio nor consecutive", "write {ratio: 0.5}, or remove the key")
         if "minimum" in breaker and "ratio" not in breaker:
             yield Finding(
                 ("retry", "breaker", "minimum"), "retry.breaker.minimum has no use without a ratio", "remove the key", at_key=True
@@ -158,18 +158,18 @@ def _retries(data: Mapping[str, Any]) -> Iterator[Finding]:
         return
     for index, length in enumerate(lengths):
         if length is not None and len(topic := retry_topic(group, length)) > KAFKA_NAME_LIMIT:
-            fix = f"a retry topic is called {topic[:20]}...: give the group a name of at most {KAFKA_NAME_LIMIT - len(topic) + len(group)}"
+            fix = f"its retry topic is {topic[:20]}...: give the group at most {KAFKA_NAME_LIMIT - len(topic) + len(group)} characters"
             yield Finding(("retry", "delays", index), "the group's name is too long for its retry topics", fix)
             break
     for index, topic in enumerate(topics if isinstance(topics, tuple) else ()):
         if isinstance(topic, str) and is_own(group, topic):
-            fix = "remove it: tidemark retries drain reads it" if topic != failed_topic(group) else "remove it: it holds what has failed"
-            yield Finding(("topics", index), f'topics[{index}] is the consumer\'s own: "{topic}"', fix)
+            fix = "remove it: tidemark retries drain reads it" if topic != failed_topic(group) else "remove it: it holds failed records"
+            yield Finding(("topics", index), f'topics[{index}] is the consumer\'s own retry or failed topic: "{topic}"', fix)
 
 
 def _order(data: Mapping[str, Any]) -> Iterator[Finding]:
     if _at(data, ("retry", "max_held")) is not None and _at(data, ("retry", "order")) != "key":
-        said = "retry.max_held has no use without an order by key"
+        said = "retry.max_held has no use without retry.order: key"
         yield Finding(("retry", "max_held"), said, "write order: key, or remove the key", at_key=True)
 
 
@@ -185,7 +185,7 @@ def _spark_conf(data: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _approval(data: Mapping[str, Any]) -> Iterator[Finding]:
     if _at(data, ("rewind", "own")) is False and _at(data, ("rewind", "approval")) == "none":
-        said = "rewind.own: false has no use where no approval is asked for"
+        said = "rewind.own: false has no use with rewind.approval: none"
         yield Finding(("rewind", "own"), said, "write approval: required, or remove the key", at_key=True)
 
 

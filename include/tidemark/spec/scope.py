@@ -1,6 +1,6 @@
-"""Which partitions are meant: ``all``, ``flights``, ``flights:0,1,5-9``, several of them. (A topic named all is ``all:0-9``.)
+"""Parses topics and partitions: ``all``, ``flights``, ``flights:0,1,5-9``, or several of these. (Write a topic named "all" as ``all:0-9``.)
 
-Rewinds, pauses, ``consume --partition`` and ``partitions`` in a consumer's file are all written like this.
+Rewinds, pauses, ``consume --partition`` and ``partitions`` in a consumer's file all use this notation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ITEM = re.compile(rf"(?P<topic>[A-Za-z0-9._-]{{1,249}})(?::(?P<partitions>{_RAN
 _SHOWN = 10  # entries of a list in a message
 
 Ranges = tuple[tuple[int, int], ...]
-"""Partitions of a topic as pairs of first and last, both included."""
+"""Partitions of a topic as pairs of first and last, both inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A topic, all of it or these partitions."""
+    """A topic, or some of its partitions."""
 
     topic: str
     partitions: Ranges = ()
@@ -43,15 +43,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What `parse` has read; its text reads back as the same. Without items it is everything."""
+    """A set of topics and partitions. No items means everything. `parse` reads back what ``str`` writes."""
 
     items: tuple[Item, ...] = ()
 
     @classmethod
     def parse(cls, words: Iterable[str], *, what: str = "scope") -> Scope:
-        """The scope that the words name, each of them one or several, with blanks between. No word at all means ``all``.
+        """The scope that the words name. A word may contain several items, separated by spaces. No words mean ``all``.
 
-        Raises `BadInput` with every word that is none; ``what`` is its subject.
+        Raises `BadInput` with all invalid items; ``what`` is its subject.
         """
         asked = [word for text in words for word in text.split()]
         items, bad = [], []
@@ -71,7 +71,7 @@ class Scope:
             found = f"{_listed([word for word, _ in bad])} {'does' if len(bad) == 1 else 'do'} not name topics or partitions"
             raise BadInput(what=what, found=found, fix=" ".join(fixes))
         if items and ALL in asked:
-            raise BadInput(what=what, found=f"{ALL} stands beside {_listed([str(item) for item in items])}", fix="Write one or the other.")
+            raise BadInput(what=what, found=f"{ALL} is next to {_listed([str(item) for item in items])}", fix="Write one or the other.")
         return cls(tuple(dict.fromkeys(items)))
 
     def covers(self, partition: TopicPartition) -> bool:
@@ -80,7 +80,7 @@ class Scope:
     def select(self, partitions: Iterable[TopicPartition], *, what: str = "scope") -> list[TopicPartition]:
         """Those of ``partitions`` that the scope names, in order.
 
-        Raises `BadInput` if it names any that are not among them, with all such and with what there is; ``what`` is its subject.
+        Raises `BadInput` with all that it names beyond ``partitions``, and with the existing ones; ``what`` is its subject.
         """
         there = sorted(set(partitions))
         by_topic: dict[str, list[int]] = defaultdict(list)
@@ -91,7 +91,7 @@ class Scope:
             shown = _listed([f"{topic}:{spans(numbers)}" for topic, numbers in sorted(by_topic.items())])
             guess = next((near for item in self.items if item.topic not in by_topic and (near := nearest(item.topic, by_topic))), None)
             meant = f"Did you mean {guess}? " if guess else ""
-            fix = f"{meant}There {'are' if len(there) > 1 else 'is'} {shown}." if there else "The group reads no partition."
+            fix = f"{meant}The group reads {shown}." if there else "The group reads no partitions."
             verb = "is" if len(gone) == 1 else "are"
             raise BadInput(what=what, found=f"{_listed(gone)} {verb} not among the group's partitions", fix=fix)
         return [partition for partition in there if self.covers(partition)]
@@ -101,7 +101,7 @@ class Scope:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers as a person writes them: ``0-5,9``."""
+    """Formats numbers as ranges: ``0-5,9``."""
     ordered = sorted(set(numbers))
     starts = [number for number, before in zip(ordered, [None, *ordered], strict=False) if before is None or number != before + 1]
     ends = [number for number, after in pairwise([*ordered, None]) if number is not None and after != number + 1]
@@ -111,22 +111,22 @@ def spans(numbers: Iterable[int]) -> str:
 def ranges(text: str) -> Ranges:
     """The partitions that ``0,1,5-9`` names, in order. Raises `BadInput`."""
     if not _RANGES.fullmatch(text):
-        raise BadInput(what="partitions", found=f"{quoted(text)} does not name any", fix="Write 0-2, or 0,4,7-9.")
+        raise BadInput(what="partitions", found=f"{quoted(text)} is not a list of partitions", fix="Write 0-2, or 0,4,7-9.")
     pairs = [(int(first), int(last or first)) for first, _, last in (part.partition("-") for part in text.split(","))]
     if backward := next(((first, last) for first, last in pairs if last < first), None):
         first, last = backward
-        raise BadInput(what="partitions", found=f"{first}-{last} runs backward", fix=f"Write {last}-{first} for {first}-{last}.")
+        raise BadInput(what="partitions", found=f"{first}-{last} is backward", fix=f"Write {last}-{first} for {first}-{last}.")
     return tuple(sorted(set(pairs)))
 
 
 def missing(item: Item, by_topic: Mapping[str, Sequence[int]]) -> list[str]:
-    """What the item names and is not there, as a person writes it."""
+    """What the item names but does not exist, as text."""
     if item.topic not in by_topic:
         return [str(item)]
     there = set(by_topic[item.topic])
     gone = []
     for first, last in item.partitions:
-        if last - first >= 2 * len(there) + _SHOWN:  # most of it is not there; do not count to a billion to say so
+        if last - first >= 2 * len(there) + _SHOWN:  # most of it does not exist; do not loop over a billion numbers
             gone.append(f"{item.topic}:{first}-{last}")
         elif numbers := [number for number in range(first, last + 1) if number not in there]:
             gone.append(f"{item.topic}:{spans(numbers)}")

@@ -1,7 +1,7 @@
-"""A consumer's file as text and as a tree of YAML nodes: values for the checks, and the place of each value for the messages.
+"""Reads a consumer's file as text and as a tree of YAML nodes: values for the checks, and the place of each value for the messages.
 
-Only what a declaration needs of YAML is read: mappings, lists, scalars, anchors. Tags, merge keys and several documents are refused,
-and so is a key that stands twice in one mapping (YAML's own loaders keep the last one and say nothing).
+Supports the part of YAML that a declaration needs: mappings, lists, scalars and anchors. Tags, merge keys, several documents and duplicate
+keys are refused (PyYAML's loaders silently keep the last duplicate).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from tidemark.spec.problem import KeyPath, Problem, key_text, masked
 from tidemark.text.wording import quoted
 
-MAX_BYTES = 1_000_000  # far above any declaration; keeps a wrong file (a dump, an archive) out of the parser
+MAX_BYTES = 1_000_000  # far more than any declaration needs; keeps a wrong file (a dump, an archive) out of the parser
 MAX_DEPTH = 50  # levels of nesting; the declaration has four
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_CONSTRUCTOR = yaml.constructor.SafeConstructor()  # keeps no state here: only its functions for one scalar are called
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()  # stateless here: only its functions for single scalars are called
 _TEXT = yaml.constructor.SafeConstructor.construct_yaml_str
-_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # where YAML 1.1 ends a line, and so its marks count one
+_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # YAML 1.1's line breaks, which its marks count
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")}
 _PLAIN = "put the value in quotes"
 _SYNTAX = (
-    # part of the parser's text, what is shown instead, what to do, whether to point at where the broken thing begins
+    # part of the parser's text, the message, the fix, whether to point at the start of the broken construct
     ("that cannot start any token", "is not YAML: a plain value cannot begin with this character", _PLAIN, False),
     ("did not find expected alphabetic or numeric character", "is not YAML: * and & begin an alias or an anchor", _PLAIN, True),
-    ("expected a single document", "has several documents (---)", "write one consumer in a file", False),
+    ("expected a single document", "has several documents (---)", "write one consumer per file", False),
     ("found undefined alias", "is not YAML: this alias (*) has no anchor (&)", "put the value in quotes if no alias is meant", False),
     ("could not find expected ':'", "is not YAML: a key without a colon", "write key: value", True),
     ("found unexpected end of stream", "is not YAML: a quote that is not closed", "close the quote", True),
@@ -52,13 +52,13 @@ _SYNTAX = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A consumer's file: its path and its text. Small, hashable; the tree is made again when a place is asked for."""
+    """A consumer's file: its path and its text. Small and hashable; the tree is parsed again when a place is needed."""
 
     path: Path
     text: str = field(repr=False)
 
     def problem(self, path: KeyPath, message: str, fix: str, *, at_key: bool = False) -> Problem:
-        """A problem at the value of ``path``; at its key if ``at_key``; where the path is missing, at the mapping that lacks it."""
+        """A problem at the value of ``path``, or at its key if ``at_key``. If the path is missing, at the mapping that lacks it."""
         return Places(self, _compose_quietly(self.text)).problem(path, message, fix, at_key=at_key)
 
     def lines(self) -> list[str]:
@@ -66,7 +66,7 @@ class Source:
 
 
 class Places:
-    """Finds the place of a path in a file. Holds the composed tree, if the file could be read as one."""
+    """Finds the place of a path in a file. Holds the composed tree, if the file could be parsed."""
 
     def __init__(self, source: Source, root: Node | None) -> None:
         self.source = source
@@ -78,9 +78,9 @@ class Places:
         return self.problem_at(line, column, length, key_text(path), message, fix)
 
     def problem_at(self, line: int, column: int, length: int, key: str, message: str, fix: str) -> Problem:
-        """A problem at a counted place (all from 0), moved to the nearest character that the file has."""
+        """A problem at a line and column (both from 0), moved to the nearest character in the file."""
         line = min(line, len(self._lines) - 1)
-        while length and line and not self._lines[line].strip():  # behind the end: show the last line that says something
+        while length and line and not self._lines[line].strip():  # past the end: show the last line that is not blank
             line -= 1
             column = len(self._lines[line])
         text = self._lines[line]
@@ -123,7 +123,7 @@ class Places:
             if innermost is None:
                 return 0, 0, 0
             return innermost.start_mark.line, innermost.start_mark.column, 1
-        if node.start_mark.index == node.end_mark.index and key is not None:  # an empty value: nothing to point at but its key
+        if node.start_mark.index == node.end_mark.index and key is not None:  # an empty value: point at its key
             return self._span(key)
         return self._span(node)
 
@@ -137,7 +137,7 @@ class Places:
 
 @dataclass(slots=True)
 class Parsed:
-    """What reading a file gave: its mapping (None where there is none), its places, and what is wrong with its YAML."""
+    """The result of reading a file: its mapping (None if it has none), its places, and the problems of its YAML."""
 
     places: Places
     data: Mapping[str, Any] | None = None
@@ -145,7 +145,7 @@ class Parsed:
 
 
 def read(path: Path) -> Parsed:
-    """Read a file. Raises nothing for a bad one: its problems are in the answer. Lists come as tuples, keys as their text."""
+    """Reads a file. Never raises: problems are part of the result. Lists become tuples, keys become text."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -163,7 +163,7 @@ def read(path: Path) -> Parsed:
 
 
 def parse(source: Source) -> Parsed:
-    """As `read`, from text that is at hand."""
+    """Like `read`, for text that is already loaded."""
     control = _UNPRINTABLE.search(source.text)
     if control:
         before = _BREAK.split(source.text[: control.start()])
@@ -185,7 +185,7 @@ def parse(source: Source) -> Parsed:
 
 
 class _Builder:
-    """Makes values of nodes and collects what is refused on the way."""
+    """Builds values from nodes and collects problems."""
 
     def __init__(self, parsed: Parsed) -> None:
         self._places = parsed.places
@@ -220,10 +220,10 @@ class _Builder:
             if not isinstance(key, ScalarNode):
                 self._at(key, path, "a key is a list or a mapping", "write a plain word as the key")
             elif key.tag == _TAG + "merge":
-                self._at(key, path, "merge keys (<<) are not read", "write the keys out")
+                self._at(key, path, "merge keys (<<) are not supported", "write the keys out")
             elif key.value in values:
                 where = key_text((*path, key.value))
-                self._at(key, (*path, key.value), f"{where} stands twice, first in line {lines[key.value]}", "remove one of them")
+                self._at(key, (*path, key.value), f"{where} is a duplicate, first in line {lines[key.value]}", "remove one of them")
             else:
                 lines[key.value] = key.start_mark.line + 1
                 values[key.value] = self.build(child, (*path, key.value))
@@ -239,9 +239,9 @@ class _Builder:
 
 
 def _compose(text: str) -> Node | None:
-    """The tree of a text. Raises `yaml.MarkedYAMLError`.
+    """Parses a text into a tree. Raises `yaml.MarkedYAMLError`.
 
-    Composing is recursive in C, and very deep nesting ends the process there: so the nesting is measured first, which is not recursive.
+    Composing is recursive in C, and very deep nesting crashes the process. So the nesting is measured first, without recursion.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -274,7 +274,7 @@ def _scalar(node: ScalarNode) -> Any:
     try:
         return _CONSTRUCTOR.yaml_constructors.get(node.tag, _TEXT)(_CONSTRUCTOR, node)
     except (ValueError, KeyError, AttributeError, IndexError, TypeError, OverflowError, yaml.YAMLError):
-        return node.value  # 2026-99-99 looks like a date and is none: it is the text that stands there
+        return node.value  # 2026-99-99 looks like a date but is not one: keep it as text
 
 
 def _syntax(source: Source, error: yaml.MarkedYAMLError) -> Parsed:
@@ -284,15 +284,15 @@ def _syntax(source: Source, error: yaml.MarkedYAMLError) -> Parsed:
     if "\t" in text[: column + 1] and not text[:column].strip():
         return _hopeless(source, line, text.index("\t"), 1, "is not YAML: the line is indented with a tab", "indent with spaces")
     if "mapping values are not allowed" in said:
-        first = ":" not in text[:column]  # then the line is no value with a colon in it, but stands in the wrong place
-        fix = "begin keys in one column, and give the line before it its colon" if first else _PLAIN
+        first = ":" not in text[:column]  # then the line is not a value with a colon in it, but is in the wrong place
+        fix = "begin keys in one column, and end the key before it with a colon" if first else _PLAIN
         return _hopeless(source, line, column, 1, f"is not YAML: {'this' if first else 'a second'} colon cannot stand here", fix)
     for part, clause, fix, at_start in _SYNTAX:
         if part in said:
             if at_start and error.context_mark:
                 line, column = _counted(error.context_mark)
             return _hopeless(source, line, column, 1, clause, fix)
-    return _hopeless(source, line, column, 1, f"is not YAML: {error.problem or said}", "mend the line, or the one before it")
+    return _hopeless(source, line, column, 1, f"is not YAML: {error.problem or said}", "fix the line, or the one before it")
 
 
 def _counted(mark: Any) -> tuple[int, int]:
@@ -300,6 +300,6 @@ def _counted(mark: Any) -> tuple[int, int]:
 
 
 def _hopeless(source: Source, line: int, column: int, length: int, clause: str, fix: str) -> Parsed:
-    """A file of which nothing but this can be said."""
+    """The result for a file that cannot be parsed because of this problem."""
     places = Places(source, None)
     return Parsed(places, None, [places.problem_at(line, column, length, "", f"the file {clause}", fix)])

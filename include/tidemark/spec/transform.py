@@ -1,6 +1,6 @@
-"""Loads the user's transform and tells its form. The one place of `tidemark.spec` that runs the user's code, at import.
+"""Imports the user's transform and determines its form. The only module of `tidemark.spec` that runs the user's code.
 
-What is wrong with it is a problem of the consumer's file, at its ``transform:``.
+Errors in the transform are reported as problems of the consumer's file, at its ``transform:`` key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidemark.text.wording import nearest
 
 _ANNOTATE = "annotate it: record: Record, batch: pa.RecordBatch or records: DataFrame"
 _FOREIGN_FRAMES = ("pandas", "pd", "polars", "pl", "pyspark.pandas", "ps", "dask", "modin")
-"""Modules, and the names they commonly go by, whose DataFrame is not Spark's."""
+"""Modules, and their usual aliases, whose DataFrame is not Spark's."""
 
 
 class Form(StrEnum):
@@ -38,7 +38,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The user's function, and how to call it."""
+    """The user's function and its form."""
 
     form: Form
     function: Callable[..., Any]
@@ -47,11 +47,11 @@ class Transform:
 
 
 _NAMES = {"records": Form.SPARK, "df": Form.SPARK, "batch": Form.ARROW, "record": Form.FUNCTION}
-"""What a first parameter without a type means."""
+"""The form that the name of an untyped first parameter implies."""
 
 
 class _Unclear(Exception):
-    """The form cannot be told, or is none of ours: what is wrong, and the fix."""
+    """The form cannot be determined or is not supported. Holds the message and the fix."""
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(message, fix)
@@ -60,10 +60,10 @@ class _Unclear(Exception):
 
 
 def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
-    """The consumer's function, imported with ``folders`` at the front of ``sys.path``, in this order (they stay there, once).
+    """Imports the consumer's function, with ``folders`` at the front of ``sys.path`` in this order. They stay there, once each.
 
     Raises `SpecInvalid` if the module or the function does not exist, if importing it raises (with the place in the user's file), if its
-    form cannot be told, or if records cannot be held in it as ``retry.order`` says.
+    form cannot be determined, or if its form does not support ``retry.order``.
     """
     module_name, _, name = spec.transform.partition(":")
     module = _import(spec, ("transform",), module_name, folders)
@@ -78,18 +78,18 @@ def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
     except _Unclear as unclear:
         raise _refused(spec, ("transform",), f"transform: {spec.transform} {unclear.message}", unclear.fix) from None
     if form is Form.SPARK and spec.retry.order is Order.KEY:
-        message = f"retry.order: {spec.transform} is of the Spark form, whose rows do not say which key they were made of"
+        message = f"retry.order: {spec.transform} has the Spark form, whose rows do not show which key they come from"
         raise _refused(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
     return Transform(form, function, module_name, name)
 
 
 def load_permanent(spec: ConsumerSpec, folders: Sequence[Path]) -> tuple[type[Exception], ...]:
-    """The exception classes that ``retry.permanent`` names. Raises `SpecInvalid` for those that do not exist or are no exceptions."""
+    """The exception classes that ``retry.permanent`` names. Raises `SpecInvalid` for those that do not exist or are not exceptions."""
     return tuple(_exception(spec, index, name, folders) for index, name in enumerate(spec.retry.permanent))
 
 
 def form_of(function: object) -> Form:
-    """The form of a transform: by the type of its first parameter or of what it returns, else by the first parameter's name."""
+    """The form of a transform: from the type of its first parameter or of its result, else from the first parameter's name."""
     first, returned = _signature(function)
     given = _form_of_annotation(first.annotation, function)
     made = _form_of_annotation(returned, function)
@@ -100,16 +100,16 @@ def form_of(function: object) -> Form:
         raise _Unclear(f'takes "{first.name}" as the {by_name} form does, but its result is typed otherwise', _ANNOTATE)
     form = given or by_name or made
     if form is None:
-        raise _Unclear(f'takes "{first.name}", which says nothing about what it wants', _ANNOTATE)
+        raise _Unclear(f'takes "{first.name}", which does not show the form', _ANNOTATE)
     if made is not None and made is not form:
-        raise _Unclear(f"takes what the {form} form takes and returns what the {made} form returns", "let both types be of one form")
+        raise _Unclear(f"takes what the {form} form takes and returns what the {made} form returns", "use types of one form for both")
     if form is not Form.FUNCTION and inspect.isgeneratorfunction(function):
         raise _Unclear("yields", "return one result; only the form record: Record may yield its rows")
     return form
 
 
 def _signature(function: object) -> tuple[inspect.Parameter, object]:
-    """The one parameter that is given, and the annotation of the result."""
+    """The parameter that gets the input, and the annotation of the result."""
     if not callable(function):
         raise _Unclear(f"is not a function but {type(function).__name__}", "name a function")
     if isinstance(function, type):
@@ -119,7 +119,7 @@ def _signature(function: object) -> tuple[inspect.Parameter, object]:
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
-        raise _Unclear("does not tell its parameters", "wrap it in a function of your own") from None
+        raise _Unclear("has no readable signature", "wrap it in a function of your own") from None
     positional = [each for each in signature.parameters.values() if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if not positional:
         raise _Unclear("takes no parameter", "let it take one: record: Record, batch: pa.RecordBatch or records: DataFrame")
@@ -131,7 +131,7 @@ def _signature(function: object) -> tuple[inspect.Parameter, object]:
 
 
 def _form_of_annotation(annotation: object, function: object) -> Form | None:
-    """The form that a type stands for; None where there is no type."""
+    """The form that a type implies. None if there is no type."""
     if annotation is inspect.Parameter.empty:
         return None
     if isinstance(annotation, str):
@@ -151,7 +151,8 @@ def _form_of_annotation(annotation: object, function: object) -> Form | None:
 
 
 def _resolved(text: str, function: object) -> object:
-    """What a dotted name means where the function stands, or the text: a name that only a type checker imports means nothing there."""
+    """The object that a dotted name refers to in the function's module. Returns the text if it refers to nothing, as for names that are
+    only imported for type checking."""
     value: Any = None
     for index, part in enumerate(text.split(".")):
         names = getattr(inspect.unwrap(function), "__globals__", {}) if callable(function) else {}
@@ -192,7 +193,7 @@ def _import(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequence[Path
     mine = _file_in(name, folders)
     if mine is not None and name.partition(".")[0] in sys.stdlib_module_names:
         top = name.partition(".")[0]
-        message = f"{path[0]}: {shown(mine)} has the name of Python's own module {top}"
+        message = f"{path[0]}: {shown(mine)} has the name of the standard library's module {top}"
         raise _refused(spec, path, message, "rename the file")
     importlib.invalidate_caches()
     try:
@@ -211,13 +212,13 @@ def _import_failed(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequen
         near = nearest(name, modules)
         places = ", ".join(shown(folder) for folder in folders) or "sys.path"
         fix = f"write {near}" if near else f"put {name.replace('.', '/')}.py into {places}"
-        return _refused(spec, path, f'{path[0]}: there is no module "{error.name}"', fix)
+        return _refused(spec, path, f'{path[0]}: module "{error.name}" not found', fix)
     said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return _refused(spec, path, f"{path[0]}: importing {name} raised {said}", f"mend {_user_line(error, folders)}")
+    return _refused(spec, path, f"{path[0]}: importing {name} raised {said}", f"fix {_user_line(error, folders)}")
 
 
 def _user_line(error: BaseException, folders: Sequence[Path]) -> str:
-    """The last place in the user's files that an error passed through."""
+    """The innermost line of the user's files in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{shown(Path(error.filename))}:{error.lineno}: {(error.text or '').strip()}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
@@ -228,7 +229,7 @@ def _user_line(error: BaseException, folders: Sequence[Path]) -> str:
 
 
 def import_from(folders: Sequence[Path]) -> None:
-    """These folders lead ``sys.path``, each once; nothing changes if they do already."""
+    """Puts these folders at the front of ``sys.path``, once each. Changes nothing if they are already there."""
     wanted = list(dict.fromkeys(str(folder.resolve()) for folder in folders))
     if sys.path[: len(wanted)] != wanted:
         sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]

@@ -1,4 +1,4 @@
-"""Lengths of time as users write them: a whole number and a unit, ``30s``, ``5m``, ``1h``, ``2d``."""
+"""Durations as users write them, a whole number and a unit: ``30s``, ``5m``, ``1h``, ``2d``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tidemark.errors import BadInput
 
 _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # seconds in a unit, the longest first
 LONGEST = timedelta(days=3_650)
-"""Ten years: what is longer is a slip, and would leave the calendar when it is added to a date."""
+"""Ten years. A longer duration is likely a mistake, and adding it to a date could overflow."""
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 FIX = "write a number and a unit without a space: 30s, 5m, 1h"
 
 
 def parse_duration(text: str) -> timedelta:
-    """The length of time that ``text`` names. One number, one unit (s, m, h, d), nothing between or around them.
+    """Parses one number and one unit (s, m, h, d), with nothing between or around them.
 
-    Raises `BadInput` for anything else, and for what is longer than `LONGEST`.
+    Raises `BadInput` for anything else, and for durations longer than `LONGEST`.
     """
     match = _DURATION.fullmatch(text)
     if match is None:
@@ -29,9 +29,9 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(length: timedelta) -> str:
-    """``length`` as `parse_duration` reads it, in the longest unit that needs no fraction: 90 s is ``90s``, 120 s is ``2m``.
+    """Formats ``length`` for `parse_duration`, in the longest unit that needs no fraction: 90 s is ``90s``, 120 s is ``2m``.
 
-    Raises `BadInput` for lengths that have no such text: negative ones and fractions of a second.
+    Raises `BadInput` for negative lengths and fractions of a second.
     """
     seconds = length // timedelta(seconds=1)
     if seconds < 0 or length != timedelta(seconds=seconds):

@@ -1,4 +1,4 @@
-"""Moments and lengths of time as people write them. A time that means two moments, or none, is refused with both readings."""
+"""Times and durations as people write them. A local time that exists twice or not at all is refused, with both readings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tidemark.text.duration import LONGEST, parse_duration
 from tidemark.text.wording import quoted
 
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-"""Kafka's timestamps begin here; below it its numbers have other meanings (-1 is latest, -2 earliest)."""
+"""Kafka's timestamps start here. Negative ones have special meanings (-1 is latest, -2 is earliest)."""
 EXAMPLE = "2026-03-29T14:00:00+02:00"
 NEAR, LIKENESS = 3, 0.75
-"""Zones with a similar name that are told, and how similar it must be."""
+"""How many zones with a similar name to suggest, and how similar the name must be."""
 
 _MOMENT = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)(?:[Tt ](?P<time>\d\d:\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?)?"
@@ -32,11 +32,11 @@ _DURATION_FIX = "Write days, hours, minutes and seconds in ISO 8601: PT2H, P1DT1
 
 
 def parse_moment(text: str, zone: str | None = None) -> datetime:
-    """The moment, in UTC, that ``text`` names: RFC 3339, or a local time and the zone that it is of (``Europe/Berlin``).
+    """Parses RFC 3339, or a local time with its ``zone`` (``Europe/Berlin``). Returns UTC.
 
-    Kafka's timestamps have milliseconds, so a finer moment becomes the next one: the records at or after it are the same.
-    Raises `BadInput`: not a time; no zone, an unknown one, or one that contradicts the offset; a local time that a change of the clock
-    makes double or leaves out; before 1970.
+    Kafka's timestamps have milliseconds, so a finer time is rounded up: the records at or after it are the same.
+    Raises `BadInput` for: not a time; no zone, an unknown one, or one that contradicts the offset; a local time that occurs twice or not
+    at all because of a clock change; before 1970.
     """
     match = _MOMENT.fullmatch(text.strip())
     if match is None or match["time"] is None:
@@ -45,48 +45,48 @@ def parse_moment(text: str, zone: str | None = None) -> datetime:
     local = _local(text, match)
     if match["offset"] is None:
         if zone is None:
-            raise _bad_moment(text, "has no zone", f"Name the zone that it is of (Europe/Berlin, UTC), or write its offset: {EXAMPLE}.")
+            raise _bad_moment(text, "has no zone", f"Name its zone (Europe/Berlin, UTC), or write its UTC offset: {EXAMPLE}.")
         moment = _in_zone(text, local, _zone(zone))
     else:
         moment = _at_offset(text, local, match["offset"])
         if zone is not None and (there := _zone(zone)).utcoffset(moment.astimezone(there)) != moment.utcoffset():
             says = f"has the offset {match['offset']}, but in {zone} it is {_reading(moment.astimezone(there))} then"
-            raise _bad_moment(text, says, "Leave out the offset or the zone.")
+            raise _bad_moment(text, says, "Give only the offset or only the zone.")
     try:
         moment = moment.astimezone(UTC)
     except OverflowError:
-        raise _bad_moment(text, "is beyond the calendar", f"Write a time like {EXAMPLE}.") from None
+        raise _bad_moment(text, "is beyond the supported range", f"Write a time like {EXAMPLE}.") from None
     if moment < UNIX_EPOCH:
-        raise _bad_moment(text, "is before 1970, where Kafka's timestamps begin", "For all that Kafka still has, use to-earliest.")
+        raise _bad_moment(text, "is before 1970, where Kafka's timestamps begin", "To read all that Kafka still has, use to-earliest.")
     return moment
 
 
 def parse_iso_duration(text: str) -> timedelta:
-    """The length of time that an ISO 8601 duration names (``PnDTnHnMnS``, as Kafka reads it; ``PnW`` too). Raises `BadInput`.
+    """Parses an ISO 8601 duration (``PnDTnHnMnS``, as Kafka reads it, and ``PnW``). Raises `BadInput`.
 
-    Months and years have no length of their own, and a negative one would lie in the future: both are refused with what to write.
+    Refuses months and years, whose lengths vary, and negative durations, which would point to the future. The error says what to write.
     """
     asked = text.strip()
     if asked.startswith(("-", "+")) or re.search(r"[-+]\d", asked):
         raise _bad_duration(text, "has a sign", f"{_DURATION_FIX}; it is always the time before the plan is made.")
     if _CALENDAR.match(asked):
-        raise _bad_duration(text, "counts months or years, whose lengths differ", "Write days: P30D, P365D.")
+        raise _bad_duration(text, "contains months or years, whose lengths vary", "Write days: P30D, P365D.")
     if not _DURATION.fullmatch(asked):
         raise _bad_duration(text, "is not a duration", f"{_near_duration(asked) or _DURATION_FIX}.")
     length = to_timedelta(asked.upper().replace(",", "."))
     if length is None or length > LONGEST:
-        fix = "Write a shorter one; for all that Kafka still has, use to-earliest."
+        fix = "Write a shorter one. To read all that Kafka still has, use to-earliest."
         raise _bad_duration(text, f"is longer than {LONGEST.days} days", fix)
     return length
 
 
 def iso(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the second where that is all there is: ``2026-03-29T12:00:00Z``."""
+    """RFC 3339 in UTC, without a fraction if it is zero: ``2026-03-29T12:00:00Z``."""
     return _shown(moment.astimezone(UTC)).replace("+00:00", "Z")
 
 
 def iso_duration(length: timedelta) -> str:
-    """``length`` as `parse_iso_duration` reads it: ``P1DT2H``, ``PT0S``."""
+    """Formats ``length`` for `parse_iso_duration`: ``P1DT2H``, ``PT0S``."""
     minutes, seconds = divmod(length.seconds, 60)
     hours, minutes = divmod(minutes, 60)
     fraction = f".{length.microseconds:06}".rstrip("0") if length.microseconds else ""
@@ -96,7 +96,7 @@ def iso_duration(length: timedelta) -> str:
 
 
 def _local(text: str, match: re.Match[str]) -> datetime:
-    """The wall clock's time, without a zone, up to the next millisecond."""
+    """The local time without a zone, rounded up to a millisecond."""
     second, fraction = match["second"] or "00", (match["fraction"] or "").ljust(9, "0")
     if second == "60":
         raise _bad_moment(text, "is a leap second, which Kafka's timestamps do not have", "Write :59, or the minute after it.")
@@ -112,28 +112,28 @@ def _at_offset(text: str, local: datetime, offset: str) -> datetime:
     if offset in "Zz":
         return local.replace(tzinfo=UTC)
     if int(digits[:2]) > 23 or int(digits[2:]) > 59:
-        raise _bad_moment(text, f"has no offset from UTC: {offset}", f"Write {EXAMPLE}.")
+        raise _bad_moment(text, f"has an invalid UTC offset: {offset}", f"Write {EXAMPLE}.")
     return datetime.fromisoformat(f"{local.isoformat()}{offset[0]}{digits[:2]}:{digits[2:]}")
 
 
 def _in_zone(text: str, local: datetime, zone: zoneinfo.ZoneInfo) -> datetime:
-    """``local`` as a moment, if the zone's clocks showed it exactly once."""
+    """Converts a local time, if it occurred exactly once in the zone."""
     try:
         readings = [local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
         shown = [moment.astimezone(zone) for moment in readings]
     except OverflowError:
-        raise _bad_moment(text, "is beyond the calendar", f"Write a time like {EXAMPLE}.") from None
+        raise _bad_moment(text, "is beyond the supported range", f"Write a time like {EXAMPLE}.") from None
     if readings[0] == readings[1]:
         return shown[0]
     twice = shown[0].replace(tzinfo=None) == local
-    says = f"{'comes twice' if twice else 'is left out'} in {zone.key}, where the clock is put {'back' if twice else 'forward'}"
+    says = f"{'occurs twice' if twice else 'does not exist'} in {zone.key}, where clocks go {'back' if twice else 'forward'}"
     first, second = sorted(shown, key=lambda moment: moment.timestamp())
     raise _bad_moment(text, says, f"Write {_reading(first)}, or {_reading(second)}.")
 
 
 @functools.cache
 def _zones() -> dict[str, str]:
-    """Every zone by its name in small letters."""
+    """Every zone by its lower-case name."""
     return {name.lower(): name for name in sorted(zoneinfo.available_timezones()) if name not in ("localtime", "posixrules")}
 
 
@@ -151,11 +151,11 @@ def _zone(name: str) -> zoneinfo.ZoneInfo:
         near = [*difflib.get_close_matches(low, known, n=NEAR, cutoff=LIKENESS), *(cities[city] for city in close)]
     names = list(dict.fromkeys(known[zone] for zone in near))[:NEAR]
     fix = f"Write {' or '.join(names)}." if names else "Write a name of the tz database: Europe/Berlin, America/New_York, UTC."
-    raise BadInput(what="zone", found=f"there is none of the name {quoted(name)}", fix=fix)
+    raise BadInput(what="zone", found=f"{quoted(name)} is not a known time zone", fix=fix)
 
 
 def _reading(moment: datetime) -> str:
-    """One moment by both clocks."""
+    """A time in its zone and in UTC."""
     utc = moment.astimezone(UTC)
     return f"{_shown(moment)} ({utc:%H:%M} UTC)" if utc.date() == moment.date() else f"{_shown(moment)} ({utc:%Y-%m-%d %H:%M} UTC)"
 
@@ -165,7 +165,7 @@ def _shown(moment: datetime) -> str:
 
 
 def to_timedelta(text: str) -> timedelta | None:
-    """What `iso_duration` has written, whatever its length, by Pydantic's parser; `None` for what no timedelta has."""
+    """Parses what `iso_duration` wrote, of any length, with Pydantic. `None` if a timedelta cannot hold it."""
     from pydantic import TypeAdapter, ValidationError
 
     reader: TypeAdapter[Any] = TypeAdapter(timedelta)
@@ -177,7 +177,7 @@ def to_timedelta(text: str) -> timedelta | None:
 
 
 def _near_duration(text: str) -> str | None:
-    """What was likely meant, where the text is a duration as a consumer's file has it: ``2h``."""
+    """The likely fix if the text is a duration in the notation of consumers' files: ``2h``."""
     try:
         return f"Write {iso_duration(parse_duration(text.lower().replace(' ', '')))}"
     except BadInput:

@@ -1,4 +1,4 @@
-"""Everything that is wrong with what an operator asked for, collected and reported at once."""
+"""Collects all problems of an operator's input and reports them at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tidemark.text.wording import quoted
 T = TypeVar("T")
 
 REASON_CHARACTERS = 10
-"""The least that a reason has."""
+"""Minimum length of a reason."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SeveralProblems(Refused):
-    """Everything that is wrong with what was asked for, a text each."""
+    """The input has several problems. Holds one text for each."""
 
     problems: tuple[str, ...]
 
@@ -27,12 +27,12 @@ class SeveralProblems(Refused):
 
 @dataclass
 class Problems:
-    """Collects what is refused, so that all of it can be told at once."""
+    """Collects refusals, so that all of them can be raised at once."""
 
     found: list[Refused] = field(default_factory=list)
 
     def attempt(self, ask: Callable[[], T]) -> T | None:
-        """What ``ask`` returns, or `None` if it is refused, which is then kept."""
+        """Returns what ``ask`` returns. If it raises `Refused`, stores that and returns `None`."""
         try:
             return ask()
         except Refused as error:
@@ -43,7 +43,7 @@ class Problems:
         self.found.append(BadInput(what=what, found=found, fix=fix))
 
     def end(self) -> None:
-        """Raises what was collected, if anything was."""
+        """Raises the collected problems, if any."""
         if len(self.found) == 1:
             raise self.found[0]
         if self.found:
@@ -52,9 +52,9 @@ class Problems:
 
 
 def check_reason(text: str | None) -> str:
-    """The reason, without blanks around it. Raises `BadInput` if it says too little to be of use later."""
+    """The reason with normalized whitespace. Raises `BadInput` if it is too short."""
     reason = " ".join((text or "").split())
     if len(reason) < REASON_CHARACTERS:
-        found = f"{quoted(reason)} has {len(reason)} characters" if reason else "there is none"
-        raise BadInput(what="reason", found=found, fix=f"Say why in at least {REASON_CHARACTERS} characters: it is kept for ever.")
+        found = f"{quoted(reason)} has {len(reason)} characters" if reason else "it is missing"
+        raise BadInput(what="reason", found=found, fix=f"Say why in at least {REASON_CHARACTERS} characters; it is kept permanently.")
     return reason

@@ -1,4 +1,4 @@
-"""How names, numbers and lengths of time are written for people: on a terminal, in an error, in Airflow's Markdown."""
+"""Formats names, numbers and durations for people: on a terminal, in an error, in Airflow's Markdown."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was most likely meant to be, or None."""
+    """The known name that ``name`` most likely means, or None."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     match = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.6)
     return by_lower[match[0]] if match else None
 
 
 def quoted(text: str) -> str:
-    """``text`` in double quotes on one line, cut where it is long."""
+    """``text`` in double quotes, on one line, truncated if long."""
     printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:80])
     return f'"{printable}{"…" if len(text) > 80 else ""}"'
 
 
 def escaped(text: str) -> str:
-    """Text in which Markdown sees no marks and no HTML, on one line."""
+    """The text on one line, with Markdown and HTML escaped."""
     plain = "".join(char if char.isprintable() else " " for char in text)
     return _MARKS.sub(r"\\\1", " ".join(plain.split()))
 
@@ -34,7 +34,7 @@ def counted(number: int, what: str) -> str:
 
 
 def about(seconds: float) -> str:
-    """A length of time as a person says it."""
+    """A rounded duration, as a person would say it."""
     if seconds < _MINUTE:
         return "a minute" if seconds > _MINUTE / 2 else f"{max(1, round(seconds))} s"
     if seconds < 2 * _HOUR:
