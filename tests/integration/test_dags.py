@@ -248,7 +248,7 @@ def test_continuous_consumer_has_a_run_for_each_stretch_of_time_and_one_beside_i
     (tmp_path / "news.yaml").write_text(f"{SMALL}run: continuous\nrun_for: 10m\n")
     dag = read(tmp_path)["dags"]["consume__news"]
     assert (dag["schedule"], dag["max_active_runs"], dag["catchup"]) == ("0:10:00", 2, False)
-    assert "one after the other, 10m each" in dag["doc"]
+    assert "back to back, 10m each" in dag["doc"]
 
 
 def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by_hand(read, tmp_path):
