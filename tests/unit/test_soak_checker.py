@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.soak.checker import Anomaly, Kind, compare, counted, judge
 from tests.soak.history import (
@@ -435,7 +435,7 @@ def test_history_without_a_fault_is_clean(history):
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.replace("_", "-"))
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(history=clean_histories(), data=st.data())
 def test_single_fault_is_reported_under_its_name_and_nothing_else(plant, history, data):
     """Names exclude each other: a fault does not show under a second one."""
