@@ -28,7 +28,7 @@ ADDITIVE = ".additive"
 DRIVER = "tidemark driver "  # with the attempt's id the name of a driver's session
 LOCK_WAITS_S = (1, 2, 4, 8, 15, 15, 15, 15)
 """How long each try of a migration waits for its locks. Commits queue behind it meanwhile, so it then pauses for as long, and no wait comes
-near the lock time-out of a commit (120 s)."""
+near the lock timeout of a commit (120 s)."""
 
 
 @dataclass(kw_only=True, eq=False)

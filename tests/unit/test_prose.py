@@ -1,4 +1,4 @@
-"""The documentation is written in plain technical English: phrases that no native speaker would write do not come back."""
+"""Documentation, docstrings, comments and messages are plain technical English: unidiomatic phrases do not come back."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def test_page_has_no_banned_phrase(page: str) -> None:
     text = re.sub(r"^```.*?^```|`[^`\n]+`", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found = {match[0]: instead for phrase, instead in BANNED.items() for match in re.finditer(rf"\b{phrase}", text, re.IGNORECASE)}
     assert found == {}
+
+
+@pytest.mark.parametrize("folder", ["include", "dags", "spark_jobs", "demo", "template", "docker"])
+def test_source_has_no_banned_phrase(folder: str) -> None:
+    """Docstrings, comments, messages and statements alike."""
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}: {instead}"
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".sql", ".yaml", ".sh", ".md"}
+        for phrase, instead in BANNED.items()
+        for match in re.finditer(rf"\b{phrase}", path.read_text(encoding="utf-8"), re.IGNORECASE)
+    ]
+    assert found == []

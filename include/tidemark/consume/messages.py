@@ -32,7 +32,7 @@ FIRST_MS, LAST_MS = -210_866_803_200_000, 9_223_372_036_854_775
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BAD_HEADERS = "a header name is not valid UTF-8: the headers cannot be read and are not kept"
 _given_headers = operator.methodcaller("headers")
-"""If a name is not valid UTF-8, confluent-kafka 2.16 leaves an exception *and* a list with a hole, and whoever reads the list crashes.
+"""If a name is not valid UTF-8, confluent-kafka 2.16 leaves an exception *and* a list with a hole, and reading the list crashes.
 A direct call hides the exception once Python 3.11 has specialised it; this way it is always raised. Never call it twice on such a message.
 """
 

@@ -22,7 +22,7 @@ OPTIONAL = ("disposition", "error")
 
 
 class Disposition(IntEnum):
-    """What becomes of a record. The values are those in `Tally`'s array, where 0 means not mentioned."""
+    """What happens to a record. The values are those in `Tally`'s array, where 0 means not mentioned."""
 
     LOAD = 1
     SKIP = 2

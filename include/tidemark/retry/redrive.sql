@@ -102,7 +102,7 @@ WITH portion AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     SELECT failed_record_id,
            CASE WHEN locked.redrives < %(max_redrives)s THEN NULL
-                WHEN locked.redrives IS NOT NULL THEN 'was sent round ' || locked.redrives || ' times'
+                WHEN locked.redrives IS NOT NULL THEN 'was redriven ' || locked.redrives || ' times'
                 WHEN record.state IS NULL THEN 'withdrawn by a rewind'
                 WHEN record.state = 'WAITING' THEN 'waits for a retry'
                 WHEN record.state = 'HELD' THEN 'is held behind another record of its key'

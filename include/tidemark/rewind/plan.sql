@@ -23,7 +23,7 @@ SELECT topic_id, partition FROM tidemark.partition_offset pos
 
 -- name: batch_starts
 -- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run start; one row per partition.
--- Batches of retry topics are left out: a rewind cannot go to them.
+-- Without batches of retry topics: a rewind cannot go to them.
 SELECT topic_id, partition, min(start_offset) AS start_offset
   FROM tidemark.batch
  WHERE group_id = %(group_id)s AND NOT drained

@@ -222,7 +222,7 @@ def test_a_record_is_not_sent_round_for_ever(outbox: Outbox) -> None:
     early, late = plan(outbox, max_redrives=3).redrive, plan(outbox, max_redrives=3).redrive
     apply(outbox, early.redrive_id)
     outbox.sql(fail)
-    assert apply(outbox, late.redrive_id).passed_over == {"was sent round 3 times": 1}
+    assert apply(outbox, late.redrive_id).passed_over == {"was redriven 3 times": 1}
     assert outbox.record(number)["redrives"] == 3
 
 
