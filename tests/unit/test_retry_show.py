@@ -48,6 +48,7 @@ def test_plan_is_shown_with_counts_examples_and_what_is_no_part_of_it() -> None:
         "Redrive 7 (PLANNED): 1,200 records of departures to the first delay, at most 50 per second",
         "Which: error type KeyError",
         "Reason: the codes are mended",
+        "Planned by ann at 2026-03-24T13:00:00Z",
         "Not included: 3 that already wait for a retry",
         "Not included: 2 that were redriven 3 times",
         f"    1,200  KeyError: {'x' * 199}…",
@@ -61,7 +62,7 @@ def test_redrive_that_has_begun_is_shown_with_what_became_of_its_records() -> No
     done = preview(state=Phase.DONE, destination=Destination.NOW, started_at=AT, planned=0, redriven=1150, passed_over=50)
     said = lines(replace(done, passed_over={"was loaded meanwhile": 50}))
     assert said[0] == "Redrive 7 (DONE): 1,200 records of departures for one immediate try"
-    assert said[3:5] == ["1,150 redriven, 50 passed over, 0 left", "Passed over, was loaded meanwhile: 50"]
+    assert said[4:6] == ["1,150 redriven, 50 passed over, 0 left", "Passed over, was loaded meanwhile: 50"]
     assert not any(line.startswith("4711") for line in said)
 
 

@@ -138,29 +138,21 @@ def _as_json(one: Any) -> dict[str, Any]:
 
 
 def _print(made: Preview, output: OutputFormat) -> None:
+    from tidemark.retry.show import heading
+
     one = made.redrive
     if output is OutputFormat.JSON:
-        rest = {"errors": made.errors, "topics": made.topics, "examples": made.examples, "passed_over_because": made.passed_over}
-        print_json({**_as_json(one), **rest, "waiting": made.waiting, "worn_out": made.worn_out})
+        found = {"errors": made.errors, "topics": made.topics, "examples": made.examples, "passed_over_because": made.passed_over}
+        print_json({**_as_json(one), **found, "waiting": made.waiting, "worn_out": made.worn_out})
         return
 
     def say(text: str, **options: Any) -> None:
         stdout.print(text, markup=False, highlight=False, **options)
 
-    cap = "" if one.per_second is None else f", at most {one.per_second:,} per second"
-    where = "to the first delay" if one.destination == "ladder" else "for one immediate try"
-    say(f"Redrive {one.redrive_id} ({one.state}): {one.records:,} records of {one.consumer} {where}{cap}", style="bold")
-    say(f"Which: {one.filter}")
-    say(f"Reason: {one.reason}")
-    say(f"Planned by {one.planned_by} at {minute(one.planned_at)} UTC.")
-    if one.started_at is not None:
-        say(f"{one.redriven:,} redriven, {one.passed_over:,} passed over, {one.planned:,} left.")
-    for why, records in made.passed_over.items():
-        say(f"  passed over, {why}: {records:,}")
-    if made.waiting:
-        say(f"Not included: {made.waiting:,} that already wait for a retry.")
-    if made.worn_out:
-        say(f"Not included: {made.worn_out:,} that were redriven {one.max_redrives} times.")
+    first, *rest = heading(made)
+    say(first, style="bold")
+    for text in rest:
+        say(text)
     errors = [(f"{error['records']:,}", f"{error['error_type']}: {error['example'] or ''}") for error in made.errors]
     print_lines(("records", "error"), errors)
     for each in made.examples if one.started_at is None else ():

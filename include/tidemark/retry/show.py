@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemark.text.moment import iso
 from tidemark.text.wording import counted, escaped
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def heading(made: Preview) -> list[str]:
         f"Redrive {one.redrive_id} ({one.state}): {counted(one.records, 'record')} of {one.consumer} {where}{cap}",
         f"Which: {one.filter}",
         f"Reason: {one.reason}",
+        f"Planned by {one.planned_by} at {iso(one.planned_at.replace(microsecond=0))}",
     ]
     if one.approved_by is not None:
         said.append(f"Approved by {one.approved_by}")

@@ -457,7 +457,7 @@ def test_plan_apply_and_list_in_words(outbox: Outbox) -> None:
     assert "Which: error type TimeoutError" in done.stdout
     applied = command("apply", "1")
     assert applied.returncode == 0, applied.stderr
-    assert "3 redriven, 0 passed over, 0 left." in applied.stdout
+    assert "3 redriven, 0 passed over, 0 left" in applied.stdout
     again = outbox.consumer.command("redrive", "apply", "1", "--output", "json")
     told = json.loads(again.stdout)
     assert (told["state"], told["redriven"], told["filter"]) == ("DONE", 3, {"error_type": "TimeoutError"})
