@@ -16,7 +16,7 @@ SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 FURTHER_PYTHONS ?= 3.12 3.13
 
-.PHONY: help demo bench soak check test test-all unit versions lint format up down docs docs-lock lock clean
+.PHONY: help demo bench soak check test test-all unit versions lint format wheel up down docs docs-lock lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -71,6 +71,9 @@ up: $(READY) ## start Postgres, Kafka and Airflow; print URL and login
 down: $(READY) ## stop what `make up` started and keep the data
 	$(BIN)/tidemark local airflow down
 	$(BIN)/tidemark local down
+
+wheel: $(READY) ## build the wheel, into build/
+	$(BIN)/python -m hatchling build -t wheel -d build
 
 docs: $(READY) build/docs-env/.ready ## the documentation site, strictly; build/site
 	$(BIN)/python docs/site.py

