@@ -340,7 +340,7 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
     with session(ordered.url) as connection:
         held = list_records(connection, ordered.group, Filter(states=(RecordState.HELD,)), limit=10)
         assert [record.offset for record in held] == [1, 2, 3]
-        with pytest.raises(NotEditable, match="it is held until a record of its key is settled"):
+        with pytest.raises(NotEditable, match="it is held until an earlier record of its key is settled"):
             edit(connection, ordered.group, held[0].number, lambda was: Payload(was.key, b"x", ()), reason="the value was wrong", by="ann")
         with pytest.raises(BadInput, match="no record to redrive: states HELD; 3 already wait for a retry"):
             redrive.plan(connection, ordered.spec, Filter(states=(RecordState.HELD,)), reason="they are held", by="ann")
