@@ -374,7 +374,7 @@ def test_run_that_a_newer_one_has_taken_over_from_says_that_there_is_nothing_to_
     assert done.returncode == 1
     said = " ".join(done.stderr.split())
     assert f"A newer run of {scenario.name} has taken over." in said
-    assert "there is nothing to do" in said
+    assert "There is nothing to do" in said
     assert "epoch" not in said
     assert "generation" not in said
     scenario.check()

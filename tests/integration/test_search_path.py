@@ -107,7 +107,7 @@ def test_only_db_py_opens_transactions_without_the_path() -> None:
         for path in library.rglob("*.py")
         if re.search(r"connection\.cursor\(", text := path.read_text()) and "FIX_PATH" not in text and "SEARCH_PATH" not in text
     }
-    assert own == {"group/wake.py", "quality/judge.py"}  # LISTEN; savepoints of a transaction that validation.py has begun
+    assert own == {"group/wake.py", "quality/expectations.py"}  # LISTEN; savepoints of a transaction that validation.py has begun
 
 
 def test_trigger_that_needs_the_search_path_is_refused_with_the_way_out(scenario: Scenario) -> None:

@@ -93,7 +93,7 @@ def test_consumer_that_cannot_be_published_and_database_that_is_away_hold_up_nob
 
 
 BROKEN = """
-from tidemark.retry import agenda, relay
+from tidemark.retry import pending, relay
 
 def broken(function):
     def raise_or_call(connection, *rest):
@@ -102,7 +102,7 @@ def broken(function):
         return function(connection, *rest)
     return raise_or_call
 
-relay.relay, agenda.due = broken(relay.relay), broken(agenda.due)
+relay.relay, pending.due = broken(relay.relay), broken(pending.due)
 """
 """What nobody expected, wherever the relay of a consumer comes upon it, and the look at what is due of it."""
 

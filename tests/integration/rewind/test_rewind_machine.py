@@ -143,6 +143,12 @@ class Rewinds(RuleBasedStateMachine):
     )
     def rewind(self, partitions: set[int], scenario: Scenario) -> None:
         targets = {number: self.target(scenario, number) for number in sorted(partitions)}
+        if isinstance(scenario, ToValidated) and any(
+            self.places[number].validated == 0 < self.places[number].position for number in targets
+        ):
+            with pytest.raises(PlanRefused, match="is validated"):
+                self.lab.plan(scenario, *self.scope(partitions))
+            return
         if any(not 0 <= target <= LOG_END for target in targets.values()):
             with pytest.raises(TargetsOutOfRange):
                 self.lab.plan(scenario, *self.scope(partitions))
