@@ -98,7 +98,7 @@ class Kafka(Server):
                 process.terminate()
 
     def version(self) -> str | None:
-        recipe = resources.files("tidemark.local").joinpath("ivy.xml").read_text()
+        recipe = resources.files("tidemark.jvm").joinpath("ivy.xml").read_text()
         match = re.search(r'name="kafka_2\.13" rev="([^"]+)"', recipe)
         return match[1] if match else None
 
