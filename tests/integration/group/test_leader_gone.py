@@ -28,15 +28,16 @@ LONG = {"session_timeout_ms": 120_000, "max_poll_interval_ms": 240_000}
 
 
 class Stands(Assignor):
-    """Assigns as ``range`` does a member that is alone; with several it says so and stands still until it is let go."""
+    """Assigns as ``range`` does, but stops in the call from ``least`` members on, until it may go on."""
 
     name = "stands"
+    least = 2
 
     def __init__(self, inside: Any, go_on: Any) -> None:
         self.inside, self.go_on = inside, go_on
 
     def assign(self, metadata: Metadata, subscriptions: Mapping[str, Subscription]) -> Assignment:
-        if len(subscriptions) > 1:
+        if len(subscriptions) >= self.least:
             self.inside.set()
             self.go_on.wait()
         return find_assignor("range").assign(metadata, subscriptions)
@@ -131,6 +132,7 @@ def test_leader_that_goes_on_later_finds_that_its_assignment_is_not_asked_for(gr
 
 def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Team, stands: Stands) -> None:
     """Its followers ask again and again meanwhile, which keeps their sessions; nobody is removed, and there is one generation."""
+    stands.least = 3  # however late the second follower comes, it is in the generation that is waited for
     leader = group.join(stands, session_timeout_ms=20_000)
     group.settle()
     followers = [group.join(session_timeout_ms=4000) for _ in range(2)]  # asked for again each second
