@@ -12,7 +12,7 @@ from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run, eventually
 
 RECORDS = 1000
 GONE_WITHIN_S = 8
-"""From the death of whoever guards a driver to the driver's own, also on a busy machine. Airflow notices a death after 10 s."""
+"""Within this time a driver ends after its task or supervisor has died, also on a busy machine. Airflow notices a death after 10 s."""
 
 
 @dataclass

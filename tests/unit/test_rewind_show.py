@@ -204,3 +204,9 @@ def test_escaped_text_has_no_mark_left_and_reads_the_same(text):
 )
 def test_length_of_time_is_told_as_a_person_says_it(seconds, told):
     assert about(seconds) == told
+
+
+def test_slow_group_is_not_shown_as_one_that_reads_nothing() -> None:
+    """A small topic is read at less than one record a second."""
+    text = markdown(replace(PLAN, groups=(replace(GROUP, lag=3, records_per_s=0.27),)))
+    assert "- lag afterwards: 3 offsets; about 11 s at 0.3 records/s" in text.splitlines()

@@ -172,9 +172,13 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
         if not group.partitions:
             notes.append("no partition moves")
         slow = "how long that takes is unknown, because the group has not read yet"
-        speed = slow if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {group.records_per_s:,.0f} records/s"
+        speed = slow if group.catch_up_s is None else f"about {about(group.catch_up_s)} at {_rate(group.records_per_s or 0)} records/s"
         notes.append(f"lag afterwards: {counted(group.lag, 'offset')}; {speed}" if group.lag else "nothing left to read afterwards")
     return [*notes, *(f"rows that are taken out were announced by events of asset {asset}" for asset in group.told)]
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"
 
 
 def _closing(plan: Plan) -> list[str]:
