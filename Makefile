@@ -65,7 +65,7 @@ format: $(READY) ## format, and fix what ruff can fix
 
 up: $(READY) ## start Postgres, Kafka and Airflow; print URL and login
 	$(BIN)/tidemark local up
-	eval "$$($(BIN)/tidemark local env)"; $(BIN)/tidemark migrate
+	eval "$$($(BIN)/tidemark local env)"; $(BIN)/tidemark migrate && $(BIN)/tidemark doctor
 	$(BIN)/tidemark local airflow up
 
 down: $(READY) ## stop what `make up` started and keep the data

@@ -118,7 +118,7 @@ def _alive_workers(cluster: SparkCluster) -> int:
     assert all(process.poll() is None for process in cluster.processes), cluster.logs()
     try:
         return sum(worker["state"] == "ALIVE" for worker in cluster.state()["workers"])
-    except OSError:
+    except (OSError, ValueError):  # it does not answer, or not yet with its state
         return 0
 
 

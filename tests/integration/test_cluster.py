@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.spark_cluster import SPARK_HOME, SparkCluster
 
 from tidemark import project
 from tidemark.jvm.jars import spark_jars
+from tidemark.local import ports
 
 FAST_JVMS = FAST_JVM | {"spark.executor.extraJavaOptions": FAST_JVM["spark.driver.extraJavaOptions"]}
 PARTITIONS = 4
@@ -188,3 +190,16 @@ def packed(folder: Path) -> Path:
     with tarfile.open(archive, "w:gz") as out:
         out.add(python, "bin/python")
     return archive
+
+
+def test_doctor_looks_at_the_servers_from_the_executors(scenario: Scenario, cluster: SparkCluster, topic: str):
+    """The brokers are reachable, the database is not."""
+    scenario.write(topics=topic)
+    nowhere = f"postgresql://x@{ports.HOST}:{ports.find_free()}/x"
+    env = settings(cluster, **{"spark.pyspark.python": sys.executable}) | {"TIDEMARK_DATABASE_URL": nowhere}
+    done = scenario.command("doctor", "--output", "json", env=env)
+    assert done.returncode == 1, done.stderr
+    (found,) = [one for one in as_json(done.stdout) if one["subject"].startswith("executor ")]
+    assert found["level"] == "FAILURE"
+    assert re.match(r"not reachable from there: Postgres \((?!.*Kafka)", found["found"])
+    check_free(cluster)

@@ -10,6 +10,7 @@ Modules::
     check       `tidemark consumers check` and `tidemark sink ddl`
     common      consoles, options and connections that the commands share
     consume     `tidemark consume`
+    doctor      `tidemark doctor`
     flow        `tidemark pause`, `resume` and `flow`
     groups      `tidemark groups`
     init        `tidemark init`

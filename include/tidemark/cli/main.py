@@ -75,6 +75,19 @@ def migrate(output: Output = OutputFormat.TABLE) -> None:
         print_json({"applied": done})
 
 
+@app.command()
+def doctor(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Consumers to examine (default: all).")] = None,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Report what will make runs fail or lose records, with the fix. Exits with 1 if something will fail."""
+    from tidemark.cli.doctor import show_findings
+
+    if not show_findings(names or [], consumers, output):
+        raise typer.Exit(1)
+
+
 @consumers_app.command("check")
 def consumers_check(
     name: Annotated[str | None, typer.Argument(help="The consumer (default: all).")] = None,

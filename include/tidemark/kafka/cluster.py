@@ -118,6 +118,16 @@ class Cluster:
         expression = re.compile(pattern)
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
 
+    def brokers(self) -> list[str]:
+        """The addresses that the brokers advertise, ``host:port``, by their ids."""
+        from confluent_kafka import KafkaException
+
+        try:
+            found = self._admin().list_topics(timeout=REQUEST_TIMEOUT_S).brokers
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        return [f"{found[number].host}:{found[number].port}" for number in sorted(found)]
+
     def topics(self, names: Iterable[str], *, missing_ok: bool = False) -> list[Topic]:
         """The topics of these names. Raises `NotAllowed` with all topics that may not be described, and `TopicsMissing` with all that do
         not exist. ``missing_ok``: omits those instead."""

@@ -23,6 +23,7 @@ from tidemark.errors import Unavailable
 from tidemark.jvm.jars import spark_jars
 from tidemark.jvm.java import find_java, released
 from tidemark.spark.archive import Archive
+from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
@@ -148,6 +149,20 @@ def archived_session(file: Path) -> Iterator[SparkSession]:
     jvm = SparkContext._gateway.proc  # type: ignore[union-attr]  # noqa: SLF001
     jvm.stdin.close()  # ends the JVM
     jvm.wait()
+
+
+@contextlib.contextmanager
+def plain_session(name: str, connections: Connections) -> Iterator[SparkSession]:
+    """A session on the connections' cluster, without Kafka's connector. Raises `SparkFailed`, also for a failure in the block."""
+    find_java()
+    spark = None
+    with lost_jvm(), translated():
+        try:
+            spark = _session(name, connections.spark_master, {**SETTINGS, OPTIONS: C1, **connections.spark_conf})
+            yield spark
+        finally:
+            if spark is not None:
+                spark.stop()
 
 
 def on_loopback(master: str) -> bool:

@@ -1,0 +1,147 @@
+"""Postgres, as this role sees it from here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from tidemark import schema
+from tidemark.db import Connection, rows, session, statements, transaction
+from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
+from tidemark.errors import TidemarkError
+from tidemark.keep import default_keep
+from tidemark.spec import ConsumerSpec
+from tidemark.text.duration import format_duration, parse_duration
+from tidemark.text.wording import counted
+
+SQL = statements("tidemark.doctor", "database.sql")
+
+CLOCKS_AGREE_S = 5.0
+FEW_SESSIONS = 10
+COMMIT_S = 120
+"""A commit may wait this long for a row alone (see docs/architecture.md, "What waits")."""
+OVERDUE = timedelta(days=2)
+"""Data this much past its retention shows that nothing runs ``maintain``."""
+
+
+def examine_database(url: str, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
+    """Raises `TidemarkError` if there is no session."""
+    with session(url, application="tidemark doctor") as connection:
+        server = _row(connection, "server")
+        yield ok("postgres", f"version {server['version']}, role {server['role']}")
+        yield from _writable(server)
+        yield from _durable(server)
+        yield from _statement_timeout(server)
+        yield from _clock(connection)
+        yield from _sessions(connection, server)
+        try:
+            schema.require_current(connection)
+        except TidemarkError as error:
+            yield failure("schema", str(error), "")
+            return
+        yield ok("schema", f"migrated up to {schema.known()[-1]}")
+        yield from attempted("retention", lambda: _kept(connection))
+        for spec in specs:
+            yield from _sink(connection, spec)
+
+
+def _writable(server: dict[str, Any]) -> Iterator[Finding]:
+    if server["replica"] or server["read_only"]:
+        kind = "a replica" if server["replica"] else "read-only"
+        yield failure("postgres primary", f"this server is {kind}", "Name all hosts in the URL and add target_session_attrs=read-write.")
+
+
+def _durable(server: dict[str, Any]) -> Iterator[Finding]:
+    lax = [
+        f"{name} is off"
+        for name, on in (("fsync", server["fsync"]), ("synchronous_commit", server["synchronous_commit"] != "off"))
+        if not on
+    ]
+    if lax:
+        fix = "Set it to on: after a crash, committed offsets and rows may be lost, or the database damaged."
+        yield warning("postgres durability", " and ".join(lax), fix)
+
+
+def _statement_timeout(server: dict[str, Any]) -> Iterator[Finding]:
+    limit = float(server["statement_timeout_s"])
+    if limit:
+        fix = f"ALTER ROLE {server['role']} SET statement_timeout = 0; a large slice or a rewind is one statement."
+        found = f"statement_timeout is {limit:g} s for this role"
+        yield failure("postgres time-outs", found, fix) if limit < COMMIT_S else warning("postgres time-outs", found, fix)
+
+
+def _clock(connection: Connection) -> Iterator[Finding]:
+    ahead = clock_ahead_s(connection)
+    if abs(ahead) > CLOCKS_AGREE_S:
+        fix = "Synchronize both with NTP. Tidemark decides by the database's clock; times in logs and in Airflow differ from it."
+        yield warning("clocks", f"this host is {ahead:+.1f} s from Postgres", fix)
+    else:
+        yield ok("clocks", f"this host is {ahead:+.1f} s from Postgres")
+
+
+def clock_ahead_s(connection: Connection) -> float:
+    """How far this host's clock is ahead of the database's, in seconds; the answer's way takes part of it."""
+    with transaction(connection) as cur:
+        before = time.time()
+        cur.execute(SQL["clock"])
+        (database,) = cur.fetchone() or (0.0,)
+        return (before + time.time()) / 2 - float(database)
+
+
+def _sessions(connection: Connection, server: dict[str, Any]) -> Iterator[Finding]:
+    used, most = _row(connection, "sessions")["count"], server["max_sessions"]
+    found = f"{used} of {most} sessions are in use"
+    if most - used < FEW_SESSIONS:
+        yield warning(
+            "postgres sessions", found, "Raise max_connections, or put a pooler before Postgres: a run has a session for each core."
+        )
+    else:
+        yield ok("postgres sessions", found)
+
+
+def _kept(connection: Connection) -> Iterator[Finding]:
+    keep = default_keep()
+    kept = _row(connection, "kept", overdue=parse_duration(keep) + OVERDUE)
+    found = f"{counted(kept['archives'], 'archive')} ({_size(kept['archive_bytes'])}), failed records {_size(kept['failed_bytes'])}"
+    if kept["overdue"]:
+        last = kept["maintained_at"]
+        since = f"last maintained {last:%Y-%m-%d}" if last else "never maintained"
+        late = f"{counted(kept['overdue'], 'archive')} older than {keep} and {format_duration(OVERDUE)}"
+        yield warning("retention", f"{found}; {late}, {since}", "Unpause the DAG maintain, or run: tidemark maintain")
+    else:
+        yield ok("retention", found)
+
+
+def _sink(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
+    subject, wanted = f"{spec.name}: sink", ["SELECT", "INSERT", *(["UPDATE"] if spec.sink.key else [])]
+    found = _rows(connection, "sink", schema=spec.sink.schema_name, table=spec.sink.table_name, privileges=wanted)
+    if not found:
+        yield warning(subject, f"{spec.sink.table} does not exist yet", f"Create it: tidemark sink ddl {spec.name}")
+    elif missing := found[0]["missing"]:
+        lacks = ", ".join(missing)
+        yield failure(
+            subject, f"this role lacks {lacks} on {spec.sink.table}", f"GRANT {lacks} ON {spec.sink.table} TO {connection.info.user};"
+        )
+    else:
+        yield ok(subject, spec.sink.table)
+
+
+def _size(size: int) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{size} {unit}"
+        size //= 1024
+    return f"{size} TB"
+
+
+def _row(connection: Connection, statement: str, **values: Any) -> dict[str, Any]:
+    (row,) = _rows(connection, statement, **values)
+    return row
+
+
+def _rows(connection: Connection, statement: str, **values: Any) -> list[dict[str, Any]]:
+    with transaction(connection) as cur:
+        cur.execute(SQL[statement], values)
+        return rows(cur)

@@ -1,0 +1,42 @@
+"""The whole examination, of what the environment names and of the consumers' needs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from tidemark import schema
+from tidemark.connections import Connections
+from tidemark.db import session
+from tidemark.doctor.database import examine_database
+from tidemark.doctor.executors import examine_executors
+from tidemark.doctor.finding import Finding, attempted
+from tidemark.doctor.topics import examine_brokers, examine_topics, read_by
+from tidemark.doctor.versions import examine_versions
+from tidemark.errors import TidemarkError
+from tidemark.kafka.cluster import Cluster
+from tidemark.spec import ConsumerSpec
+
+
+def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
+    """The findings, as they are made: what is fast first, the executors last. Changes nothing."""
+    yield from examine_versions()
+    yield from attempted("postgres", lambda: examine_database(connections.database_url, specs))
+    yield from attempted("kafka", lambda: _kafka(connections, specs))
+    yield from attempted("executors", lambda: examine_executors(connections))
+
+
+def _kafka(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
+    cluster = Cluster(connections.kafka)
+    yield from examine_brokers(cluster)
+    for spec in specs:
+        yield from attempted(f"{spec.name}: topics", partial(_topics, cluster, connections, spec))
+
+
+def _topics(cluster: Cluster, connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
+    read = None
+    with contextlib.suppress(TidemarkError), session(connections.database_url, application="tidemark doctor") as connection:
+        schema.require_current(connection)
+        read = read_by(connection, spec.group)  # what is wrong with the database is a finding of its own
+    yield from examine_topics(cluster, spec, read)

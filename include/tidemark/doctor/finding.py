@@ -1,0 +1,47 @@
+"""A result of an examination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tidemark.errors import TidemarkError
+
+
+class Level(StrEnum):
+    OK = "OK"
+    WARNING = "WARNING"
+    """Runs work now; it may cost records, time or a secret later."""
+    FAILURE = "FAILURE"
+    """Runs fail, or will fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``subject``: what was examined, as in ``postgres clock``. ``fix`` says what to do; empty for OK."""
+
+    level: Level
+    subject: str
+    found: str
+    fix: str = ""
+
+
+def ok(subject: str, found: str) -> Finding:
+    return Finding(Level.OK, subject, found)
+
+
+def warning(subject: str, found: str, fix: str) -> Finding:
+    return Finding(Level.WARNING, subject, found, fix)
+
+
+def failure(subject: str, found: str, fix: str) -> Finding:
+    return Finding(Level.FAILURE, subject, found, fix)
+
+
+def attempted(subject: str, examine: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings of an examination. An error that ends it becomes the last of them; its text says what to do."""
+    try:
+        yield from examine()
+    except TidemarkError as error:
+        yield failure(subject, str(error), "")

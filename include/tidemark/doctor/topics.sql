@@ -1,0 +1,2 @@
+-- name: now
+SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;

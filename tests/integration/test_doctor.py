@@ -1,0 +1,132 @@
+"""`tidemark doctor` finds what will make runs fail or lose records, and finds nothing where all is well."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+from tests.scenario import Scenario
+
+from tidemark.doctor.database import examine_database
+from tidemark.doctor.examine import examine
+from tidemark.doctor.finding import Finding, Level
+from tidemark.doctor.topics import unreachable
+from tidemark.local import LocalStack
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def consumer(scenario: Scenario) -> Scenario:
+    """A consumer with a ladder that has read all of its topic's ten records."""
+    topic = scenario.topics.create()
+    scenario.write(topics=topic, retry={"delays": ["1h"]}).make_sink()
+    scenario.topics.produce(topic, [b"%d" % number for number in range(10)])
+    scenario.run()
+    return scenario
+
+
+def findings(scenario: Scenario) -> list[Finding]:
+    return list(examine(scenario.connections, [scenario.spec]))
+
+
+def problems(scenario: Scenario) -> list[tuple[Level, str, str]]:
+    """Level, subject without the consumer's name, and text, of what is not OK."""
+    return [
+        (one.level, one.subject.removeprefix(f"{scenario.name}: "), one.found) for one in findings(scenario) if one.level is not Level.OK
+    ]
+
+
+def test_healthy_deployment_has_no_problem(consumer: Scenario):
+    subjects = {one.subject.removeprefix(f"{consumer.name}: ") for one in findings(consumer) if one.level is Level.OK}
+    topic = consumer.spec.topics[0]
+    assert problems(consumer) == []
+    assert subjects >= {"versions", "java", "postgres", "clocks", "schema", "retention", "sink", "kafka", f"topic {topic}", "retry topics"}
+
+
+def test_each_problem_has_a_fix(consumer: Scenario):
+    """What is broken here is broken for one consumer; the other findings stay OK."""
+    topic = consumer.spec.topics[0]
+    consumer.topics.alter(topic, min_insync_replicas="2", unclean_leader_election_enable="true")
+    consumer.sql(f"DROP TABLE {consumer.table} CASCADE")
+    found = [one for one in findings(consumer) if one.level is not Level.OK]
+    assert [(one.level, one.found.partition(":")[0]) for one in found] == [
+        (Level.WARNING, f"{consumer.table} does not exist yet"),
+        (Level.FAILURE, "min.insync.replicas is 2, but it has 1 replica"),
+        (Level.WARNING, "unclean.leader.election.enable is true"),
+    ]
+    assert all(one.fix for one in found)
+
+
+def test_records_that_retention_takes_before_they_are_read(consumer: Scenario):
+    topic = consumer.spec.topics[0]
+    consumer.topics.alter(topic, retention_ms=str(10 * DAY_MS))
+    consumer.topics.produce(topic, [b"old"], timestamp=int(time.time() * 1000) - 8 * DAY_MS)
+    ((level, subject, found),) = problems(consumer)
+    assert (level, subject) == (Level.WARNING, f"topic {topic}")
+    assert "the oldest unread record is 8.0 days old, and retention deletes after 10.0 days" in found
+    consumer.topics.produce(topic, [b"new"])
+    consumer.topics.trim(topic, {0: 11})
+    ((level, _, found),) = problems(consumer)
+    assert level is Level.FAILURE
+    assert found == f"retention has deleted records that were not read, in {topic}/0"
+
+
+def test_retry_topic_that_deletes_too_early(consumer: Scenario):
+    name = f"{consumer.spec.group}.retry.1h"
+    consumer.topics.create(name=name, message_timestamp_type="LogAppendTime", retention_ms="60000", max_message_bytes="2000000")
+    ((level, subject, found),) = problems(consumer)
+    assert (level, subject) == (Level.FAILURE, "retry topics")
+    assert found.startswith(f"{name}: retention.ms is 60000")
+
+
+@pytest.mark.parametrize(
+    ("setting", "level", "found"),
+    [
+        ("default_transaction_read_only = on", Level.FAILURE, "this server is read-only"),
+        ("statement_timeout = '30s'", Level.FAILURE, "statement_timeout is 30 s for this role"),
+        ("statement_timeout = '1h'", Level.WARNING, "statement_timeout is 3600 s for this role"),
+        ("synchronous_commit = off", Level.WARNING, "synchronous_commit is off"),
+    ],
+)
+def test_settings_of_the_database(scenario: Scenario, setting: str, level: Level, found: str):
+    name = scenario.database_url.rpartition("/")[2]
+    scenario.sql(f"ALTER DATABASE {name} SET {setting}")
+    bad = [(one.level, one.found) for one in examine_database(scenario.database_url, []) if one.level is not Level.OK]
+    assert [(one, text.replace("fsync is off and ", "")) for one, text in bad if text != "fsync is off"] == [(level, found)]
+
+
+def test_database_that_is_not_migrated(stack: LocalStack, scenario: Scenario):
+    """Nothing that needs the schema is examined; the rest is."""
+    topic = scenario.topics.create()
+    scenario.write(topics=topic)
+    scenario.connections = replace(scenario.connections, database_url=stack.create_database(f"bare_{scenario.name}"))
+    found = {one.subject: one for one in findings(scenario)}
+    assert found["schema"].level is Level.FAILURE
+    assert "tidemark migrate" in found["schema"].found
+    assert found[f"{scenario.name}: topic {topic}"].level is Level.OK
+
+
+def test_servers_that_do_not_answer(scenario: Scenario):
+    """Both are findings; neither hides the other."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        closed = taken.getsockname()[1]
+    scenario.write(topics="flights")
+    kafka = {"bootstrap.servers": f"127.0.0.1:{closed}", "socket.connection.setup.timeout.ms": "1000"}
+    scenario.connections = replace(scenario.connections, database_url=f"postgresql://x@127.0.0.1:{closed}/x", kafka=kafka)
+    found = {one.subject: one.level for one in findings(scenario)}
+    assert found["postgres"] is found["kafka"] is Level.FAILURE
+    assert unreachable([f"127.0.0.1:{closed}"]) != []
+
+
+def test_command_exits_with_1_if_something_will_fail(consumer: Scenario):
+    done = consumer.command("doctor")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 failures, 0 warnings"), done.stdout
+    consumer.topics.alter(consumer.spec.topics[0], min_insync_replicas="2")
+    done = consumer.command("doctor", consumer.name, "--output", "json")
+    assert done.returncode == 1
+    (bad,) = [one for one in json.loads(done.stdout) if one["level"] == "FAILURE"]
+    assert bad["fix"] == "Set min.insync.replicas to 1 or less, or add replicas."
