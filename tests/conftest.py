@@ -45,7 +45,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Samples the matrices. What takes longest comes first, so that two workers (``-n 2``) end together."""
+    """Samples the matrices. What takes longest comes first, so that all workers end together."""
     yield
     if not ALL and (unneeded := left_out(items, config.getoption("randomly_seed", 0))):
         items[:] = [item for item in items if item not in unneeded]

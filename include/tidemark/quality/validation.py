@@ -54,13 +54,17 @@ def validate(
     if this raises `BadSuite` (the suite file is unusable), `ExpectationError` (an expectation could not be evaluated, which says nothing
     about the data), `BadInput` (the group or table does not exist) or `DatabaseUnavailable`.
 
-    Imports Great Expectations if there is a suite, which takes seconds once per process. Run one validation at a time in a process. The
+    Reads the suite, and imports Great Expectations, only if the run committed something: that takes seconds once per process. Run one validation at a time in a process. The
     only locks it waits for, briefly, are those of ②.
     """
     started = time.monotonic()
-    loaded = load_suite(suite) if suite is not None else None
     with session(connection_url, application="tidemark validate") as connection:
         try:
+            with transaction(connection) as cursor:
+                committed = _batches(cursor, group_number(cursor, group), run)
+            if not committed:
+                return _nothing(group, run)
+            loaded = load_suite(suite) if suite is not None else None
             return _validate(connection, run, group, table, loaded, upsert, started)
         except (psycopg2.OperationalError, psycopg2.InterfaceError, ExpectationError) as error:
             if connection.closed:  # so the expectation is not at fault
@@ -88,9 +92,8 @@ def _validate(
     with _snapshot(connection) as cursor:
         group_id = group_number(cursor, group)
         batches = _batches(cursor, group_id, run)
-        if not batches:
-            logger.info("nothing to validate group=%s run=%s", group, run)
-            return ValidationReport(outcome(()), group, suite.name if suite else None)
+        if not batches:  # a rewind has just removed them
+            return _nothing(group, run)
         _require_sink(cursor, table)
         batch_ids = [int(batch["batch_id"]) for batch in batches]
         violations = check_conservation(cursor, group, table, batch_ids=batch_ids, upsert=upsert)
@@ -123,6 +126,11 @@ def _validate(
         group, run, verdict.validation_id, verdict.verdict, sum(not result.success for result in results), verdict.counts.sink_rows,
     )  # fmt: skip
     return verdict
+
+
+def _nothing(group: str, run: ValidatedRun) -> ValidationReport:
+    logger.info("nothing to validate group=%s run=%s", group, run)
+    return ValidationReport(outcome(()), group, None)
 
 
 @contextmanager
