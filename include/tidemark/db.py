@@ -119,6 +119,8 @@ def _check_url(url: str) -> None:
     scheme, _, rest = url.partition("://")
     if scheme not in {"postgresql", "postgres"}:
         raise BadInput(what="database URL", found="it does not start with postgresql://", fix=_URL_FIX)
+    if "\x00" in url:
+        raise BadInput(what="database URL", found="it has a NUL, where libpq would end it", fix=_URL_FIX)
     before, _, after = rest.partition("@")
     if "@" in after or ("@" in rest and re.search("[/?]", before)):
         raise BadInput(what="database URL", found="it has an @ that is not between password and host", fix=_URL_FIX)

@@ -109,6 +109,7 @@ def parts_of(password: str) -> set[str]:
 @example("ABCD/EFGH")
 @example("ABCD[EFGH")
 @example("ABCD%ZZEF")
+@example(",7777\x00")
 @settings(deadline=None)
 def test_no_part_of_a_password_that_is_not_encoded_is_shown(password: str) -> None:
     """Neither in the error nor in what led to it, which a traceback would print: libpq takes parts of it for host, port or database."""
