@@ -108,7 +108,7 @@ class LocalEngine:
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self.batches.append(list(slices))
-        work = Work(target, self.connections.kafka, self.transform.form, self.transform.function, self.permanent)
+        work = Work(target, self.connections.read().kafka, self.transform.form, self.transform.function, self.permanent)
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(lambda part: self._outcome(work, part, isolate), slices))
 

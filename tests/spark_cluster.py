@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on loopback, from the programs that pip's pyspark brings: one master and workers of one core each."""
+"""A Spark standalone cluster on this machine, from the programs that pip's pyspark brings: one master and workers of one core each."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import psutil
 import pyspark
 
 from tests.scenario import eventually
+from tidemark import project
 from tidemark.local import ports, processes
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -31,11 +32,14 @@ class SparkCluster:
     folder: Path
     port: int
     web_port: int
+    host: str = ports.HOST
+    secret: str | None = None
+    """With one, master and workers are started as by docker-compose.yaml."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def master(self) -> str:
-        return f"spark://{ports.HOST}:{self.port}"
+        return f"spark://{self.host}:{self.port}"
 
     @property
     def work_folders(self) -> list[Path]:
@@ -49,7 +53,7 @@ class SparkCluster:
     def state(self) -> dict[str, Any]:
         """What the master tells of itself: ``workers``, ``activeapps``, ``completedapps``."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{ports.HOST}:{self.web_port}/json/", timeout=5) as answer:
+        with opener.open(f"http://{self.host}:{self.web_port}/json/", timeout=5) as answer:
             told: dict[str, Any] = json.load(answer)
         return told
 
@@ -68,11 +72,12 @@ class SparkCluster:
         return [process for process in self.family() if process.pid not in known and not processes.gone(process)]
 
     def start(self, *arguments: str, log: str) -> None:
+        script = SPARK_HOME / "bin" / "spark-class" if self.secret is None else project.shipped("docker") / "spark.sh"
         with (self.folder / log).open("wb") as output:
             self.processes.append(
                 subprocess.Popen(
-                    [SPARK_HOME / "bin" / "spark-class", *arguments],
-                    env=_environment(),
+                    [script, *arguments],
+                    env=_environment(self.host) | ({} if self.secret is None else {"SPARK_AUTH_SECRET": self.secret}),
                     cwd=self.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -97,12 +102,12 @@ class SparkCluster:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[SparkCluster]:
+def running(folder: Path, host: str = ports.HOST, secret: str | None = None) -> Iterator[SparkCluster]:
     """A master and two workers, ready for applications; none of their processes is left after the block."""
     port = ports.find_free()
-    cluster = SparkCluster(folder, port, ports.find_free(besides={port}))
+    cluster = SparkCluster(folder, port, ports.find_free(besides={port}), host, secret)
     try:
-        address = ("--host", ports.HOST)
+        address = ("--host", host)
         web = ("--webui-port", str(cluster.web_port))
         cluster.start("org.apache.spark.deploy.master.Master", *address, "--port", str(port), *web, log="master.log")
         for work in cluster.work_folders:
@@ -122,13 +127,13 @@ def _alive_workers(cluster: SparkCluster) -> int:
         return 0
 
 
-def _environment() -> dict[str, str]:
+def _environment(host: str) -> dict[str, str]:
     """Of this shell only what any process needs: no Tidemark, no Python path, no Spark settings."""
     kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "LANG", "TMPDIR") if name in os.environ}
     return kept | {
-        "PATH": os.defpath if "JAVA_HOME" in os.environ else os.environ["PATH"],
+        "PATH": f"{SPARK_HOME / 'bin'}:{os.defpath if 'JAVA_HOME' in os.environ else os.environ['PATH']}",
         "SPARK_HOME": str(SPARK_HOME),
-        "SPARK_LOCAL_IP": ports.HOST,
+        "SPARK_LOCAL_IP": host,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false",
         "SPARK_NO_DAEMONIZE": "1",

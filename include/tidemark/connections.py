@@ -1,7 +1,7 @@
 """The addresses of Postgres, Kafka and Spark, from environment variables.
 
 ``tidemark local env`` prints these variables for the embedded stack. The Airflow operator sets them for the driver that it starts, from the
-consumer's connections. Credentials travel only this way: never as arguments, never through XCom.
+consumer's connections. Credentials travel only this way, or in files that `FILES` name: never as arguments, never through XCom.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from tidemark import secret
+from tidemark.db import DatabaseUrl, read_url
 from tidemark.errors import BadInput
 from tidemark.kafka.config import KafkaConfig, checked
 
@@ -19,6 +22,12 @@ BOOTSTRAP_SERVERS = "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"
 KAFKA_CONFIG = "TIDEMARK_KAFKA_CONFIG"
 SPARK_MASTER = "TIDEMARK_SPARK_MASTER"
 SPARK_CONF = "TIDEMARK_SPARK_CONF"
+FILES = {
+    DATABASE_URL: "TIDEMARK_DATABASE_URL_FILE",
+    KAFKA_CONFIG: "TIDEMARK_KAFKA_CONFIG_FILE",
+    SPARK_CONF: "TIDEMARK_SPARK_CONF_FILE",
+}
+"""The variables that name a file with the value instead. A driver reads the first two files again for each batch and each session."""
 
 _POINT_AT = 'Set it, or point every command at the embedded stack: tidemark local up && eval "$(tidemark local env)"'
 
@@ -27,25 +36,35 @@ _POINT_AT = 'Set it, or point every command at the embedded stack: tidemark loca
 class Connections:
     """Addresses and credentials of one consumer. Its `repr` shows no credentials."""
 
-    database_url: str = field(repr=False)
+    database_url: DatabaseUrl = field(repr=False)
     kafka: KafkaConfig = field(repr=False)
     spark_master: str = "local[*]"
     spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
+    kafka_file: Path | None = None
+    """The file that `kafka` was read from."""
 
     def env(self) -> dict[str, str]:
-        """The variables from which `from_env` reads these connections."""
-        return {
+        """The variables from which `from_env` reads these connections. An empty one overrides an inherited one."""
+        given = {
             DATABASE_URL: self.database_url,
-            BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"],
-            KAFKA_CONFIG: json.dumps({key: value for key, value in self.kafka.items() if key != "bootstrap.servers"}),
-            SPARK_MASTER: self.spark_master,
-            SPARK_CONF: json.dumps(dict(self.spark_conf)),
+            KAFKA_CONFIG: self.kafka_file or _as_json({key: value for key, value in self.kafka.items() if key != "bootstrap.servers"}),
+            SPARK_CONF: _as_json(self.spark_conf),
         }
+        values = {name: "" if isinstance(value, Path) else value for name, value in given.items()}
+        files = {FILES[name]: str(value) if isinstance(value, Path) else "" for name, value in given.items()}
+        return {**values, **files, BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"], SPARK_MASTER: self.spark_master}
+
+    def read(self) -> Connections:
+        """These connections with what their files hold now. The result names no file."""
+        kafka = self.kafka if self.kafka_file is None else kafka_config(self.env())
+        return replace(self, database_url=read_url(self.database_url), kafka=kafka, kafka_file=None)
 
 
-def database_url(env: Mapping[str, str] = os.environ) -> str:
+def database_url(env: Mapping[str, str] = os.environ) -> DatabaseUrl:
     """The database that holds the sinks and the ``tidemark`` schema. Raises `BadInput` if it is not set."""
     url = env.get(DATABASE_URL)
+    if file := _file(env, DATABASE_URL):
+        return file
     if not url:
         raise BadInput(what=DATABASE_URL, found="it is not set", fix=_POINT_AT)
     return url
@@ -62,19 +81,34 @@ def kafka_config(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def from_env(env: Mapping[str, str] = os.environ) -> Connections:
-    """All connections. Raises `BadInput` with the variable's name."""
+    """All connections. Raises `BadInput` with the variable's name, and `SecretUnreadable`."""
     conf = {key: str(value) for key, value in _json(env, SPARK_CONF).items()}
-    return Connections(database_url(env), kafka_config(env), env.get(SPARK_MASTER) or "local[*]", conf)
+    master = env.get(SPARK_MASTER) or "local[*]"
+    return Connections(database_url(env), kafka_config(env), master, conf, _file(env, KAFKA_CONFIG))
+
+
+def _file(env: Mapping[str, str], name: str) -> Path | None:
+    """The file that holds the variable's value, if one is named. Raises `BadInput` if the variable has a value too."""
+    path = env.get(FILES[name])
+    if path and env.get(name):
+        raise BadInput(what=FILES[name], found=f"{name} is set too", fix="Set one of them.")
+    return Path(path).absolute() if path else None
 
 
 def _json(env: Mapping[str, str], name: str) -> dict[str, object]:
-    text = env.get(name)
+    file = _file(env, name)
+    text = env.get(name) if file is None else secret.read(file)
+    what = name if file is None else f"{FILES[name]} ({file})"
     if not text:
         return {}
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise BadInput(what=name, found=f"it is not JSON ({error})", fix='Write an object of settings: {"client.id": "loader"}') from None
+        raise BadInput(what=what, found=f"it is not JSON ({error})", fix='Write an object of settings: {"client.id": "loader"}') from None
     if not isinstance(value, dict):
-        raise BadInput(what=name, found="it is JSON, but not an object", fix='Write an object of settings: {"client.id": "loader"}')
+        raise BadInput(what=what, found="it is JSON, but not an object", fix='Write an object of settings: {"client.id": "loader"}')
     return value
+
+
+def _as_json(settings: Mapping[str, str]) -> str:
+    return json.dumps(dict(settings))

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -27,6 +28,7 @@ from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, new_typ
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
+from tidemark import secret
 from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable
 
 __all__ = [
@@ -37,9 +39,12 @@ __all__ = [
     "REWIND_LOCK",
     "Connection",
     "Cursor",
+    "DatabaseUrl",
     "answering",
     "connect",
     "is_outage",
+    "parsed",
+    "read_url",
     "rows",
     "session",
     "statements",
@@ -48,6 +53,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+DatabaseUrl = str | Path
+"""A libpq URL, or the file that holds it. The file is read at each connection, because the password may change meanwhile."""
 
 MIGRATION_LOCK = 0x7469_6465  # "tide"
 """Key of the advisory lock that a process holds while it migrates a database; others wait for it."""
@@ -89,16 +97,33 @@ FIX_PATH = f"SET LOCAL search_path TO {SEARCH_PATH}"
 _URL_FIX = "Write postgresql://user:password@host:port/database with names and password percent-encoded: %40 for an @, %2F for a slash."
 
 
-def connect(url: str, *, application: str = "tidemark") -> Connection:
+def read_url(url: DatabaseUrl) -> str:
+    """The URL itself. Raises `DatabaseUnavailable` if its file cannot be read."""
+    try:
+        return secret.read(url) if isinstance(url, Path) else url
+    except secret.SecretUnreadable as error:
+        raise DatabaseUnavailable(cause=str(error)) from None
+
+
+def parsed(url: str) -> dict[str, str]:
+    """The URL's parts by libpq's names. Raises `BadInput` if it cannot be parsed, without quoting any of it."""
+    _check_url(url)
+    with contextlib.suppress(psycopg2.Error, ValueError):  # ValueError: a NUL, or bytes that are not UTF-8
+        found: dict[str, str] = parse_dsn(url)
+        return found
+    raise BadInput(what="database URL", found="libpq cannot parse it", fix=_URL_FIX)
+
+
+def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
     """A new session, outside any transaction; the caller closes it.
 
     ``application`` becomes ``application_name``, so that an operator can identify the session in ``pg_stat_activity``.
     Raises `BadInput` for a URL that cannot be parsed, without quoting any of it, and `DatabaseUnavailable` if the connection fails.
     """
-    _check_url(url)
+    url = read_url(url)
+    stated = parsed(url)
     connection: Connection | None = None
     try:
-        stated = parse_dsn(url)
         defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
         connection = psycopg2.connect(url, application_name=application, **defaults)
     except psycopg2.Error as error:
@@ -178,7 +203,7 @@ def is_outage(error: psycopg2.Error) -> bool:
 
 
 @contextlib.contextmanager
-def session(url: str, *, application: str = "tidemark") -> Iterator[Connection]:
+def session(url: DatabaseUrl, *, application: str = "tidemark") -> Iterator[Connection]:
     """`connect`, and close the session when the block ends."""
     with contextlib.closing(connect(url, application=application)) as connection:
         yield connection

@@ -21,7 +21,7 @@ from tidemark.db import MIGRATION_LOCK, SEARCH_PATH, is_outage, session, transac
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused, Unavailable
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection, Cursor
+    from tidemark.db import Connection, Cursor, DatabaseUrl
 
 BOOKKEEPING = "tidemark.migration"
 ADDITIVE = ".additive"
@@ -126,7 +126,7 @@ def require_current(connection: Connection) -> None:
         raise SchemaMismatch(missing=missing, unknown=unknown)
 
 
-def migrate(url: str) -> list[str]:
+def migrate(url: DatabaseUrl) -> list[str]:
     """Brings the database to this code's version and returns the names of what was applied, in order.
 
     Idempotent; two that start at once take turns. A migration that fails or is killed leaves the ones before it, and itself not at
@@ -177,7 +177,7 @@ def _try_for_locks(migration: str, apply: Callable[[float], None]) -> None:
     raise MigrationBlocked(migration=migration)
 
 
-def _apply(url: str) -> None:
+def _apply(url: DatabaseUrl) -> None:
     from yoyo import read_migrations
     from yoyo.backends.core.postgresql import PostgresqlBackend
     from yoyo.connections import parse_uri

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import strategies as st
 
 from tidemark import connections, db
 from tidemark.cli.main import main
-from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, Connections, from_env
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, KAFKA_CONFIG, SPARK_CONF, Connections, from_env
 from tidemark.consume.forms import Work
 from tidemark.db import connect
 from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.secret import SecretUnreadable
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
@@ -67,6 +70,71 @@ def test_servers_may_stand_among_the_kafka_settings() -> None:
     extra = {KAFKA_CONFIG: '{"bootstrap.servers": "other:1", "client.id": "x"}'}
     assert connections.kafka_config(extra) == {"bootstrap.servers": "other:1", "client.id": "x"}
     assert connections.kafka_config(GOOD | extra)["bootstrap.servers"] == "kafka:9092"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """Each secret in a file of its own, with the newline that editors and `kubectl create secret` leave behind."""
+    texts = {
+        DATABASE_URL: GOOD[DATABASE_URL],
+        KAFKA_CONFIG: json.dumps({"bootstrap.servers": "kafka:9092", "sasl.password": SECRET}),
+        SPARK_CONF: json.dumps({"spark.authenticate.secret": SECRET}),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    return {FILES[name]: str(tmp_path / name) for name in texts}
+
+
+def test_secrets_may_stand_in_files(files: dict[str, str]) -> None:
+    """The values are the same as in the variables; the driver is told the files, so that it can read them again."""
+    found = from_env(files)
+    assert found.read() == Connections(
+        GOOD[DATABASE_URL],
+        {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET},
+        spark_conf={"spark.authenticate.secret": SECRET},
+    )
+    inherited = {DATABASE_URL: "postgresql://other/x", KAFKA_CONFIG: '{"client.id": "other"}'}
+    assert from_env(inherited | found.env()) == found
+    assert SECRET not in repr(found)
+
+
+def test_a_connection_of_airflows_overrides_an_inherited_file(files: dict[str, str]) -> None:
+    """What a task resolves is what its driver gets, whatever the worker's environment names."""
+    resolved = Connections("postgresql://airflow/x", {"bootstrap.servers": "k:1"})
+    assert from_env(files | resolved.env()) == resolved
+
+
+def test_a_file_is_read_again(files: dict[str, str]) -> None:
+    """Whoever holds the connections sees a new password without being told."""
+    found = from_env(files)
+    before = found.read()
+    Path(files[FILES[DATABASE_URL]]).write_text("postgresql://me:new@db/x")
+    Path(files[FILES[KAFKA_CONFIG]]).write_text(json.dumps({"bootstrap.servers": "kafka:9092", "sasl.password": "new"}))
+    assert (found.read().database_url, found.read().kafka["sasl.password"]) == ("postgresql://me:new@db/x", "new")
+    assert before.read() == before != found.read()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_variable_and_its_file_are_not_set_at_once(files: dict[str, str], name: str) -> None:
+    """Which of them counts would be a guess."""
+    with pytest.raises(BadInput, match=f"{FILES[name]}: {name} is set too. Set one of them.") as raised:
+        from_env(files | {name: GOOD.get(name, "{}")})
+    assert SECRET not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_used_is_named_without_its_text(files: dict[str, str]) -> None:
+    """A missing or empty file may be about to be replaced: an outage. A file that is not JSON is a mistake."""
+    database, kafka = (Path(files[FILES[name]]) for name in (DATABASE_URL, KAFKA_CONFIG))
+    kafka.write_text(f"{{ {SECRET}")
+    with pytest.raises(BadInput, match=rf"{FILES[KAFKA_CONFIG]} \({kafka}\): it is not JSON") as raised:
+        from_env(files)
+    assert SECRET not in str(raised.value)
+    kafka.write_text(" \n")
+    with pytest.raises(SecretUnreadable, match=f"{kafka} cannot be read: it is empty"):
+        from_env(files)
+    database.unlink()
+    with pytest.raises(DatabaseUnavailable, match=f"{database} cannot be read: No such file"):
+        connect(database)
 
 
 def test_no_repr_shows_a_secret() -> None:

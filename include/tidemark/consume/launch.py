@@ -25,7 +25,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_expo
 from tidemark import project
 from tidemark.connections import Connections
 from tidemark.consume.process import child_env
-from tidemark.db import Connection, session, transaction
+from tidemark.db import Connection, DatabaseUrl, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.offsets import store
 
@@ -220,7 +220,7 @@ def kill_group(driver: subprocess.Popen[str]) -> None:
         os.killpg(driver.pid, signal.SIGKILL)
 
 
-def progress(database_url: str, attempt_id: int) -> Progress:
+def progress(database_url: DatabaseUrl, attempt_id: int) -> Progress:
     """An attempt's current state."""
     with session(database_url) as connection, transaction(connection) as cur:
         return _progress(cur, attempt_id)[0]
@@ -232,7 +232,7 @@ class _Follow:
     An unavailable database is reported by the driver, not here.
     """
 
-    def __init__(self, database_url: str, attempt_id: int) -> None:
+    def __init__(self, database_url: DatabaseUrl, attempt_id: int) -> None:
         self._url = database_url
         self._attempt_id = attempt_id
         self._seen: queue.SimpleQueue[Progress] = queue.SimpleQueue()
@@ -298,7 +298,7 @@ def _ended_within(driver: subprocess.Popen[str], seconds: float) -> bool:
     wait=wait_exponential(multiplier=0.5, max=5),
     reraise=True,
 )
-def _ended(database_url: str, attempt_id: int, status: int) -> Progress:
+def _ended(database_url: DatabaseUrl, attempt_id: int, status: int) -> Progress:
     with session(database_url) as connection, transaction(connection) as cur:
         seen, error = _progress(cur, attempt_id)
         if seen.state == "RUNNING":
@@ -312,7 +312,7 @@ def _ended(database_url: str, attempt_id: int, status: int) -> Progress:
     raise kinds.get(error["kind"], AttemptFailed)(attempt_id=attempt_id, type=error["type"], text=error["text"])
 
 
-def _abandon(database_url: str, attempt_id: int, error: BaseException) -> None:
+def _abandon(database_url: DatabaseUrl, attempt_id: int, error: BaseException) -> None:
     """Ends the row of an attempt whose driver was killed because its caller stopped following it."""
     said = {"kind": "unavailable", "type": type(error).__name__, "text": f"The driver was killed: {error or type(error).__name__}"}
     with contextlib.suppress(TidemarkError), session(database_url) as connection, transaction(connection) as cur:

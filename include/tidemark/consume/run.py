@@ -31,7 +31,7 @@ from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
 from tidemark.consume.watch import RewindWatch
-from tidemark.db import answering, session, transaction
+from tidemark.db import DatabaseUrl, answering, read_url, session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -44,6 +44,7 @@ from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, OffsetReset, Order, RunMode
 from tidemark.waiting import waiting
+from tidemark.wires import of_kafka, of_postgres
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -76,7 +77,7 @@ def kind(error: BaseException) -> str:
     return next((word for word, each in kinds.items() if isinstance(error, each)), "failed")
 
 
-def open_attempt(database_url: str, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
+def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
     """Writes the attempt's row before its driver starts. ``backfill_of``: the attempt reads what this rewind skipped.
 
     Raises `SchemaMismatch`, and `BadInput` if the rewind left the group no backfill.
@@ -96,6 +97,8 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     whatever the spec says.
     """
     try:
+        for finding in [*of_kafka(connections.kafka), *of_postgres(connections.database_url)]:
+            log.warning("%s", finding)
         with session(connections.database_url, application=f"{schema.DRIVER}{attempt_id}") as connection, answering(connection):
             schema.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
@@ -154,6 +157,8 @@ class ConsumerRun:
         self._engine: Engine | None = None
         self._interrupt = Interrupt(self._cancel)
         self._target: Target | None = None
+        self._credentials = attempt.connections.read()
+        """As the files held them when the last batch began."""
         self._tries = 0
         """Failed tries of the next batch; 0 after each commit."""
         self._rejected = 0
@@ -201,6 +206,8 @@ class ConsumerRun:
         self._interrupt.reset()
         reading = False
         try:
+            self._credentials = self._attempt.connections.read()
+            self._cluster.use(self._credentials.kafka)
             self._extent.refresh(membership)
             slices = membership.held.next_batch(self._spec.batch.max_records)
             if self._extent.over(membership, drained=not slices):
@@ -217,7 +224,8 @@ class ConsumerRun:
             reading = True
             require_same_topics(self._cluster, membership.held, slices)  # ⑤
             with watch.in_flight(slices), waiting(f"batch slices={len(slices)}"):
-                receipts = run_batch(engine, self._target, self._attempt.connections, slices)
+                target = replace(self._target, database_url=read_url(self._credentials.database_url))
+                receipts = run_batch(engine, target, self._credentials, slices)
         except TidemarkError as error:
             self._tries += reading or not isinstance(error, OffsetFenced)  # a partition lost before the batch began does not count as a try
             self._start_over(membership, error)
@@ -228,8 +236,11 @@ class ConsumerRun:
         return True
 
     def _start_over(self, membership: Membership, error: TidemarkError) -> None:
-        """Continues at the committed positions after an error. Raises the error if this run may not continue."""
-        interrupted = self._interrupt.called
+        """Continues at the committed positions after an error. Raises the error if this run may not continue.
+
+        A batch that met an outage is tried again if its credentials have been replaced since it began: they may have been refused.
+        """
+        interrupted = self._interrupt.called or (isinstance(error, Unavailable) and self._credentials != self._attempt.connections.read())
         if not membership.may_go_on(error, self._tries, interrupted=interrupted):
             raise error
         try:
@@ -249,7 +260,7 @@ class ConsumerRun:
 
 
 def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Target:
-    target = Target(attempt.connections.database_url, attempt.group_id, attempt.attempt_id, layout)
+    target = Target(read_url(attempt.connections.database_url), attempt.group_id, attempt.attempt_id, layout)
     ladder = Ladder.of(attempt.spec)
     target = replace(target, ladder=ladder if backfill is None else replace(ladder, group=backfill.group), breaker=Breaker.of(attempt.spec))
     if attempt.spec.retry.order is Order.KEY:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from tidemark.db import session, transaction
+from tidemark.db import DatabaseUrl, session, transaction
 from tidemark.errors import TidemarkError
 from tidemark.group.wake import Wakeups
 from tidemark.offsets import store
@@ -26,7 +26,7 @@ CLOSE_S = 10.0
 class RewindWatch:
     """Listens on the group's channel in its own thread, from the first batch until it is closed."""
 
-    def __init__(self, url: str, group: str, group_id: int, interrupt: Callable[[], None]) -> None:
+    def __init__(self, url: DatabaseUrl, group: str, group_id: int, interrupt: Callable[[], None]) -> None:
         self._url, self._group, self._group_id, self._interrupt = url, group, group_id, interrupt
         self._wakeups: Wakeups | None = None  # created by the first batch: a run with nothing to read needs none
         self._in_flight: Sequence[Slice] = ()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tidemark.db import Connection, connect
+from tidemark.db import Connection, DatabaseUrl, connect
 from tidemark.errors import BadInput, Unavailable
 from tidemark.group.assignors import Assignor, Metadata, Subscription, check_assignment
 from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
@@ -120,7 +120,7 @@ class Member:
 
     def __init__(
         self,
-        database_url: str,
+        database_url: DatabaseUrl,
         settings: MemberSettings,
         assignors: Sequence[Assignor],
         topics: Callable[[], Collection[str]],

@@ -22,7 +22,7 @@ from tidemark.db import connect
 from tidemark.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection
+    from tidemark.db import Connection, DatabaseUrl
 
 __all__ = ["Wakeups", "channel_of"]
 
@@ -40,7 +40,7 @@ def channel_of(group: str) -> str:
 class Wakeups:
     """Ends waits when the group changes state. Call `wait` and `close` from one thread only; `wake` from any."""
 
-    def __init__(self, url: str, group: str) -> None:
+    def __init__(self, url: DatabaseUrl, group: str) -> None:
         """Starts to listen on its own connection, if the server can be reached. Raises `BadInput` for a bad URL."""
         self._url, self._group = url, group
         self._connection: Connection | None = None

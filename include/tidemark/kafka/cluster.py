@@ -103,6 +103,11 @@ class Cluster:
         self._config = config
         self._client: AdminClient | None = None
 
+    def use(self, config: KafkaConfig) -> None:
+        """Connects with these settings from now on, if they differ: a password may have changed."""
+        if config != self._config:
+            self._config, self._client = config, None
+
     @property
     def servers(self) -> str:
         return self._config["bootstrap.servers"]

@@ -24,7 +24,7 @@ from tidemark.quality.verdict import ExpectationResult, RunCounts, Severity, Val
 from tidemark.sink.table import LINEAGE, read_columns
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection, Cursor
+    from tidemark.db import Connection, Cursor, DatabaseUrl
 
 SQL = statements("tidemark.quality", "store.sql")
 CONSERVATION = "conservation"
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def validate(
-    connection_url: str, run: ValidatedRun, *, group: str, table: str, suite: Path | None, upsert: bool = False
+    connection_url: DatabaseUrl, run: ValidatedRun, *, group: str, table: str, suite: Path | None, upsert: bool = False
 ) -> ValidationReport:
     """Judges the rows that a run committed to ``table`` (``schema.table``), stores the verdict, and returns it.
 

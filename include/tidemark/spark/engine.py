@@ -81,7 +81,7 @@ class SparkEngine:
         records: int | None = None,
     ) -> None:
         self._spec = spec
-        self._connections = connections
+        self._given, self._connections = connections, connections.read()
         self._transform = transform
         self._permanent = permanent
         self._spark = start_session(spec, connections, attempt_id, folders, records if transform.form is Form.SPARK else 0)
@@ -113,6 +113,7 @@ class SparkEngine:
             return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark))
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
+        self._connections = self._given.read()
         with lost_jvm():
             if self._transform.form is not Form.SPARK:
                 return self._by_worker(target, slices, isolate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -16,18 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from tidemark.connections import Connections
-from tidemark.errors import Unavailable
+from tidemark.errors import Refused, Unavailable
 from tidemark.jvm.jars import spark_jars
 from tidemark.jvm.java import find_java, released
 from tidemark.spark.archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spec import ConsumerSpec
+from tidemark.wires import guarded, of_spark, on_loopback
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 BRINGS_JARS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
 """Settings with which a user or a cluster's image provides the Kafka connector."""
@@ -165,11 +168,6 @@ def plain_session(name: str, connections: Connections) -> Iterator[SparkSession]
                 spark.stop()
 
 
-def on_loopback(master: str) -> bool:
-    """Whether the executors reach the driver at 127.0.0.1: in local mode, or in a standalone cluster on this machine alone."""
-    return master.startswith("local") or urlsplit(master).hostname in ("127.0.0.1", "localhost")
-
-
 def small_session() -> SparkSession:
     """A local session without Kafka, for finding schemas."""
     find_java()
@@ -190,9 +188,29 @@ def _session(name: str, master: str | None, settings: Mapping[str, str]) -> Spar
         builder = builder.config(key, value)
     with _said_only_on_failure():
         _start_jvm(master, settings)
+        for key, value in _guards(master, settings).items():
+            builder = builder.config(key, value)
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _guards(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
+    """What Tidemark adds to protect Spark's network. Logs what stays unprotected; raises `BadInput` if the user has to decide.
+
+    Called once the JVM is up: it knows the settings of spark-submit and of Spark's own configuration. What spark-submit has started is
+    not changed any more.
+    """
+    from pyspark import SparkConf
+
+    conf = {**dict(SparkConf().getAll()), **settings}
+    at = settings.get("spark.master") or master or conf["spark.master"]
+    added = guarded(at, conf)
+    if master is None:
+        added = {}
+    for finding in of_spark(at, conf | added):
+        log.warning("%s", finding)
+    return added
 
 
 def _alone(master: str) -> bool:
@@ -291,6 +309,8 @@ def _said_only_on_failure() -> Iterator[None]:
         os.dup2(kept.fileno(), 2)
         try:
             yield
+        except Refused:
+            raise
         except BaseException:
             kept.seek(0)
             os.write(stderr, kept.read())

@@ -1,0 +1,134 @@
+"""What is missing where Postgres, Kafka and Spark are reached across a network. Loopback and Unix sockets need nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemark.connections import Connections
+from tidemark.errors import BadInput
+from tidemark.wires import AUTHENTICATE, ENCRYPTED_BY, SECRET, Wire, findings, guarded, of_kafka, of_postgres, of_spark, on_loopback
+
+PASSWORD = "hunter2"
+REMOTE = "spark://m:7077"
+VERIFIED = "sslmode=verify-full&sslrootcert=/ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("servers", "named"),
+    [
+        ("127.0.0.1:9092", ""),
+        ("localhost:9092,[::1]:9092,::1", ""),
+        ("PLAINTEXT://LOCALHOST:9092", ""),
+        ("127.0.0.1:9092,broker:9092", "broker"),
+        ("a:1, b:2,SASL_PLAINTEXT://c:3", "a, b, c"),
+        ("[fd00::2]:9092", "fd00::2"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("127.0.0.1.example.org:9092", "127.0.0.1.example.org"),
+    ],
+)
+def test_kafka_in_plain_text_is_found_for_the_servers_that_are_not_here(servers: str, named: str) -> None:
+    found = of_kafka({"bootstrap.servers": servers})
+    assert [str(one) for one in found] == (
+        [
+            f"Kafka at {named} is reached in plain text: security.protocol is PLAINTEXT. "
+            "Set security.protocol to SASL_SSL or SSL, and ssl.ca.location."
+        ]
+        if named
+        else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"security.protocol": "sasl_ssl"}, None),
+        ({"security.protocol": "SSL", "enable.ssl.certificate.verification": "true"}, None),
+        ({"security.protocol": "SASL_PLAINTEXT", "sasl.password": PASSWORD}, "SASL_PLAINTEXT"),
+        ({"security.protocol": "SSL", "enable.ssl.certificate.verification": "false"}, "enable.ssl.certificate.verification is false"),
+        ({"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "none"}, "ssl.endpoint.identification.algorithm is none"),
+    ],
+)
+def test_kafka_needs_tls_that_verifies_the_broker(settings: dict[str, str], word: str | None) -> None:
+    found = of_kafka({"bootstrap.servers": "broker:9093", **settings})
+    assert [word in str(one) for one in found] == ([] if word is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("postgresql:///lake", None),
+        ("postgresql://me@127.0.0.1/lake", None),
+        ("postgresql://me@localhost,[::1]:5433/lake", None),
+        ("postgresql://me@/lake?host=/run/postgresql", None),
+        ("postgresql://me@/lake?host=@abstract", None),
+        (f"postgresql://me@db/lake?{VERIFIED}", None),
+        ("postgresql://me@db/lake?sslrootcert=system", None),
+        ("postgresql://me@db/lake?gssencmode=require", None),
+        ("postgresql://me@db/lake?hostaddr=127.0.0.1", None),
+        ("postgresql://me@localhost/lake?hostaddr=10.0.0.1", "10.0.0.1"),
+        (f"postgresql://me:{PASSWORD}@db/lake", "db"),
+        ("postgresql://me@127.0.0.1,db2/lake", "db2"),
+        ("postgresql://me@db1,db2:5433/lake?target_session_attrs=read-write", "db1, db2"),
+    ],
+)
+def test_postgres_below_verify_full_is_found_for_the_hosts_that_are_not_here(url: str, hosts: str | None) -> None:
+    """For each host of the URL; the text says which."""
+    told = [str(one) for one in of_postgres(url)]
+    assert [f"Postgres at {hosts} is not verified" in one and PASSWORD not in one for one in told] == ([] if hosts is None else [True])
+
+
+@pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require", "verify-ca"])
+def test_each_weaker_sslmode_is_found_by_its_name(mode: str) -> None:
+    (found,) = of_postgres(f"postgresql://me@db/lake?sslmode={mode}")
+    assert f"sslmode is {mode}" in str(found)
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]", "spark://127.0.0.1:7077", "spark://localhost:1,[::1]:2"])
+def test_nothing_is_asked_of_spark_on_this_machine(master: str) -> None:
+    assert (on_loopback(master), of_spark(master, {}), guarded(master, {})) == (True, [], {})
+
+
+@pytest.mark.parametrize("master", [REMOTE, "spark://127.0.0.1:7077,m2:7077", "yarn", "k8s://https://127.0.0.1:6443"])
+def test_spark_across_a_network_has_to_be_authenticated_or_said_to_be_open(master: str) -> None:
+    """Kubernetes' API may be on loopback, but the executors are not. Where Spark generates the secret, none is asked for."""
+    with pytest.raises(BadInput, match=r"spark\.authenticate is not set.*set spark\.authenticate to false") as raised:
+        guarded(master, {})
+    assert (SECRET in str(raised.value)) is master.startswith("spark://")
+    (found,) = of_spark(master, {})
+    assert (found.wire, found.found) == (Wire.SPARK, raised.value.found)
+    assert guarded(master, {AUTHENTICATE: "false"}) == {}
+    (found,) = of_spark(master, {AUTHENTICATE: "false"})
+    assert "spark.authenticate is false" in str(found)
+
+
+def test_a_standalone_cluster_needs_the_secret_that_its_master_has() -> None:
+    """Spark would say so too, but as a Java exception."""
+    with pytest.raises(BadInput, match=r"spark\.authenticate\.secret: it is not set.*TIDEMARK_SPARK_CONF_FILE"):
+        guarded(REMOTE, {AUTHENTICATE: "true"})
+    assert guarded("yarn", {AUTHENTICATE: "true"}) != {}
+
+
+@given(st.dictionaries(st.sampled_from([*ENCRYPTED_BY, "spark.io.encryption.enabled"]), st.sampled_from(["true", "false"])))
+def test_an_authenticated_application_is_encrypted_unless_its_settings_decide_otherwise(chosen: dict[str, str]) -> None:
+    """No setting of the user's is replaced; of the ways to encrypt RPC none is added to another."""
+    conf = {AUTHENTICATE: "true", SECRET: PASSWORD, **chosen}
+    added = guarded(REMOTE, conf)
+    assert not added.keys() & conf.keys()
+    encrypted = sum((conf | added).get(name) == "true" for name in ENCRYPTED_BY)
+    assert encrypted >= (chosen.get(ENCRYPTED_BY[0]) != "false")
+    assert not (any(conf.get(name) == "true" for name in ENCRYPTED_BY) and ENCRYPTED_BY[0] in added)
+    told = [str(one) for one in of_spark(REMOTE, conf | added)]
+    assert ["is not encrypted" in one and PASSWORD not in one for one in told] == ([] if encrypted else [True])
+
+
+def test_findings_are_those_of_all_three_and_follow_the_file_of_the_url(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    connections = Connections(file, {"bootstrap.servers": "k:9092"}, REMOTE, {AUTHENTICATE: "false"})
+    file.write_text("postgresql://me@db/lake\n")
+    assert [one.wire for one in findings(connections)] == [Wire.KAFKA, Wire.POSTGRES, Wire.SPARK]
+    file.write_text(f"postgresql://me@db/lake?{VERIFIED}\n")
+    assert [one.wire for one in findings(connections)] == [Wire.KAFKA, Wire.SPARK]
