@@ -11,6 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from urllib.parse import urlsplit
 
 from tidemark.connections import Connections
@@ -75,8 +76,8 @@ def of_kafka(config: KafkaConfig) -> list[Finding]:
 def of_postgres(url: DatabaseUrl) -> list[Finding]:
     """Raises `BadInput` if libpq cannot parse the URL. An ``sslmode`` outside the URL does not count, because executors do not get it."""
     stated = parsed(read_url(url))
-    addresses, names = stated.get("hostaddr", ""), stated.get("host", "")
-    hosts = _remote((addresses or names).split(","))
+    addresses, names = stated.get("hostaddr", "").split(","), stated.get("host", "").split(",")
+    hosts = _remote(address or name for address, name in zip_longest(addresses, names, fillvalue=""))
     mode = stated.get("sslmode") or ("verify-full" if stated.get("sslrootcert") == "system" else "prefer")
     if not hosts or mode == "verify-full" or stated.get("gssencmode") == "require":
         return []

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psycopg2.extensions
 import pytest
 from tests.kafka_topics import Topics
 from tests.points import until
 from tests.scenario import LocalEngine, Scenario
 
-from tidemark.consume import extent, launch, run
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, from_env
+from tidemark.consume import extent, launch, run, watch
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
+from tidemark.records.ranges import Slice
 from tidemark.spec.transform import load_transform
 
 HOUR = "1h"
@@ -21,9 +25,9 @@ HOUR = "1h"
 class Running:
     """A run of a scenario's consumer in a thread of its own, with an engine of its own."""
 
-    def __init__(self, scenario: Scenario, task: TaskIdentity) -> None:
+    def __init__(self, scenario: Scenario, task: TaskIdentity, before: Callable[[Slice], None]) -> None:
         self.result: launch.Progress | TidemarkError | None = None
-        self._scenario, self._task = scenario, task
+        self._scenario, self._task, self._before = scenario, task, before
         self.attempt_id = run.open_attempt(scenario.database_url, scenario.spec.group, task)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -33,7 +37,7 @@ class Running:
         transform = load_transform(spec, scenario.folders)
 
         def start(_records: int | None) -> LocalEngine:
-            return LocalEngine(spec, transform, scenario.connections, ())
+            return LocalEngine(spec, transform, scenario.connections, (), self._before)
 
         try:
             run.consume(spec, scenario.connections, self.attempt_id, start)
@@ -70,14 +74,18 @@ def begin(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     over = extent.Continuous.over
     monkeypatch.setattr(extent.Continuous, "over", lambda self, *args, **named: stop.is_set() or over(self, *args, **named))
 
-    def start(member: int = -1) -> Running:
-        begun.append(Running(scenario, TaskIdentity(f"consume__{scenario.name}", f"run {len(begun)}", "consume", member, 1)))
+    def start(member: int = -1, before: Callable[[Slice], None] = lambda part: None) -> Running:
+        begun.append(Running(scenario, TaskIdentity(f"consume__{scenario.name}", f"run {len(begun)}", "consume", member, 1), before))
         return begun[-1]
 
+    def end() -> None:
+        stop.set()
+        for one in begun:
+            one.join()
+
+    start.end = end  # type: ignore[attr-defined]
     yield start
-    stop.set()
-    for one in begun:
-        one.join()
+    end()
 
 
 def loaded(scenario: Scenario) -> list[str]:
@@ -241,3 +249,49 @@ def test_bounded_run_that_was_taken_over_fails_as_before(scenario: Scenario, top
 
     with pytest.raises(Fenced, match="newer"):
         scenario.run(before=taken)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_run_goes_on_with_a_password_that_changes_in_the_file(
+    scenario: Scenario, topics: Topics, begin, tmp_path: Path, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a batch runs, the role gets another password, the file does, and every session but the driver's own ends. The batch, which was
+    given the old one, is refused and tried again; whoever listens for changes of the group connects again."""
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 1.0)
+    topic = topics.create()
+    scenario.write(topics=topic, run="continuous", run_for=HOUR, members=members).make_sink()
+    role, file = f"r_{scenario.name}", tmp_path / "url"
+    ours = psycopg2.extensions.parse_dsn(scenario.database_url)
+
+    def use(password: str) -> None:
+        scenario.sql(f"ALTER ROLE {role} PASSWORD '{password}'")
+        file.write_text(f"postgresql://{role}:{password}@{ours['host']}:{ours['port']}/{ours['dbname']}")
+
+    def rotate(_part: Slice) -> None:
+        if scenario.rows() and "first" in file.read_text():
+            use("second")
+            scenario.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s AND application_name NOT LIKE 'tidemark driver%%'",
+                role,
+            )
+
+    scenario.sql(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    try:
+        use("first")
+        scenario.connections = from_env({FILES[DATABASE_URL]: str(file), BOOTSTRAP_SERVERS: topics.servers})
+        run = begin(0 if members > 1 else -1, rotate)
+        topics.produce(topic, ["before"])
+        until(lambda: loaded(scenario) == ["before"], "the old password is good")
+        topics.produce(topic, ["after"])
+        until(lambda: loaded(scenario) == ["after", "before"], "the new password is used")
+        assert "second" in file.read_text()
+        until(lambda: listening(scenario, role), "the run listens again")
+        assert run.alive
+        scenario.check()
+    finally:
+        begin.end()
+        scenario.sql(f"DROP ROLE {role}")
+
+
+def listening(scenario: Scenario, role: str) -> bool:
+    return bool(scenario.sql("SELECT 1 FROM pg_stat_activity WHERE usename = %s AND application_name = 'tidemark listen'", role))
