@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 from tests import secure_servers
 from tests.kafka_topics import Topics
 from tests.scenario import ARROW, PLAIN, SPARK, Scenario, tidy_imports
@@ -16,12 +24,13 @@ from tests.secure_servers import KAFKA_PASSWORD, KEY_PASSWORD, POSTGRES_PASSWORD
 
 from tidemark import schema
 from tidemark.airflow.connections import resolve
-from tidemark.connections import DATABASE_URL, KAFKA_CONFIG, Connections, from_env
+from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, Connections, from_env
 from tidemark.db import session
 from tidemark.errors import BadInput, BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import checked
 from tidemark.kafka.security import quoted, to_jvm
+from tidemark.records.ranges import Slice
 
 RECORDS = 200
 SECRETS = (KAFKA_PASSWORD, quoted(KAFKA_PASSWORD)[1:-1], POSTGRES_PASSWORD, quote(POSTGRES_PASSWORD, safe=""), KEY_PASSWORD)
@@ -149,6 +158,38 @@ def test_forms_that_read_in_python_run_with_either_clients_names(
     consumer.connections = from_env(environment(consumer, request.getfixturevalue(names)))
     consumer.run()
     check_loaded(consumer)
+
+
+def test_a_run_goes_on_when_the_brokers_password_changes(
+    consumer: Scenario, secure: SecureStack, kafka: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings come from a file. Within a batch broker and file change; the batch, which was given the old password, is refused and
+    tried again by the same run."""
+    monkeypatch.setattr("tidemark.kafka.reader.SILENCE_S", 2)
+    file = tmp_path / "kafka.json"
+    file.write_text(json.dumps(kafka))
+    rotated = threading.Lock()
+
+    def rotate(_part: Slice) -> None:
+        if rotated.acquire(blocking=False):
+            set_password(secure, "another")
+            file.write_text(json.dumps(kafka | {"sasl.password": "another"}))
+
+    consumer.connections = from_env({DATABASE_URL: consumer.database_url, FILES[KAFKA_CONFIG]: str(file)})
+    try:
+        consumer.run(before=rotate)
+    finally:
+        set_password(secure, KAFKA_PASSWORD)
+    assert consumer.engine is not None
+    assert len(consumer.engine.batches) == 2
+    check_loaded(consumer)
+
+
+def set_password(secure: SecureStack, password: str) -> None:
+    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    change = UserScramCredentialUpsertion(USER, mechanism, password.encode())
+    admin = AdminClient({"bootstrap.servers": secure.kafka.bootstrap_servers()})
+    admin.alter_user_scram_credentials([change])[USER].result(10)
 
 
 @pytest.mark.parametrize("names", ["kafka_of_the_jvm", "kafka_by_key_store"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +126,40 @@ def test_resolved_connections_do_not_show_secrets(spec, known):
     shown = f"{resolve(spec)!r} {resolve(spec)}"
     assert MARK not in shown
     assert "loader" not in shown
+
+
+def test_connections_come_from_a_secrets_backend_and_each_run_asks_it_again(spec, tmp_path):
+    """Airflow's LocalFilesystemBackend in a process of its own, as a task has it: what its file says at the time is what is resolved."""
+    secrets = tmp_path / "connections.json"
+    backend = "airflow.secrets.local_filesystem.LocalFilesystemBackend"
+    told = {
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__SECRETS__BACKEND": backend,
+        "AIRFLOW__SECRETS__BACKEND_KWARGS": json.dumps({"connections_file_path": str(secrets)}),
+    }
+    script = RESOLVE.format(spec=str(tmp_path / "flights.yaml"), secrets=str(secrets), text=BACKEND_TEXT)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
+    done = subprocess.run([sys.executable, "-c", script], env=kept | told, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [as_libpq_reads(url)["password"] for url in done.stdout.split()[-2:]] == ["first", "second"]
+
+
+BACKEND_TEXT = json.dumps(
+    {
+        "tidemark_postgres": {"conn_type": "postgres", "host": "db", "login": "loader", "password": "PASSWORD"},
+        "tidemark_kafka": {"conn_type": "kafka", "extra": {"bootstrap.servers": "k:9092"}},
+        "tidemark_spark": {"conn_type": "spark", "host": "local[2]"},
+    }
+)
+RESOLVE = """
+from pathlib import Path
+from tidemark.airflow.connections import resolve
+from tidemark.spec import load_consumer
+
+for password in ("first", "second"):
+    Path({secrets!r}).write_text({text!r}.replace("PASSWORD", password))
+    print(resolve(load_consumer(Path({spec!r}))).database_url)
+"""
 
 
 @pytest.mark.parametrize("kind", ["postgres", "kafka", "spark"])
