@@ -21,6 +21,7 @@ import yaml
 
 from tidemark import project
 from tidemark.local.airflow_settings import connections_env
+from tidemark.wires import guarded
 
 ROOT = project.root()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
@@ -106,10 +107,19 @@ def test_each_command_exists(command: list[str]) -> None:
         compile(words[1], program, "exec")
         (module,) = re.findall(r"^(?:import|from) ([\w.]+)", words[1])
         assert importlib.util.find_spec(module)
-    elif program == "spark-class":
-        home = Path(str(importlib.util.find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
-        (jar,) = home.glob("jars/spark-core_*.jar")
-        assert words[0].replace(".", "/") + ".class" in zipfile.ZipFile(jar).namelist()
+    else:
+        assert program in ("tidemark", "airflow")
+
+
+def test_the_classes_that_spark_runs_exist() -> None:
+    """In pyspark's jars; `tests/integration/test_cluster_guarded.py` starts them with the same script."""
+    home = Path(str(importlib.util.find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
+    (jar,) = home.glob("jars/spark-core_*.jar")
+    names = zipfile.ZipFile(jar).namelist()
+    for name in ("spark-master", "spark-worker-1", "spark-worker-2"):
+        script, name_of_class, *_ = SERVICES[name]["command"]
+        assert in_checkout(script) == ROOT / "docker" / "spark.sh"
+        assert name_of_class.replace(".", "/") + ".class" in names
 
 
 def test_each_subcommand_exists(tmp_path: Path) -> None:
@@ -172,6 +182,9 @@ def test_connections_are_those_that_tidemark_reads_and_lead_to_the_services() ->
     assert (postgres["host"], postgres["port"]) == ("postgres", PORTS["postgres"])
     assert kafka["extra"]["bootstrap.servers"] == f"kafka:{PORTS['kafka']}"
     assert (spark["host"], spark["port"]) == ("spark://spark-master", PORTS["spark-master"])
+    secrets = {SERVICES[name]["environment"]["SPARK_AUTH_SECRET"] for name in ("spark-master", "spark-worker-1", "spark-worker-2")}
+    assert secrets == {spark["extra"]["conf"]["spark.authenticate.secret"]}
+    assert guarded(f"{spark['host']}:{spark['port']}", spark["extra"]["conf"]), "authenticated, and encrypted by the driver"
 
 
 def test_ports_are_the_same_wherever_they_are_named() -> None:
