@@ -16,7 +16,7 @@ class SecretUnreadable(Unavailable):
     cause: str
 
     def __str__(self) -> str:
-        return f"{self.path} cannot be read: {self.cause}. Mount the secret there, readable for this user, and replace the file by renaming."
+        return f"{self.path} cannot be read: {self.cause}. Mount the secret there, readable for this user; replace the file by renaming."
 
 
 def read(path: Path) -> str:

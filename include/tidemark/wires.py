@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import zip_longest
 from urllib.parse import urlsplit
 
@@ -32,17 +31,10 @@ _SHARED = (
 _GENERATED = f"Set {AUTHENTICATE} to true: Spark generates the secret on YARN and Kubernetes"
 
 
-class Wire(StrEnum):
-    KAFKA = "kafka"
-    POSTGRES = "postgres"
-    SPARK = "spark"
-
-
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Exposure:
     """A connection that others on the network could read or take over. Its text shows no credentials."""
 
-    wire: Wire
     found: str
     fix: str
 
@@ -50,13 +42,12 @@ class Finding:
         return f"{self.found}. {self.fix}."
 
 
-def findings(connections: Connections) -> list[Finding]:
-    """What is missing on all three wires. ``spark_conf`` must hold every setting of Spark that is in force."""
-    spark = of_spark(connections.spark_master, connections.spark_conf)
-    return [*of_kafka(connections.kafka), *of_postgres(connections.database_url), *spark]
+def of_servers(connections: Connections) -> list[Exposure]:
+    """What is missing towards Kafka and Postgres. Raises what `of_postgres` raises."""
+    return [*of_kafka(connections.kafka), *of_postgres(connections.database_url)]
 
 
-def of_kafka(config: KafkaConfig) -> list[Finding]:
+def of_kafka(config: KafkaConfig) -> list[Exposure]:
     """Raises nothing: a protocol that librdkafka does not know is refused when a client is made."""
     hosts = _remote(_kafka_host(server) for server in config["bootstrap.servers"].split(","))
     protocol = config.get("security.protocol", "PLAINTEXT").upper()
@@ -64,16 +55,16 @@ def of_kafka(config: KafkaConfig) -> list[Finding]:
         return []
     if not protocol.endswith("SSL"):
         found = f"Kafka at {hosts} is reached in plain text: security.protocol is {protocol}"
-        return [Finding(Wire.KAFKA, found, "Set security.protocol to SASL_SSL or SSL, and ssl.ca.location")]
+        return [Exposure(found, "Set security.protocol to SASL_SSL or SSL, and ssl.ca.location")]
     unchecked = {"enable.ssl.certificate.verification": ("false", "f", "0"), "ssl.endpoint.identification.algorithm": ("none",)}
     for name, values in unchecked.items():
         if config.get(name, "").lower() in values:
             found = f"Kafka at {hosts} is not verified: {name} is {config[name]}"
-            return [Finding(Wire.KAFKA, found, f"Remove {name}, and set ssl.ca.location")]
+            return [Exposure(found, f"Remove {name}, and set ssl.ca.location")]
     return []
 
 
-def of_postgres(url: DatabaseUrl) -> list[Finding]:
+def of_postgres(url: DatabaseUrl) -> list[Exposure]:
     """Raises `BadInput` if libpq cannot parse the URL. An ``sslmode`` outside the URL does not count, because executors do not get it."""
     stated = parsed(read_url(url))
     addresses, names = stated.get("hostaddr", "").split(","), stated.get("host", "").split(",")
@@ -82,10 +73,10 @@ def of_postgres(url: DatabaseUrl) -> list[Finding]:
     if not hosts or mode == "verify-full" or stated.get("gssencmode") == "require":
         return []
     found = f"Postgres at {hosts} is not verified, and may be reached in plain text: sslmode is {mode}"
-    return [Finding(Wire.POSTGRES, found, "Add sslmode=verify-full and sslrootcert to the database URL, or to the connection's extra")]
+    return [Exposure(found, "Add sslmode=verify-full and sslrootcert to the database URL, or to the connection's extra")]
 
 
-def of_spark(master: str, conf: Mapping[str, str]) -> list[Finding]:
+def of_spark(master: str, conf: Mapping[str, str]) -> list[Exposure]:
     """``conf``: every setting that is in force, Spark's own configuration included."""
     if on_loopback(master):
         return []
@@ -93,10 +84,10 @@ def of_spark(master: str, conf: Mapping[str, str]) -> list[Finding]:
         state = "is not set" if AUTHENTICATE not in conf else f"is {conf[AUTHENTICATE]}"
         found = f"Spark at {master} is not authenticated: {AUTHENTICATE} {state}. Tasks carry the credentials of Postgres and Kafka"
         fix = _SHARED if master.startswith("spark://") else _GENERATED
-        return [Finding(Wire.SPARK, found, fix)]
+        return [Exposure(found, fix)]
     if not any(_on(conf, name) for name in ENCRYPTED_BY):
         found = f"Spark at {master} is not encrypted: {ENCRYPTED_BY[0]} is {conf.get(ENCRYPTED_BY[0], 'not set')}"
-        return [Finding(Wire.SPARK, found, f"Set {ENCRYPTED_BY[0]} to true")]
+        return [Exposure(found, f"Set {ENCRYPTED_BY[0]} to true")]
     return []
 
 
@@ -108,9 +99,9 @@ def guarded(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     if on_loopback(master):
         return {}
     if AUTHENTICATE not in conf:
-        (finding,) = of_spark(master, conf)
-        accept = f"{finding.fix}. If the network is trusted, set {AUTHENTICATE} to false."
-        raise BadInput(what="Spark", found=finding.found, fix=accept)
+        (exposure,) = of_spark(master, conf)
+        accept = f"{exposure.fix}. If the network is trusted, set {AUTHENTICATE} to false."
+        raise BadInput(what="Spark", found=exposure.found, fix=accept)
     if not _on(conf, AUTHENTICATE):
         return {}
     if master.startswith("spark://") and not conf.get(SECRET):

@@ -270,10 +270,8 @@ def test_run_goes_on_with_a_password_that_changes_in_the_file(
     def rotate(_part: Slice) -> None:
         if scenario.rows() and "first" in file.read_text():
             use("second")
-            scenario.sql(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s AND application_name NOT LIKE 'tidemark driver%%'",
-                role,
-            )
+            sessions = "pg_stat_activity WHERE usename = %s AND application_name NOT LIKE 'tidemark driver%%'"
+            scenario.sql(f"SELECT pg_terminate_backend(pid) FROM {sessions}", role)
 
     scenario.sql(f"CREATE ROLE {role} LOGIN SUPERUSER")
     try:

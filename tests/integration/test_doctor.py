@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import time
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 from tests.scenario import Scenario
 
+from tidemark.connections import Connections
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Finding, Level
@@ -44,7 +46,19 @@ def test_healthy_deployment_has_no_problem(consumer: Scenario):
     subjects = {one.subject.removeprefix(f"{consumer.name}: ") for one in findings(consumer) if one.level is Level.OK}
     topic = consumer.spec.topics[0]
     assert problems(consumer) == []
-    assert subjects >= {"versions", "java", "postgres", "clocks", "schema", "retention", "sink", "kafka", f"topic {topic}", "retry topics"}
+    assert subjects >= {
+        "versions",
+        "java",
+        "network",
+        "postgres",
+        "clocks",
+        "schema",
+        "retention",
+        "sink",
+        "kafka",
+        f"topic {topic}",
+        "retry topics",
+    }
 
 
 def test_each_problem_has_a_fix(consumer: Scenario):
@@ -59,6 +73,17 @@ def test_each_problem_has_a_fix(consumer: Scenario):
         (Level.WARNING, "unclean.leader.election.enable is true"),
     ]
     assert all(one.fix for one in found)
+
+
+def test_servers_across_a_network_are_reached_with_tls_that_verifies_them():
+    """What the driver warns of once a run; nobody needs to answer at these addresses."""
+    connections = Connections("postgresql://x@192.0.2.255:1/x?connect_timeout=1", {"bootstrap.servers": "192.0.2.255:1"})
+    first = itertools.takewhile(lambda one: one.subject != "postgres", examine(connections, []))
+    found = [(one.level, one.found) for one in first if one.subject == "network"]
+    assert [(level, text.partition(":")[0]) for level, text in found] == [
+        (Level.WARNING, "Kafka at 192.0.2.255 is reached in plain text"),
+        (Level.WARNING, "Postgres at 192.0.2.255 is not verified, and may be reached in plain text"),
+    ]
 
 
 def test_records_that_retention_takes_before_they_are_read(consumer: Scenario):

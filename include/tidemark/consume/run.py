@@ -44,7 +44,7 @@ from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, OffsetReset, Order, RunMode
 from tidemark.waiting import waiting
-from tidemark.wires import of_kafka, of_postgres
+from tidemark.wires import of_servers
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -97,8 +97,8 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     whatever the spec says.
     """
     try:
-        for finding in [*of_kafka(connections.kafka), *of_postgres(connections.database_url)]:
-            log.warning("%s", finding)
+        for exposure in of_servers(connections):
+            log.warning("%s", exposure)
         with session(connections.database_url, application=f"{schema.DRIVER}{attempt_id}") as connection, answering(connection):
             schema.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)

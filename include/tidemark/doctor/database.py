@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tidemark import schema
-from tidemark.db import Connection, rows, session, statements, transaction
+from tidemark.db import Connection, DatabaseUrl, rows, session, statements, transaction
 from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
@@ -26,7 +26,7 @@ OVERDUE = timedelta(days=2)
 """Data this much past its retention shows that nothing runs ``maintain``."""
 
 
-def examine_database(url: str, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
+def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
     """Raises `TidemarkError` if there is no session."""
     with session(url, application="tidemark doctor") as connection:
         server = _row(connection, "server")

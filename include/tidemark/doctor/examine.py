@@ -11,20 +11,27 @@ from tidemark.connections import Connections
 from tidemark.db import session
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
-from tidemark.doctor.finding import Finding, attempted
+from tidemark.doctor.finding import Finding, attempted, ok, warning
 from tidemark.doctor.topics import examine_brokers, examine_topics, read_by
 from tidemark.doctor.versions import examine_versions
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.spec import ConsumerSpec
+from tidemark.wires import of_servers
 
 
 def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
     """The findings, as they are made: what is fast first, the executors last. Changes nothing."""
     yield from examine_versions()
+    yield from attempted("network", lambda: _network(connections))
     yield from attempted("postgres", lambda: examine_database(connections.database_url, specs))
     yield from attempted("kafka", lambda: _kafka(connections, specs))
     yield from attempted("executors", lambda: examine_executors(connections))
+
+
+def _network(connections: Connections) -> Iterator[Finding]:
+    exposed = [warning("network", one.found, f"{one.fix}.") for one in of_servers(connections)]
+    yield from exposed or [ok("network", "Postgres and Kafka are on loopback, or verified")]
 
 
 def _kafka(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:

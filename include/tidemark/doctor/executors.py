@@ -10,13 +10,14 @@ from functools import partial
 from importlib import metadata
 
 from tidemark.connections import Connections
-from tidemark.db import session
+from tidemark.db import read_url, session
 from tidemark.doctor.database import CLOCKS_AGREE_S, clock_ahead_s
 from tidemark.doctor.finding import Finding, failure, ok, warning
 from tidemark.doctor.topics import unreachable
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.spark.session import plain_session
+from tidemark.wires import of_spark
 
 TASKS_PER_CORE = 2
 """So that each executor most likely gets a task."""
@@ -41,7 +42,9 @@ def examine_executors(connections: Connections) -> Iterator[Finding]:
         return
     with plain_session("tidemark doctor", connections) as spark:
         tasks = max(1, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)
-        look = partial(_look, connections.database_url, dict(connections.kafka))
+        conf = dict(spark.sparkContext.getConf().getAll())
+        yield from (warning("spark", one.found, f"{one.fix}.") for one in of_spark(conf["spark.master"], conf))
+        look = partial(_look, read_url(connections.database_url), dict(connections.kafka))
         seen = {one.host: one for one in spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(look).collect()}
     here = (_minor(platform.python_version()), metadata.version("tidemark"))
     for host, one in sorted(seen.items()):

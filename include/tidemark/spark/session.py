@@ -208,8 +208,8 @@ def _guards(master: str | None, settings: Mapping[str, str]) -> dict[str, str]:
     added = guarded(at, conf)
     if master is None:
         added = {}
-    for finding in of_spark(at, conf | added):
-        log.warning("%s", finding)
+    for exposure in of_spark(at, conf | added):
+        log.warning("%s", exposure)
     return added
 
 
