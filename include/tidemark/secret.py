@@ -10,7 +10,7 @@ from tidemark.errors import Unavailable
 
 @dataclass(kw_only=True, eq=False)
 class SecretUnreadable(Unavailable):
-    """The file of a secret is missing, empty or may not be read. Whoever replaces it may be at work."""
+    """The file of a secret is missing, empty or unreadable, perhaps only while it is being replaced."""
 
     path: Path
     cause: str

@@ -185,6 +185,20 @@ def test_a_run_goes_on_when_the_brokers_password_changes(
     check_loaded(consumer)
 
 
+def test_libpq_reads_a_passfile_at_each_connection(secure: SecureStack, tmp_path: Path) -> None:
+    """Without a password in the URL; the file's may change."""
+    file = tmp_path / "pgpass"
+    file.touch(mode=0o600)
+    url = postgres_url(secure, "postgres", passfile=str(file)).replace(f":{quote(POSTGRES_PASSWORD, safe='')}@", "@")
+    escaped = POSTGRES_PASSWORD.replace(":", r"\:")
+    file.write_text("*:*:*:*:guess\n")
+    with pytest.raises(DatabaseUnavailable, match="password authentication failed"), session(url):
+        pass
+    file.write_text(f"*:*:*:*:{escaped}\n")
+    with session(url):
+        pass
+
+
 def set_password(secure: SecureStack, password: str) -> None:
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     change = UserScramCredentialUpsertion(USER, mechanism, password.encode())
