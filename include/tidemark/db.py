@@ -23,7 +23,7 @@ from importlib import resources
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, new_type, parse_dsn, register_type
+from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, make_dsn, new_type, parse_dsn, register_type
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
@@ -180,16 +180,15 @@ def kept_open(connection: Connection) -> Iterator[Cursor]:
     backend that other clients use. While it is idle, the transaction has no snapshot, so it does not hold back VACUUM.
     """
     known = connection.info
-    with _outages():
-        with contextlib.closing(psycopg2.connect(**{**known.dsn_parameters, "password": known.password})) as second:
-            second.set_session(isolation_level="READ COMMITTED")  # a stricter level would keep its snapshot
-            with second.cursor() as cursor:
-                cursor.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {UNLIMITED}")
-                try:
-                    yield cursor
-                finally:
-                    with contextlib.suppress(psycopg2.Error):
-                        second.rollback()
+    with _outages(), contextlib.closing(psycopg2.connect(make_dsn(**{**known.dsn_parameters, "password": known.password}))) as second:
+        second.set_session(isolation_level="READ COMMITTED")  # a stricter level would keep its snapshot
+        with second.cursor() as cursor:
+            cursor.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {UNLIMITED}")
+            try:
+                yield cursor
+            finally:
+                with contextlib.suppress(psycopg2.Error):
+                    second.rollback()
 
 
 def pooled(connection: Connection) -> bool:

@@ -179,6 +179,11 @@ def _try_for_locks(migration: str, apply: Callable[[float], None]) -> None:
     raise MigrationBlocked(migration=migration)
 
 
+def _on_fixed_path(connection: Any, sql: str) -> str:
+    """A statement outside a transaction gets its own `FIX_PATH`; so does a transaction, because BEGIN takes in what was sent before it."""
+    return f"{FIX_PATH}; {sql}" if connection.info.transaction_status == TRANSACTION_STATUS_IDLE else sql
+
+
 def _apply(url: str) -> None:
     from yoyo import read_migrations
     from yoyo.backends.core.postgresql import PostgresqlBackend
@@ -199,10 +204,7 @@ def _apply(url: str) -> None:
             return connection
 
         def execute(self, sql: str, params: Any = None) -> Any:
-            """Each transaction, and each statement outside one, gets its own `FIX_PATH`."""
-            if self.connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
-                sql = f"BEGIN; {FIX_PATH}" if sql == "BEGIN" else f"{FIX_PATH}; {sql}"
-            return super().execute(sql, params)
+            return super().execute(_on_fixed_path(self.connection, sql), params)
 
         def quote_identifier(self, s: str) -> str:
             quoted: str = super().quote_identifier(s)

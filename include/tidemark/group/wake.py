@@ -1,8 +1,8 @@
 """Waits for a group's next transition. A Postgres notification ends the wait early, but nothing depends on one arriving.
 
 Every transition of a group sends a notification on the group's own channel when it commits. Where none can arrive, the wait lasts its
-full time and the caller then reads the rows: the connection was lost, or there is a pooler. Behind a transaction pooler, LISTEN would stay on
-a backend that other clients use, so behind any pooler no session listens.
+full time and the caller then reads the rows: if the connection was lost, and behind a pooler. LISTEN through a transaction pooler would
+stay on a backend that other clients use.
 """
 
 from __future__ import annotations
