@@ -114,19 +114,22 @@ def poolers(stack: LocalStack) -> Iterator[Callable[[str], Pooler]]:
         yield functools.cache(lambda mode: running.enter_context(pooler(url, mode)))
 
 
-@pytest.fixture
-def database_url(stack: LocalStack, template: str, poolers: Callable[[str], Pooler]) -> Iterator[str]:
-    """A database of the test's own, with the ``tidemark`` schema and nothing in it.
+@pytest.fixture(scope="session")
+def url_of(stack: LocalStack, poolers: Callable[[str], Pooler]) -> Callable[[str], str]:
+    """The URL of a database, through PgBouncer if ``TIDEMARK_TEST_POOLER`` names its mode."""
+    mode = os.environ.get("TIDEMARK_TEST_POOLER")
+    return lambda name: poolers(mode).url(stack.postgres.url(name)) if mode else stack.postgres.url(name)
 
-    ``TIDEMARK_TEST_POOLER`` names the mode of a PgBouncer through which the test reaches it.
-    """
+
+@pytest.fixture
+def database_url(stack: LocalStack, template: str, url_of: Callable[[str], str]) -> Iterator[str]:
+    """A database of the test's own, with the ``tidemark`` schema and nothing in it."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     admin = psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])
     admin.autocommit = True
     with admin.cursor() as cur:
         cur.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-    url, mode = stack.postgres.url(name), os.environ.get("TIDEMARK_TEST_POOLER")
-    yield poolers(mode).url(url) if mode else url
+    yield url_of(name)
     with admin.cursor() as cur:
         cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
     admin.close()
