@@ -36,6 +36,7 @@ from tests.scenario import Scenario
 
 from tidemark import schema
 from tidemark.db import in_sight, pooled, session, transaction
+from tidemark.doctor.database import examine_database
 from tidemark.group.wake import Wakeups
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
@@ -173,6 +174,8 @@ def test_session_through_a_pooler_is_known_and_its_driver_in_sight(stack: LocalS
 
     with session(direct) as connection:
         assert not pooled(connection)
+    for url, found in ((direct, False), (pooler.url(direct), True)):
+        assert ("postgres pooler" in {finding.subject for finding in examine_database(url, [])}) is found
     with session(pooler.url(direct), application=name) as driver:
         assert pooled(driver)
         with in_sight(driver), session(pooler.url(direct)) as other:
