@@ -1,16 +1,19 @@
-"""PgBouncer in front of the tests' Postgres, with its default settings. The program is the machine's, as Chromium is."""
+"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment.md. The program is the machine's, as Chromium is."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.ledger import eventually
+from tidemark import project
 from tidemark.local import ports
 from tidemark.local.account import server_account
 
@@ -19,17 +22,20 @@ MODES = ("transaction", "session")
 MISSING = "PgBouncer is not installed: apt-get install pgbouncer, and disable its service"
 
 
+@dataclass(frozen=True, slots=True)
 class Pooler:
-    def __init__(self, port: int, log: Path) -> None:
-        self._port, self._log = port, log
+    port: int
 
     def url(self, url: str) -> str:
         """The URL of a database of Postgres, through this pooler."""
         known = urlsplit(url)
-        return known._replace(netloc=f"{known.username}@{ports.HOST}:{self._port}").geturl()
+        return known._replace(netloc=f"{known.username}@{ports.HOST}:{self.port}").geturl()
 
-    def log(self) -> str:
-        return self._log.read_text()
+
+def documented() -> list[str]:
+    """The settings with a value, as ``name = number``."""
+    text = (Path(project.root()) / "docs" / "deployment.md").read_text()
+    return re.findall(r"`(\w+ = \d+)`", text.partition("### PgBouncer\n")[2].partition("\n### ")[0])
 
 
 @contextlib.contextmanager
@@ -52,6 +58,7 @@ def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
             pool_mode = {mode}
             logfile = {folder}/log
             """.replace("\n            ", "\n")
+            + "\n".join(documented())
         )
         if account is not None:  # it refuses to run as root
             account.own(folder)
@@ -61,7 +68,7 @@ def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
             try:
                 eventually(lambda: ports.accepts(port) or process.poll() is not None)
                 assert process.poll() is None, (folder / "log").read_text()
-                yield Pooler(port, folder / "log")
+                yield Pooler(port)
             finally:
                 process.terminate()
                 process.wait()

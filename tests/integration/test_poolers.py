@@ -1,4 +1,4 @@
-"""What the other modules test on Postgres itself, through PgBouncer in both of its modes. Its other settings are its defaults.
+"""What the other modules test on Postgres itself, through PgBouncer in both modes. Its settings are those of docs/deployment.md.
 
 To run other tests through it, set ``TIDEMARK_TEST_POOLER`` to a mode (CONTRIBUTING.md).
 """
