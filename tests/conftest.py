@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.kafka_topics import Topics
+from tests.pooler import Pooler, pooler
 from tests.sampling import ALL, examples, left_out
 from tests.scenario import Scenario, tidy_imports
 from tests.shared import TESTS, stop_unless_needed_by
@@ -104,15 +106,30 @@ def template(stack: LocalStack) -> str:
     return "template_tidemark"
 
 
+@pytest.fixture(scope="session")
+def poolers(stack: LocalStack) -> Iterator[Callable[[str], Pooler]]:
+    """One PgBouncer for each mode (`tests.pooler.MODES`) that is asked for."""
+    with contextlib.ExitStack() as running:
+        url = stack.env()["TIDEMARK_DATABASE_URL"]
+        yield functools.cache(lambda mode: running.enter_context(pooler(url, mode)))
+
+
+@pytest.fixture(scope="session")
+def url_of(stack: LocalStack, poolers: Callable[[str], Pooler]) -> Callable[[str], str]:
+    """The URL of a database, through PgBouncer if ``TIDEMARK_TEST_POOLER`` names its mode."""
+    mode = os.environ.get("TIDEMARK_TEST_POOLER")
+    return lambda name: poolers(mode).url(stack.postgres.url(name)) if mode else stack.postgres.url(name)
+
+
 @pytest.fixture
-def database_url(stack: LocalStack, template: str) -> Iterator[str]:
+def database_url(stack: LocalStack, template: str, url_of: Callable[[str], str]) -> Iterator[str]:
     """A database of the test's own, with the ``tidemark`` schema and nothing in it."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     admin = psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])
     admin.autocommit = True
     with admin.cursor() as cur:
         cur.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield stack.postgres.url(name)
+    yield url_of(name)
     with admin.cursor() as cur:
         cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
     admin.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from tidemark.db import Connection, session, transaction
+from tidemark.db import Connection, Cursor, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
@@ -37,6 +37,13 @@ LAYOUT = Layout(TABLE, (Column("city", "text"), Column("population", "bigint")))
 def eventually(condition: Callable[[], Any], limit_s: float = 20) -> Any:
     """The first answer of ``condition`` that is true; fails after the limit."""
     return Retrying(retry=retry_if_result(lambda done: not done), stop=stop_after_delay(limit_s), wait=wait_fixed(0.02))(condition)
+
+
+def backend_of(connection: Connection) -> int:
+    """The process that executes the open transaction, also behind a pooler. Uses a plain cursor, which no test counts."""
+    with Cursor(connection) as cur:
+        cur.execute("SELECT pg_backend_pid()")
+        return int(cur.fetchone()[0])  # type: ignore[index]
 
 
 def rows(part: Slice, offsets: Sequence[int], city: str | Callable[[int], str] = "Ulm") -> pa.RecordBatch:

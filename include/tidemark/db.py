@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, new_type, parse_dsn, register_type
+from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, make_dsn, new_type, parse_dsn, register_type
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
@@ -42,8 +42,11 @@ __all__ = [
     "DatabaseUrl",
     "answering",
     "connect",
+    "in_sight",
     "is_outage",
+    "kept_open",
     "parsed",
+    "pooled",
     "read_url",
     "rows",
     "session",
@@ -94,6 +97,9 @@ SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary tables come last, so that they cannot hide catalog tables. All other names are schema-qualified."""
 FIX_PATH = f"SET LOCAL search_path TO {SEARCH_PATH}"
 """Set per transaction: behind a transaction pooler, a session setting could get lost or affect other clients."""
+UNLIMITED = """SELECT set_config(name, '0', true) FROM pg_settings
+                WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"""
+"""Lets a transaction last and be idle for any time. Postgres before 17 has no ``transaction_timeout``."""
 _URL_FIX = "Write postgresql://user:password@host:port/database with names and password percent-encoded: %40 for an @, %2F for a slash."
 
 
@@ -176,14 +182,58 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
 
     Raises `DatabaseUnavailable` if the session is lost; the outcome of a COMMIT in progress is then unknown.
     """
+    with _outages(), connection, connection.cursor() as cursor:
+        Cursor.execute(cursor, FIX_PATH)
+        yield cursor
+
+
+@contextlib.contextmanager
+def _outages() -> Iterator[None]:
     try:
-        with connection, connection.cursor() as cursor:
-            Cursor.execute(cursor, FIX_PATH)
-            yield cursor
+        yield
     except (psycopg2.OperationalError, psycopg2.InterfaceError, psycopg2.InternalError) as error:
         if is_outage(error):
             raise unavailable(error) from error
         raise
+
+
+@contextlib.contextmanager
+def kept_open(connection: Connection) -> Iterator[Cursor]:
+    """A transaction on a second session with the settings of ``connection``, open until the block ends, then rolled back.
+
+    For a lock that must outlast the transactions of ``connection``. Behind a transaction pooler, a session-level lock would stay on a
+    backend that other clients use. While it is idle, the transaction has no snapshot, so it does not hold back VACUUM.
+    """
+    known = connection.info
+    with _outages(), contextlib.closing(psycopg2.connect(make_dsn(**{**known.dsn_parameters, "password": known.password}))) as second:
+        second.set_session(isolation_level="READ COMMITTED")  # a stricter level would keep its snapshot
+        with second.cursor() as cursor:
+            cursor.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {UNLIMITED}")
+            try:
+                yield cursor
+            finally:
+                with contextlib.suppress(psycopg2.Error):
+                    second.rollback()
+
+
+def pooled(connection: Connection) -> bool:
+    """Is there a pooler between this session and Postgres? A pooler gives its clients process ids that are not those of the backends."""
+    with transaction(connection) as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone() != (connection.info.backend_pid,)
+
+
+@contextlib.contextmanager
+def in_sight(connection: Connection) -> Iterator[None]:
+    """Within the block, the session's ``application_name`` is in ``pg_stat_activity``: others see that its process is running.
+
+    Behind a pooler this takes an open transaction, because between two transactions the session may have no backend.
+    """
+    if not pooled(connection):
+        yield
+        return
+    with kept_open(connection):
+        yield
 
 
 def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 import psycopg2.errors
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from tidemark import project
-from tidemark.db import MIGRATION_LOCK, SEARCH_PATH, is_outage, session, transaction
+from tidemark.db import FIX_PATH, MIGRATION_LOCK, is_outage, kept_open, session, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -133,21 +134,20 @@ def migrate(url: DatabaseUrl) -> list[str]:
     all. Before changing anything it raises `SchemaMismatch` if the database is newer than this code supports, and `DriversRunning` if a
     migration is not additive and drivers are running. Raises `MigrationFailed`, and `MigrationBlocked` if it gets no locks.
     """
-    with session(url, application="tidemark migrate") as guard:
-        guard.autocommit = True
-        with guard.cursor() as cursor:
-            cursor.execute(f"SET search_path TO {SEARCH_PATH}")
-            cursor.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))  # until this session ends, however it ends
-            have, want = applied(guard), known()
-            if unknown := _incompatible(have, want):
-                raise SchemaMismatch(missing=[], unknown=unknown)
-            todo = [name for name in want if name not in have]
-            breaking = [name for name in todo if not name.endswith(ADDITIVE)]
+    with session(url, application="tidemark migrate") as connection, kept_open(connection) as guard:
+        guard.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))  # until this process ends, however it ends
+        have, want = applied(connection), known()
+        if unknown := _incompatible(have, want):
+            raise SchemaMismatch(missing=[], unknown=unknown)
+        todo = [name for name in want if name not in have]
+        breaking = [name for name in todo if not name.endswith(ADDITIVE)]
+        with transaction(connection) as cursor:
             if have and breaking and (drivers := _drivers(cursor)):
                 raise DriversRunning(migrations=breaking, drivers=drivers)
             if todo:
                 cursor.execute("CREATE SCHEMA IF NOT EXISTS tidemark")
-                _apply(url)
+        if todo:
+            _apply(url)
         return todo
 
 
@@ -157,10 +157,12 @@ def _incompatible(have: list[str], want: list[str]) -> list[str]:
 
 
 def _drivers(cursor: Cursor) -> list[str]:
-    """The drivers that have a session on this database, by the name of the session. Every role may see that."""
+    """The drivers that have a session on this database, by the name of the session. Every role may see that. A backend of a pooler keeps
+    the name of its last client, so the attempt must be running too."""
     cursor.execute(
-        "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s ORDER BY 1",
-        (f"{DRIVER}%",),
+        "SELECT DISTINCT application_name FROM pg_stat_activity JOIN tidemark.attempt ON application_name = %s || attempt_id"
+        " WHERE datname = current_database() AND attempt.state = 'RUNNING' ORDER BY 1",
+        (DRIVER,),
     )
     return [name.removeprefix("tidemark ") for (name,) in cursor.fetchall()]
 
@@ -175,6 +177,11 @@ def _try_for_locks(migration: str, apply: Callable[[float], None]) -> None:
         else:
             return
     raise MigrationBlocked(migration=migration)
+
+
+def _on_fixed_path(connection: Any, sql: str) -> str:
+    """A statement outside a transaction gets its own `FIX_PATH`; so does a transaction, because BEGIN takes in what was sent before it."""
+    return f"{FIX_PATH}; {sql}" if connection.info.transaction_status == TRANSACTION_STATUS_IDLE else sql
 
 
 def _apply(url: DatabaseUrl) -> None:
@@ -196,9 +203,8 @@ def _apply(url: DatabaseUrl) -> None:
             connection.autocommit = True
             return connection
 
-        def init_connection(self, connection: Any) -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET search_path TO {SEARCH_PATH}")
+        def execute(self, sql: str, params: Any = None) -> Any:
+            return super().execute(_on_fixed_path(self.connection, sql), params)
 
         def quote_identifier(self, s: str) -> str:
             quoted: str = super().quote_identifier(s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.scenario import Scenario
 
-from tidemark.db import connect, session, transaction
+from tidemark.db import in_sight, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 
@@ -16,13 +16,11 @@ def test_attempts_of_long_ago_without_a_driver_are_ended(scenario: Scenario) -> 
         gone, alive, young, done = (store.new_attempt(cur, group_id, TaskIdentity()) for _ in range(4))
         store.end_attempt(cur, done)
         cur.execute("UPDATE tidemark.attempt SET started_at = started_at - interval '25 hours' WHERE attempt_id <> %s", (young,))
-    driver = connect(scenario.database_url, application=f"tidemark driver {alive}")
-    try:
-        with session(scenario.database_url) as connection, transaction(connection) as cur:
-            assert store.end_abandoned(cur) == [gone]
-            assert store.end_abandoned(cur) == []
-    finally:
-        driver.close()
+    name = f"tidemark driver {alive}"
+    with session(scenario.database_url, application=name) as driver, in_sight(driver), session(scenario.database_url) as other:
+        for ended in ([gone], []):
+            with transaction(other) as cur:
+                assert store.end_abandoned(cur) == ended
     states = dict(scenario.sql("SELECT attempt_id, state FROM tidemark.attempt"))
     assert states == {gone: "FAILED", alive: "RUNNING", young: "RUNNING", done: "COMMITTED"}
     assert scenario.sql("SELECT error ->> 'type' FROM tidemark.attempt WHERE state = 'FAILED'") == [("DriverGone",)]

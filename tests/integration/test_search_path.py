@@ -25,8 +25,8 @@ PLANTED = """
         $$BEGIN INSERT INTO {schema}.called VALUES ('format'); RETURN pg_catalog.format($1, $2); END$$;
     CREATE FUNCTION {schema}.unnest(text[]) RETURNS SETOF text LANGUAGE plpgsql AS
         $$BEGIN INSERT INTO {schema}.called VALUES ('unnest'); RETURN QUERY SELECT pg_catalog.unnest($1); END$$;
-    CREATE FUNCTION {schema}.pg_advisory_lock(integer) RETURNS void LANGUAGE plpgsql AS
-        $$BEGIN INSERT INTO {schema}.called VALUES ('pg_advisory_lock'); END$$;
+    CREATE FUNCTION {schema}.pg_advisory_xact_lock(integer) RETURNS void LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO {schema}.called VALUES ('pg_advisory_xact_lock'); END$$;
     CREATE FUNCTION {schema}.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS
         $$BEGIN INSERT INTO {schema}.called VALUES ('set_config'); RETURN pg_catalog.set_config($1, $2, $3); END$$;
 """

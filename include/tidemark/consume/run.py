@@ -31,7 +31,7 @@ from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
 from tidemark.consume.watch import RewindWatch
-from tidemark.db import DatabaseUrl, answering, read_url, session, transaction
+from tidemark.db import DatabaseUrl, answering, in_sight, read_url, session, transaction
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
@@ -99,7 +99,8 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     try:
         for exposure in of_servers(connections):
             log.warning("%s", exposure)
-        with session(connections.database_url, application=f"{schema.DRIVER}{attempt_id}") as connection, answering(connection):
+        application = f"{schema.DRIVER}{attempt_id}"
+        with session(connections.database_url, application=application) as connection, answering(connection), in_sight(connection):
             schema.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tidemark import schema
-from tidemark.db import Connection, DatabaseUrl, rows, session, statements, transaction
+from tidemark.db import Connection, DatabaseUrl, pooled, rows, session, statements, transaction
 from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
@@ -31,6 +31,8 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
     with session(url, application="tidemark doctor") as connection:
         server = _row(connection, "server")
         yield ok("postgres", f"version {server['version']}, role {server['role']}")
+        if pooled(connection):
+            yield ok("postgres pooler", "found; runs and members poll instead of listening for notifications")
         yield from _writable(server)
         yield from _durable(server)
         yield from _statement_timeout(server)

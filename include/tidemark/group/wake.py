@@ -1,7 +1,8 @@
 """Waits for a group's next transition. A Postgres notification ends the wait early, but nothing depends on one arriving.
 
-Every transition of a group sends a notification on the group's own channel when it commits. Where none can arrive (the connection was
-lost, or a transaction pooler silently drops LISTEN), the wait lasts its full time and the caller then reads the rows.
+Every transition of a group sends a notification on the group's own channel when it commits. Where none can arrive, the wait lasts its
+full time and the caller then reads the rows: if the connection was lost, and behind a pooler. LISTEN through a transaction pooler would
+stay on a backend that other clients use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import psycopg2
 
-from tidemark.db import connect
+from tidemark.db import connect, pooled
 from tidemark.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -101,12 +102,17 @@ class Wakeups:
         self.close()
 
     def _listen(self) -> bool:
-        """Connects, unless the last attempt was too recent; returns whether there is a connection."""
+        """Connects, unless the last attempt was too recent or found a pooler; returns whether there is a connection."""
         if time.monotonic() < self._next_try:
             return False
         self._next_try = time.monotonic() + RECONNECT_AFTER_S
         try:
             self._connection = connect(self._url, application="tidemark listen")
+            if pooled(self._connection):
+                log.info("no notifications behind a pooler, polling instead group=%s", self._group)
+                self._drop()
+                self._next_try = math.inf
+                return False
             self._connection.autocommit = True
             with self._connection.cursor() as cur:
                 cur.execute(f"LISTEN {channel_of(self._group)}")

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import REDRIVE_LOCK, rows, statements, transaction
+from tidemark.db import REDRIVE_LOCK, kept_open, rows, statements, transaction
 from tidemark.errors import BadInput, Refused, Unavailable
 from tidemark.retry.admin import add_action, begin_change, group_key
 from tidemark.retry.filter import Filter, RecordState, statement
@@ -189,7 +189,7 @@ def apply(
 ) -> Preview:
     """Redrives the planned records that are left and returns the result. Safe to repeat: records already redriven stay so.
 
-    Holds ``connection`` throughout, but no transaction between portions. Ends early, without an error, if stopped (`stop`). Raises
+    Between portions, no transaction holds rows. Ends early, without an error, if stopped (`stop`). Raises
     `RedriveInProgress`, `NoLadder`, `TopicsUnfit` (for the topic of immediate tries), `DatabaseUnavailable` or `BrokerUnavailable`;
     earlier portions stay applied.
     """
@@ -263,19 +263,15 @@ def history(connection: Connection, group: str | None = None, *, limit: int = 50
 
 @contextlib.contextmanager
 def _alone(connection: Connection, group: str) -> Iterator[int]:
-    """Holds the group's redrive lock in this session."""
+    """Holds the group's redrive lock."""
     with transaction(connection) as cur:
         key = {**group_key(cur, group), "class": REDRIVE_LOCK}
-        cur.execute(SQL["lock_group"], key)
-        (mine,) = cur.fetchone() or (False,)
-    if not mine:
-        raise RedriveInProgress(group=group)
-    try:
+    with kept_open(connection) as guard:
+        guard.execute(SQL["lock_group"], key)
+        (mine,) = guard.fetchone() or (False,)
+        if not mine:
+            raise RedriveInProgress(group=group)
         yield key["group_id"]
-    finally:
-        if not connection.closed:
-            with transaction(connection) as cur:
-                cur.execute(SQL["unlock_group"], key)
 
 
 @dataclass(frozen=True, slots=True)

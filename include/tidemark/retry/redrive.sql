@@ -1,12 +1,9 @@
--- Statements for redrives. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock (session level), the
--- advisory lock against rewinds, the redrive's row, records in id order.
+-- Statements for redrives. {where} is the condition of a Filter on `record`. Lock order: the group's advisory lock (in a transaction of its
+-- own), the advisory lock against rewinds, the redrive's row, records in id order.
 
 -- name: lock_group
--- One redrive of a group at a time. A session-level lock, so it is released whenever the process ends. False: another session holds it.
-SELECT pg_try_advisory_lock(%(class)s, %(group_id)s);
-
--- name: unlock_group
-SELECT pg_advisory_unlock(%(class)s, %(group_id)s);
+-- One redrive of a group at a time. The transaction stays open, so the lock is released whenever the process ends. False: another holds it.
+SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: add
 INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by, dag_id, run_id)

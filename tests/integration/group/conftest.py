@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psycopg2
 import pytest
@@ -14,7 +14,7 @@ from tidemark.local import LocalStack
 
 
 @pytest.fixture(scope="session")
-def groups_url(stack: LocalStack, template: str) -> str:
+def groups_url(stack: LocalStack, template: str, url_of: Callable[[str], str]) -> str:
     """A migrated database that the tests share; each has another group in it."""
     name = f"groups_{uuid.uuid4().hex[:12]}"
     with contextlib.closing(psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])) as admin:
@@ -22,7 +22,7 @@ def groups_url(stack: LocalStack, template: str) -> str:
         with admin.cursor() as cur:
             cur.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
             cur.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-    return stack.postgres.url(name)
+    return url_of(name)
 
 
 @pytest.fixture

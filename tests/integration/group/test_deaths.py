@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.group.players import Player, Scene, settle, until_somebody_waits
-from tests.ledger import in_thread
+from tests.ledger import backend_of, in_thread
 
 from tidemark.db import Connection, connect, transaction
 from tidemark.errors import DatabaseUnavailable
@@ -38,7 +38,7 @@ class Watched(PostgresCursor):
         Watched.done += 1
         if Watched.done == Watched.last:
             with Watched.killer, Watched.killer.cursor() as cur:
-                cur.execute("SELECT pg_terminate_backend(%s, 5000)", (self.connection.info.backend_pid,))
+                cur.execute("SELECT pg_terminate_backend(%s, 5000)", (backend_of(self.connection),))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import Lab, dying_at, minutes
-from tests.ledger import in_thread
+from tests.ledger import backend_of, in_thread
 from tests.scenario import eventually
 
 from tidemark.db import Connection, connect
@@ -67,7 +67,7 @@ class Watched(PostgresCursor):
         Watched.done += 1
         if Watched.done == Watched.last:
             with Watched.killer.cursor() as cur:
-                cur.execute("SELECT pg_terminate_backend(%s, 5000)", (self.connection.info.backend_pid,))
+                cur.execute("SELECT pg_terminate_backend(%s, 5000)", (backend_of(self.connection),))
 
 
 def test_drain_that_dies_after_any_statement_of_its_commit_changes_nothing(due: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

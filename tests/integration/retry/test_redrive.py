@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import Outbox
+from tests.ledger import backend_of
 from tests.scenario import eventually
 
 from tidemark.db import REWIND_LOCK, Connection, connect, transaction
@@ -314,7 +315,7 @@ def dying(outbox: Outbox, last: int) -> Iterator[Connection]:
         def execute(self, *args: Any, **kwargs: Any) -> None:
             super().execute(*args, **kwargs)
             if next(numbers) == last:
-                outbox.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=self.connection.info.backend_pid)
+                outbox.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=backend_of(self.connection))
 
     with contextlib.closing(connect(outbox.url, application="tidemark redrive")) as connection:
         connection.cursor_factory = Dying

@@ -19,6 +19,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.outbox import FIT, TIME, Headers, Outbox
+from tests.ledger import backend_of
 from tests.scenario import eventually
 
 from tidemark.db import Connection, connect
@@ -279,7 +280,7 @@ def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(ou
 
         def kill(cursor: PostgresCursor, number: int, _query: str, last: int = last) -> None:
             if number == last + 1:
-                outbox.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=cursor.connection.info.backend_pid)
+                outbox.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=backend_of(cursor.connection))
 
         with hooked(outbox, kill) as connection:
             try:

@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.retry.lab import DELAYS, Lab, lab_on, minutes
 from tests.kafka_topics import Topics
-from tests.ledger import in_thread
+from tests.ledger import backend_of, in_thread
 from tests.scenario import Scenario
 
 from tidemark.db import Connection, connect, session
@@ -162,7 +162,7 @@ def test_what_dying_relays_published_twice_is_tried_once(round_: Round) -> None:
     class Dying(PostgresCursor):
         def execute(self, query: Any, *args: Any) -> None:
             if "SET hop_topic_id = stored" in str(query):
-                lab.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=self.connection.info.backend_pid)
+                lab.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=backend_of(self.connection))
             super().execute(query, *args)
 
     for _ in range(3):

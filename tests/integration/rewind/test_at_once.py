@@ -11,7 +11,7 @@ from typing import Any
 import psycopg2
 import pytest
 from tests.integration.rewind.lab import Lab, of_all_kinds
-from tests.ledger import eventually, in_thread, payloads
+from tests.ledger import backend_of, eventually, in_thread, payloads
 
 from tidemark.consume import claims
 from tidemark.db import REWIND_LOCK, session, transaction
@@ -88,7 +88,7 @@ def test_whoever_holds_rewinds_off_is_waited_for_as_long_as_he_lives_and_named(
     with session(lab.url, application="tidemark/1/77") as other, transaction(other) as cur:
         cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (REWIND_LOCK, lab.group_id))
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
-            said(caplog, f"rewinds of group {lab.spec.group}", "tidemark/1/77", f"pid {other.info.backend_pid}")
+            said(caplog, f"rewinds of group {lab.spec.group}", "tidemark/1/77", f"pid {backend_of(other)}")
             assert not applied.done()
             other.commit()
             assert applied.result(180).plan.state is RewindState.APPLIED
@@ -146,7 +146,7 @@ def test_a_position_held_by_somebody_else_is_waited_for_and_not_taken_by_force(
     with session(lab.url, application="psql") as other, transaction(other) as cur:
         cur.execute("SELECT FROM tidemark.partition_offset WHERE group_id = %s AND partition = 0 FOR UPDATE", (lab.group_id,))
         with in_thread(lambda: lab.apply(planned.rewind_id)) as applied:
-            said(caplog, f"position of {lab.topic}/0", "psql", f"pid {other.info.backend_pid}")
+            said(caplog, f"position of {lab.topic}/0", "psql", f"pid {backend_of(other)}")
             assert not applied.done()
             other.commit()
             assert applied.result(180).plan.state is RewindState.APPLIED
@@ -170,7 +170,7 @@ def test_a_run_waits_for_a_rewind_as_long_as_it_takes_and_says_so(
             generation = store.next_generation(read)
         me = claims.Claimant(lab.spec.group, lab.group_id, 1, None, generation, "me")
         with in_thread(lambda: claims.claim_all(mine, me, found, [partition], lambda _: log)) as claimed:
-            said(caplog, f"position of {lab.topic}/0", "tidemark rewind", f"pid {other.info.backend_pid}")
+            said(caplog, f"position of {lab.topic}/0", "tidemark rewind", f"pid {backend_of(other)}")
             assert not claimed.done()
             other.commit()
             assert [claim.position for claim in claimed.result(180)] == [50]

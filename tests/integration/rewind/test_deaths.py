@@ -12,7 +12,7 @@ import pytest
 from psycopg2.extensions import cursor as PostgresCursor
 from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds, one_city
 from tests.kafka_topics import Topics
-from tests.ledger import payloads
+from tests.ledger import backend_of, payloads
 from tests.scenario import Scenario
 
 from tidemark.db import Connection, connect
@@ -35,7 +35,7 @@ class Watched(PostgresCursor):
         Watched.done += 1
         if Watched.done == Watched.last:
             with Watched.killer.cursor() as cur:
-                cur.execute("SELECT pg_terminate_backend(%s, 5000)", (self.connection.info.backend_pid,))
+                cur.execute("SELECT pg_terminate_backend(%s, 5000)", (backend_of(self.connection),))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,74 @@
+"""PgBouncer in front of the tests' Postgres, with the settings of docs/deployment.md. The program is the machine's, as Chromium is."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.ledger import eventually
+from tidemark import project
+from tidemark.local import ports
+from tidemark.local.account import server_account
+
+PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+MODES = ("transaction", "session")
+MISSING = "PgBouncer is not installed: apt-get install pgbouncer, and disable its service"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooler:
+    port: int
+
+    def url(self, url: str) -> str:
+        """The URL of a database of Postgres, through this pooler."""
+        known = urlsplit(url)
+        return known._replace(netloc=f"{known.username}@{ports.HOST}:{self.port}").geturl()
+
+
+def documented() -> list[str]:
+    """The settings with a value, as ``name = number``."""
+    text = (Path(project.root()) / "docs" / "deployment.md").read_text()
+    return re.findall(r"`(\w+ = \d+)`", text.partition("### PgBouncer\n")[2].partition("\n### ")[0])
+
+
+@contextlib.contextmanager
+def pooler(postgres_url: str, mode: str) -> Iterator[Pooler]:
+    """Every client is the role of ``postgres_url``, whatever it says."""
+    assert PROGRAM is not None, MISSING
+    known, port, account = urlsplit(postgres_url), ports.find_free(), server_account()
+    with tempfile.TemporaryDirectory(prefix="tidemark-pooler-") as name:
+        folder = Path(name)
+        settings = folder / "pgbouncer.ini"
+        settings.write_text(
+            f"""
+            [databases]
+            * = host={known.hostname} port={known.port} user={known.username} password={known.password}
+            [pgbouncer]
+            listen_addr = {ports.HOST}
+            listen_port = {port}
+            unix_socket_dir =
+            auth_type = any
+            pool_mode = {mode}
+            logfile = {folder}/log
+            """.replace("\n            ", "\n")
+            + "\n".join(documented())
+        )
+        if account is not None:  # it refuses to run as root
+            account.own(folder)
+            account.own(settings)
+        command, switch = [PROGRAM, "--quiet", str(settings)], account.switch() if account else {}
+        with subprocess.Popen(command, cwd="/", **switch) as process:
+            try:
+                eventually(lambda: ports.accepts(port) or process.poll() is not None)
+                assert process.poll() is None, (folder / "log").read_text()
+                yield Pooler(port)
+            finally:
+                process.terminate()
+                process.wait()
