@@ -40,6 +40,7 @@ __all__ = [
     "answering",
     "connect",
     "is_outage",
+    "on_behalf",
     "rows",
     "session",
     "statements",
@@ -159,6 +160,11 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
         if is_outage(error):
             raise unavailable(error) from error
         raise
+
+
+def on_behalf(cursor: Cursor, by: str, reason: str = "") -> None:
+    """Names the user, and the reason, for the events that triggers write in this transaction (`sql/0015_roles.additive.sql`)."""
+    cursor.execute("SELECT set_config('tidemark.claimed_by', %s, true), set_config('tidemark.reason', %s, true)", (by, reason))
 
 
 def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:
