@@ -103,7 +103,7 @@ def show(redrive_id: Id, output: Output = OutputFormat.TABLE) -> None:
     """Show a redrive: its plan and its result."""
     from tidemark.retry import redrive
 
-    with connected("tidemark redrive") as connection:
+    with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
         found = redrive.preview(connection, redrive_id)
     _print(found, output)
 

@@ -242,7 +242,7 @@ def count(
     from tidemark.retry.pending import tried as tries_of
 
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         found = count_records(connection, spec.group, wanted)
         tried, waits = tries_of(connection, spec.group), due(connection, spec.group)
     if output is OutputFormat.JSON:
