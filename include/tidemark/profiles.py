@@ -94,7 +94,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "redrive_record": ("state", "why", "action_id", "done_at"),
             "retry_action": ("records",),
         },
-        delete=("group_member", "partition_offset"),
+        delete=("group_member",),
         sequences=("generation",),
     ),
     Profile.REWINDER: Rights(

@@ -6,7 +6,8 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from tests.roles import Roles, made_roles
 from tests.scenario import Scenario, tidy_imports
 from typer.testing import CliRunner
 
+from tidemark import project, schema
 from tidemark import roles as granting
-from tidemark import schema
 from tidemark.cli.common import who
 from tidemark.cli.main import app
 from tidemark.db import session, transaction
@@ -43,6 +44,7 @@ FAILS = """
             raise Fail("it is bad")
         return {"payload": record.value}
 """
+PAGE = (project.root() / "docs" / "security.md").read_text(encoding="utf-8")
 WHY = ("--reason", "a test of the roles")
 BEFORE_PROFILES = (
     "GRANT USAGE ON SCHEMA tidemark TO {role}",
@@ -100,11 +102,25 @@ def held(roles: Roles, role: str) -> list[tuple[Any, ...]]:
 # ---- what each command needs
 
 
+def _command(words: Sequence[str]) -> str:
+    """Noun and verb, or the only word."""
+    nouns = ("groups", "retries", "rewind", "redrive")
+    return " ".join(words[:2]) if words[0] in nouns else words[0]
+
+
+def documented_commands() -> dict[Profile, set[str]]:
+    """The commands of each profile, from docs/security.md."""
+    table = re.findall(r"^\| `(\w+)` \| ((?:`[a-z -]+`(?:, )?)+) \|$", PAGE, re.MULTILINE)
+    return {Profile(profile): set(re.findall(r"`([^`]+)`", commands)) for profile, commands in table}
+
+
 class Story:
     """One consumer, and for each profile a role that has only it and one that has all others."""
 
     def __init__(self, roles: Roles, folder: Path, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
         self.roles, self._monkeypatch = roles, monkeypatch
+        self.commands: dict[Profile, set[str]] = {profile: set() for profile in Profile}
+        """What was refused without the profile."""
         self.consumer = Scenario(folder, roles.url(roles.owner), topics)
         self.name, self.table = self.consumer.name, self.consumer.table
         self.topic = topic = topics.create()
@@ -127,7 +143,14 @@ class Story:
 
     def do(self, profile: Profile, *words: str) -> str:
         """Refused to the role that has all other profiles, done by the one that has only this one."""
+        self.refuse(profile, *words)
+        done = self.call(self.only[profile], *words)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        return str(done.stdout)
+
+    def refuse(self, profile: Profile, *words: str) -> None:
         refused = self.call(self.without[profile], *words)
+        self.commands[profile].add(_command(words))
         assert refused.exit_code == 1, (words, refused.output)
         if profile is Profile.READER:
             assert isinstance(refused.exception, schema.SchemaHidden), (words, refused.exception)
@@ -135,9 +158,6 @@ class Story:
             assert isinstance(refused.exception, RoleLacks), (words, refused.exception)
             assert f"lacks rights of the profile {profile}:" in str(refused.exception)
             assert f"tidemark migrate --grant-to {self.without[profile]} --as {profile} " in str(refused.exception)
-        done = self.call(self.only[profile], *words)
-        assert done.exit_code == 0, (words, done.output, done.exception)
-        return str(done.stdout)
 
     def run(self) -> None:
         """As `do`, for a run in this process."""
@@ -196,6 +216,11 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     do(rewinder, "seek", name, f"{topic}/0", "5", *WHY)
     do(rewinder, "maintain")
     do(operator, "groups", "delete", name)
+    for words in (("consume", name), ("retries", "drain", name), ("backfill", name)):  # these start Spark
+        story.refuse(Profile.RUNNER, *words)
+    story.refuse(operator, "groups", "remove-member", name, "somebody")
+    story.refuse(Profile.READER, "audit-log")
+    assert {profile: found for profile, found in story.commands.items() if found} == documented_commands()
 
     events = json.loads(do(Profile.READER, "audit-log", "--output", "json"))
     roles = {profile: story.only[profile] for profile in Profile}
@@ -353,12 +378,11 @@ def test_a_role_has_exactly_its_profiles_whatever_it_had_before(roles: Roles) ->
     assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
 
 
-def test_grants_of_earlier_documentation_include_every_profile_except_the_operators_deletes(roles: Roles) -> None:
+def test_grants_of_earlier_documentation_include_every_profile(roles: Roles) -> None:
     """So an installation works after the upgrade as before it, until its owner grants profiles."""
     for statement in BEFORE_PROFILES:
         roles.own(statement.format(role=roles.run, owner=roles.owner))
-    found = {profile: lacking(roles, roles.run, profile) for profile in Profile}
-    assert found == {profile: [] for profile in Profile} | {Profile.OPERATOR: ["DELETE on tidemark.partition_offset"]}
+    assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
 
 
 def test_migration_takes_back_what_default_privileges_give_on_the_new_tables(stack: LocalStack) -> None:
@@ -413,6 +437,14 @@ def test_only_the_owner_grants_and_only_to_another_role_that_exists(roles: Roles
         schema.migrate(roles.url(roles.owner), grant_to=roles.owner, profiles=[Profile.READER])
     assert schema.migrate(roles.url(roles.run)) == []
     assert query(roles, roles.owner, "SELECT count(*) FROM tidemark.audit_event") == events
+
+
+def test_page_shows_the_rights_of_each_profile() -> None:
+    shown = {cells[0].strip("`"): cells[1:] for line in PAGE.splitlines() if len(cells := line.strip("| ").split(" | ")) == 5}
+    for profile, rights in RIGHTS.items():
+        may, *tables = shown[profile]
+        assert may == rights.may
+        assert [set(re.findall(r"`(\w+)`", cell)) for cell in tables] == [set(rights.insert), set(rights.update), set(rights.delete)]
 
 
 def test_grant_to_and_as_are_used_together() -> None:
