@@ -1,5 +1,8 @@
 -- Roles: which profiles a role has, the events of the audit log, and a ledger that only grows.
 
+-- In the order in which commits lock them: this migration and a commit cannot wait for each other.
+LOCK TABLE tidemark.consumer_group, tidemark.partition_offset, tidemark.batch IN SHARE ROW EXCLUSIVE MODE;
+
 -- What `tidemark migrate --grant-to` has granted; each migration grants it again, for the tables that have come since.
 CREATE TABLE tidemark.role_profile (
     role       text        NOT NULL,
@@ -25,7 +28,8 @@ CREATE TABLE tidemark.audit_event (
 );
 CREATE INDEX audit_event_at ON tidemark.audit_event (at);
 
--- Default privileges of the schema may have given a role more than that. Who may write role_profile has the owner's next migration grant.
+-- Default privileges of the schema may have given roles more than SELECT. A role that could write role_profile would get any profile from
+-- the owner's next migration.
 DO $$
 DECLARE
     held record;
@@ -58,18 +62,29 @@ CREATE TRIGGER only_grows BEFORE TRUNCATE OR UPDATE OF batch_id, group_id, topic
 CREATE TRIGGER only_grows BEFORE UPDATE OR TRUNCATE ON tidemark.rewound_batch
     FOR EACH STATEMENT EXECUTE FUNCTION tidemark.only_grows();
 
--- A batch that leaves the ledger is in a rewind's archive, or is the head that a rewind made of one that is. A batch that leaves the archive
--- is in the ledger again.
+-- A batch that leaves the ledger is in a rewind's archive with the same numbers, or is the head that a rewind made of one that is. A batch
+-- that leaves the archive is in the ledger again.
 CREATE FUNCTION tidemark.keep_batches() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     lost bigint;
 BEGIN
     IF TG_TABLE_NAME = 'batch' THEN
         SELECT batch_id INTO lost FROM gone
-         WHERE NOT EXISTS (SELECT FROM tidemark.rewound_batch kept WHERE kept.batch_id = gone.batch_id)
+         WHERE NOT EXISTS (SELECT FROM tidemark.rewound_batch kept
+                            WHERE kept.batch_id = gone.batch_id
+                              AND (kept.group_id, kept.topic_id, kept.partition, kept.start_offset, kept.end_offset, kept.loaded, kept.skipped,
+                                   kept.retried, kept.failed, kept.unaccounted, kept.sink_rows)
+                                = (gone.group_id, gone.topic_id, gone.partition, gone.start_offset, gone.end_offset, gone.loaded, gone.skipped,
+                                   gone.retried, gone.failed, gone.unaccounted, gone.sink_rows))
            AND NOT EXISTS (SELECT FROM tidemark.rewound_batch kept WHERE kept.batch_id = gone.head_of) LIMIT 1;
     ELSE
-        SELECT batch_id INTO lost FROM gone WHERE NOT EXISTS (SELECT FROM tidemark.batch kept WHERE kept.batch_id = gone.batch_id) LIMIT 1;
+        SELECT batch_id INTO lost FROM gone
+         WHERE NOT EXISTS (SELECT FROM tidemark.batch kept
+                            WHERE kept.batch_id = gone.batch_id
+                              AND (kept.group_id, kept.topic_id, kept.partition, kept.start_offset, kept.end_offset, kept.loaded, kept.skipped,
+                                   kept.retried, kept.failed, kept.unaccounted, kept.sink_rows)
+                                = (gone.group_id, gone.topic_id, gone.partition, gone.start_offset, gone.end_offset, gone.loaded, gone.skipped,
+                                   gone.retried, gone.failed, gone.unaccounted, gone.sink_rows)) LIMIT 1;
     END IF;
     IF lost IS NOT NULL AND NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
         RAISE insufficient_privilege USING MESSAGE = format('permission denied for table %s', TG_TABLE_NAME),

@@ -1,4 +1,4 @@
--- Statements on the rights of roles in the schema tidemark. Whoever grants holds the advisory lock of migrations, so that two take turns.
+-- Statements on the rights of roles in the schema tidemark. The granting session holds the advisory lock of migrations, so that two take turns.
 
 -- name: missing
 -- What the session's role lacks of these privileges. Without columns, all of the table's columns but the hidden ones. Locks nothing.

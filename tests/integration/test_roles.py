@@ -24,10 +24,15 @@ from tidemark import roles as granting
 from tidemark.cli.common import who
 from tidemark.cli.main import app
 from tidemark.db import session, transaction
+from tidemark.doctor.database import examine_database
+from tidemark.doctor.finding import Level
 from tidemark.errors import BadInput
 from tidemark.local import LocalStack
 from tidemark.profiles import PAYLOADS, RIGHTS, TABLES, Profile
 from tidemark.roles import NotTheOwner, RoleLacks
+from tidemark.sink.staged import make_staging
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.target import Target
 
 FAILS = """
     from typing import TypedDict
@@ -260,6 +265,26 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     assert "REWIND UNDONE" in story.call(reader, "audit-log").stdout
 
 
+def test_a_run_whose_transform_shuffles_needs_the_profile_stager(story: Story) -> None:
+    story.run()
+    runner, stager = (
+        Target(story.roles.url(story.only[profile]), 1, story.consumer.attempt_id, Layout(story.table, (Column("payload", "bytea"),)))
+        for profile in (Profile.RUNNER, Profile.STAGER)
+    )
+    with pytest.raises(RoleLacks, match="profile stager"):
+        make_staging(runner, 1)
+    assert make_staging(stager, 1) == f"tidemark.staged_{stager.attempt_id}_1"
+
+
+def test_doctor_reports_a_role_that_cannot_run_with_the_command_that_helps(roles: Roles) -> None:
+    roles.give(roles.run, Profile.READER)
+    (finding,) = [one for one in examine_database(roles.url(roles.run), []) if one.subject == "profiles"]
+    assert (finding.level, finding.fix.partition(": ")[2]) == (Level.FAILURE, f"tidemark migrate --grant-to {roles.run} --as runner")
+    roles.give(roles.run, Profile.RUNNER, Profile.STAGER)
+    (finding,) = [one for one in examine_database(roles.url(roles.run), []) if one.subject == "profiles"]
+    assert (finding.level, finding.found) == (Level.OK, "reader, runner, stager")
+
+
 # ---- what no profile includes
 
 
@@ -313,16 +338,35 @@ def test_nobody_can_have_the_triggers_write_an_event_that_never_happened(roles: 
             query(roles, roles.run, f"{trap} FOR EACH ROW EXECUTE FUNCTION tidemark.{function}()")
 
 
-def test_rewinder_moves_batches_into_its_archive_and_deletes_none(story: Story) -> None:
-    """An action's event is written whoever changes the row, without the product's code."""
+def test_rewinder_moves_batches_into_an_archive_unchanged_and_deletes_none(story: Story) -> None:
+    """The archive's row must have the same numbers, and leaves the archive only for the ledger."""
     story.run()
-    rewinder, roles = story.only[Profile.REWINDER], story.roles
-    with pytest.raises(InsufficientPrivilege, match="permission denied for table batch"):
-        query(roles, rewinder, "DELETE FROM tidemark.batch")
-    operator = story.only[Profile.OPERATOR]
-    query(roles, operator, "INSERT INTO tidemark.flow (group_id, paused) SELECT group_id, true FROM tidemark.consumer_group")
-    (event,) = query(roles, operator, "SELECT kind, database_role, claimed_by FROM tidemark.audit_event WHERE group_name IS NOT NULL")
-    assert event == ("FLOW PAUSED", operator, None)
+    archive = """
+        INSERT INTO tidemark.rewind (scenario, allow_loss, reason, planned_by, expires_at, digest)
+        VALUES ('{{}}', false, 'to steal the ledger', 'a thief', now(), '');
+        INSERT INTO tidemark.rewound_batch (rewound_by, batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch,
+                                            attempt_id, loaded, skipped, retried, failed, unaccounted, sink_rows, committed_at, drained)
+        SELECT rewind_id, batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id,
+               {loaded}, skipped, retried, failed, unaccounted, sink_rows, committed_at, drained FROM tidemark.batch, tidemark.rewind;
+    """
+    delete = "DELETE FROM tidemark.batch;"
+    for statements in (
+        delete,
+        archive.format(loaded="loaded - 1") + delete,
+        archive.format(loaded="loaded") + delete + "DELETE FROM tidemark.rewound_batch",
+    ):
+        with pytest.raises(InsufficientPrivilege, match="neither in the ledger nor in the archive"):
+            query(story.roles, story.only[Profile.REWINDER], statements)
+    query(story.roles, story.only[Profile.REWINDER], archive.format(loaded="loaded") + delete)
+
+
+def test_event_of_an_action_is_written_without_the_products_code(roles: Roles) -> None:
+    """With the role that logged in; nobody has claimed to be a user."""
+    roles.give(roles.run, Profile.OPERATOR)
+    query(roles, roles.run, "INSERT INTO tidemark.consumer_group (name) VALUES ('cities')")
+    query(roles, roles.run, "INSERT INTO tidemark.flow (group_id, paused) SELECT group_id, true FROM tidemark.consumer_group")
+    (event,) = query(roles, roles.run, "SELECT kind, database_role, claimed_by FROM tidemark.audit_event WHERE group_name = 'cities'")
+    assert event == ("FLOW PAUSED", roles.run, None)
 
 
 def test_runner_can_neither_delete_nor_change_what_is_stored_nor_plan_a_rewind(story: Story) -> None:
