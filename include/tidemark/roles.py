@@ -28,7 +28,7 @@ class RoleLacks(Refused):
 
     role: str
     profile: Profile
-    rights: Sequence[str]
+    rights: tuple[str, ...]
 
     def __str__(self) -> str:
         more = f" and {len(self.rights) - 3} more" if len(self.rights) > 3 else ""
