@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run once by the Postgres image, when its volume is empty. Creates Airflow's database, Tidemark's database and Tidemark's two roles.
+# Run once by the Postgres image, when its volume is empty. Creates Airflow's database, Tidemark's database and Tidemark's two roles;
+# `tidemark migrate` creates the schema and makes the grants.
 set -euo pipefail
 psql --no-psqlrc -v ON_ERROR_STOP=1 -v owner="${TIDEMARK_OWNER_PASSWORD:?}" -v run="${TIDEMARK_RUN_PASSWORD:?}" \
   -v airflow="${AIRFLOW_DB_PASSWORD:?}" --username "${POSTGRES_USER:-postgres}" --dbname postgres <<'SQL'
@@ -8,10 +9,4 @@ CREATE DATABASE airflow OWNER airflow;
 CREATE ROLE tidemark_owner LOGIN PASSWORD :'owner';
 CREATE ROLE tidemark_run LOGIN PASSWORD :'run';
 CREATE DATABASE tidemark OWNER tidemark_owner;
-\connect tidemark
-SET ROLE tidemark_owner;
-CREATE SCHEMA tidemark;
-GRANT USAGE ON SCHEMA tidemark TO tidemark_run;
-ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO tidemark_run;
-ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT USAGE ON SEQUENCES TO tidemark_run;
 SQL

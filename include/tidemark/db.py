@@ -45,6 +45,7 @@ __all__ = [
     "in_sight",
     "is_outage",
     "kept_open",
+    "on_behalf",
     "parsed",
     "pooled",
     "read_url",
@@ -234,6 +235,11 @@ def in_sight(connection: Connection) -> Iterator[None]:
         return
     with kept_open(connection):
         yield
+
+
+def on_behalf(cursor: Cursor, by: str, reason: str = "") -> None:
+    """Names the user, and the reason, for the events that triggers write in this transaction (`sql/0015_roles.additive.sql`)."""
+    cursor.execute("SELECT set_config('tidemark.claimed_by', %s, true), set_config('tidemark.reason', %s, true)", (by, reason))
 
 
 def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:

@@ -9,7 +9,7 @@ and code that does not know it refuses the database.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,13 @@ import psycopg2
 import psycopg2.errors
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from tidemark import project
-from tidemark.db import FIX_PATH, MIGRATION_LOCK, is_outage, kept_open, session, transaction
+from tidemark import project, roles
+from tidemark.db import FIX_PATH, MIGRATION_LOCK, is_outage, kept_open, on_behalf, session, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable, Refused, Unavailable
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor, DatabaseUrl
+    from tidemark.profiles import Profile
 
 BOOKKEEPING = "tidemark.migration"
 ADDITIVE = ".additive"
@@ -82,7 +83,10 @@ class SchemaHidden(Refused):
     role: str
 
     def __str__(self) -> str:
-        return f"The role {self.role} may not use the schema tidemark. Give it the grants in docs/deployment.md, Roles."
+        return (
+            f"The role {self.role} may not use the schema tidemark. Its owner must run: "
+            f"tidemark migrate --grant-to {self.role} --as PROFILE (docs/security.md lists the profiles)."
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -127,12 +131,16 @@ def require_current(connection: Connection) -> None:
         raise SchemaMismatch(missing=missing, unknown=unknown)
 
 
-def migrate(url: DatabaseUrl) -> list[str]:
+def migrate(url: DatabaseUrl, *, by: str = "", grant_to: str | None = None, profiles: Sequence[Profile] = ()) -> list[str]:
     """Brings the database to this code's version and returns the names of what was applied, in order.
+
+    Then grants ``profiles`` to the role ``grant_to``, and to each other role what it was granted before: new tables are included. ``by``
+    is for the audit log. Without migrations to apply, a role that does not own the schema may call it; nothing is granted then.
 
     Idempotent; two that start at once take turns. A migration that fails or is killed leaves the ones before it, and itself not at
     all. Before changing anything it raises `SchemaMismatch` if the database is newer than this code supports, and `DriversRunning` if a
-    migration is not additive and drivers are running. Raises `MigrationFailed`, and `MigrationBlocked` if it gets no locks.
+    migration is not additive and drivers are running. Raises `MigrationFailed`, and `MigrationBlocked` if it gets no locks; see
+    `tidemark.roles.grant` for what it raises.
     """
     with session(url, application="tidemark migrate") as connection, kept_open(connection) as guard:
         guard.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))  # until this process ends, however it ends
@@ -148,6 +156,17 @@ def migrate(url: DatabaseUrl) -> list[str]:
                 cursor.execute("CREATE SCHEMA IF NOT EXISTS tidemark")
         if todo:
             _apply(url)
+        later = [name for name in have if name not in want]
+        if later and grant_to is not None:
+            raise SchemaMismatch(missing=[], unknown=later)
+        if not later:  # a later version's tables are unknown here
+            with transaction(connection) as cursor:
+                on_behalf(cursor, by)
+                if todo:
+                    roles.note_migrated(cursor, todo)
+                if grant_to is not None:
+                    roles.grant(cursor, grant_to, profiles)
+                roles.renew(cursor)
         return todo
 
 

@@ -1,26 +1,22 @@
-"""The grants that docs/deployment.md names are enough for runs, and no more is given."""
+"""The profile `runner` and the grants on the sink that docs/deployment.md names are enough for runs, and no more is given."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pytest
-from tests.documented import grants
 from tests.kafka_topics import Topics
+from tests.roles import Roles, made_roles
 from tests.scenario import Scenario, tidy_imports
 
-from tidemark import schema
 from tidemark.consume.run import open_attempt
 from tidemark.db import session
 from tidemark.local import LocalStack
-from tidemark.local.postgres import DATABASE
 from tidemark.offsets.store import TaskIdentity
+from tidemark.profiles import Profile
 from tidemark.quality import ValidatedRun, Verdict, validate
 
 PICKY = """
@@ -40,53 +36,23 @@ PICKY = """
 """
 
 
-class Roles:
-    """An owner and a lesser role of this test's own, and a database that belongs to the owner."""
-
-    def __init__(self, stack: LocalStack) -> None:
-        mark = uuid.uuid4().hex[:10]
-        self.stack = stack
-        self.owner, self.run, self.database = f"owner_{mark}", f"run_{mark}", f"test_{mark}"
-
-    def url(self, role: str) -> str:
-        parts = urlsplit(self.stack.postgres.url(self.database))
-        return urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
-
-    def own(self, *statements: str) -> None:
-        self.admin(*statements, database=self.database)
-
-    def admin(self, *statements: str, database: str = DATABASE) -> None:
-        with contextlib.closing(psycopg2.connect(self.stack.postgres.url(database))) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cur:
-                for statement in statements:
-                    cur.execute(statement)
-
-
 @pytest.fixture
 def roles(stack: LocalStack) -> Iterator[Roles]:
-    roles = Roles(stack)
-    roles.admin(
-        *(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'" for role in (roles.owner, roles.run)),
-        f"CREATE DATABASE {roles.database} OWNER {roles.owner}",
-    )
-    yield roles
-    roles.admin(f"DROP DATABASE {roles.database} WITH (FORCE)", f"DROP ROLE {roles.owner}", f"DROP ROLE {roles.run}")
+    with made_roles(stack) as roles:
+        yield roles
 
 
 @pytest.fixture
 def consumer(roles: Roles, project_dir: Path, topics: Topics) -> Iterator[Scenario]:
     """Made and migrated by the owner, run by the lesser role."""
-    for_schema, for_sink = (block.replace("tidemark_run", roles.run) for block in grants("deployment.md"))
     with tidy_imports():
         owners = Scenario(project_dir, roles.url(roles.owner), topics)
-        owners.sql(for_schema)
-        schema.migrate(owners.database_url)
+        roles.give(roles.run, Profile.RUNNER)
         topic = topics.create(2)
         topics.produce(topic, ["a", "bad", "c"])
         topics.produce(topic, ["d"], partition=1)
         owners.write(PICKY, topics=topic).make_sink()
-        owners.sql(for_sink.replace("lake.cities", owners.table))
+        roles.give_sink(roles.run, owners.table)
         runs = Scenario(project_dir, roles.url(roles.run), topics)
         runs.name, runs.table, runs.keys = owners.name, owners.table, owners.keys
         yield runs
@@ -109,7 +75,6 @@ def test_a_member_of_a_group_joins_reads_and_leaves_with_the_same_rights(consume
     consumer.run(task=TaskIdentity(f"consume__{consumer.name}", "run", "consume", 0, 1))
     assert consumer.counts() == {"loaded": 3, "failed": 1, "sink_rows": 3}
     assert consumer.sql("SELECT count(*) FROM tidemark.group_member") == [(0,)]
-    assert consumer.command("pause", consumer.name).returncode == 0
 
 
 def test_a_new_attempt_of_the_same_role_ends_the_sessions_of_the_older_one(consumer: Scenario) -> None:
@@ -161,4 +126,4 @@ def test_role_without_usage_on_the_schema_tidemark_reads_where_the_grants_are(co
     roles.own(f"REVOKE USAGE ON SCHEMA tidemark FROM {roles.run}")
     done = consumer.command("offsets", consumer.name)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "may not use the schema tidemark. Give it the grants in docs/deployment.md" in done.stderr
+    assert f"may not use the schema tidemark. Its owner must run: tidemark migrate --grant-to {roles.run} --as PROFILE" in done.stderr

@@ -273,10 +273,12 @@ def test_paths_of_the_image_lead_where_the_code_looks() -> None:
         assert volume in made[1].split()  # the owner of an empty volume is that of the folder below it
 
 
-def test_the_grants_of_the_compose_files_database_are_the_documented_ones() -> None:
-    """docker/postgres-init.sh prepares the schema with the statements of docs/deployment.md."""
+def test_the_role_of_the_compose_files_airflow_gets_the_documented_profiles() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text()
-    script = (ROOT / "docker" / "postgres-init.sh").read_text()
-    first = re.findall(r"^```sql\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
-    for statement in first.splitlines():
-        assert statement.replace(" IF NOT EXISTS", "") in script.splitlines()
+    command = " ".join(SERVICES["tidemark-migrate"]["command"])
+    assert f"\n{command}  " in page
+    login = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_TIDEMARK_POSTGRES"].replace("?see .env.example", ""))[
+        "login"
+    ]
+    assert f" --grant-to {login} " in command
+    assert f"CREATE ROLE {login} LOGIN" in (ROOT / "docker" / "postgres-init.sh").read_text()

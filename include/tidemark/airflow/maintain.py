@@ -57,6 +57,8 @@ class MaintainOperator(BaseOperator):
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
         from tidemark.maintenance import maintain
+        from tidemark.profiles import Profile
+        from tidemark.roles import require
 
         keep, run = parse_keep(context["params"]["keep"]), context["dag_run"]
         good, _ = read_folder(project.consumers())
@@ -64,6 +66,7 @@ class MaintainOperator(BaseOperator):
         done: list[Maintained] = []
         for spec in databases.values():
             with session(database_url(spec)) as connection:
+                require(connection, Profile.REWINDER)
                 done.append(maintain(connection, keep, by=requester(context), dag_id=run.dag_id, run_id=run.run_id))
         removed = [archive for one in done for archive in one.removed]
         counts = {"archives": len(removed), "rows": sum(archive.rows for archive in removed)}

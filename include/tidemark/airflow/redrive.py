@@ -205,11 +205,14 @@ class PlanRedriveOperator(BaseOperator):
 
     @plainly
     def execute(self, context: Context) -> int:
+        from tidemark.profiles import Profile
         from tidemark.retry.redrive import Destination, of_run, plan, preview
+        from tidemark.roles import require
 
         params, run = context["params"], context["dag_run"]
         asked = read_form(params, run.conf or {})
         with _session(asked.spec) as connection:
+            require(connection, Profile.OPERATOR)
             known = of_run(connection, run.dag_id, run.run_id)
             if known is not None:
                 made = preview(connection, known.redrive_id)

@@ -35,6 +35,7 @@ from tidemark import project
 from tidemark.airflow.dags import RUN_TYPES, START, retrying
 from tidemark.airflow.due import DUE
 from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
+from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec, partial_spec, read_folder
 
 DRAIN_DAG = "drain_retries"
@@ -204,7 +205,7 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
     Adds a problem for a database that does not answer, if a consumer with a ladder uses it, and for an invalid consumer's file, if its
     group has such records. The other consumers are still yielded.
     """
-    from tidemark import schema
+    from tidemark import roles, schema
     from tidemark.airflow.connections import database_url
     from tidemark.db import session
     from tidemark.retry.pending import busy, trouble
@@ -218,6 +219,7 @@ def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], froz
         try:
             with session(database_url(specs[0]), application="tidemark relay") as connection:
                 schema.require_current(connection)
+                roles.require(connection, Profile.RUNNER)
                 groups = frozenset(busy(connection))
         except Exception as error:  # noqa: BLE001 - no error of one database may stop the others' consumers
             if any(spec.retry.delays for spec in specs):

@@ -78,12 +78,15 @@ class PlanRewindOperator(BaseOperator):
     def execute(self, context: Context) -> int:
         from tidemark.airflow.connections import database_url
         from tidemark.db import session
+        from tidemark.profiles import Profile
         from tidemark.rewind.plan import plan
         from tidemark.rewind.store import of_run
+        from tidemark.roles import require
 
         run = context["dag_run"]
         asked = read_form(context["params"], run.conf or {})
         with session(database_url(asked.specs[0])) as connection:
+            require(connection, Profile.REWINDER)
             made = of_run(connection, run.dag_id, run.run_id) or plan(
                 connection,
                 _cluster_of,

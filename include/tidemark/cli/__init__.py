@@ -6,6 +6,7 @@ Modules::
 
     assign      `tidemark assign`
     audit       `tidemark audit`
+    audit_log   `tidemark audit-log`
     backfill    `tidemark backfill`
     check       `tidemark consumers check` and `tidemark sink ddl`
     common      consoles, options and connections that the commands share

@@ -10,6 +10,7 @@ from tidemark.cli.common import OutputFormat, connected, plain_table, print_json
 from tidemark.cli.consume import COUNTS, HEADINGS, run_shown
 from tidemark.connections import from_env
 from tidemark.db import session, transaction
+from tidemark.profiles import Profile
 from tidemark.rewind import backfill
 
 
@@ -20,7 +21,7 @@ def backfill_all(name: str, rewind_id: int | None, consumers: Path | None, trans
     """
     spec = spec_of(name, consumers)
     connections = from_env()
-    with connected() as connection, transaction(connection) as cur:
+    with connected(needs=Profile.RUNNER) as connection, transaction(connection) as cur:
         asked = backfill.unfinished(cur, spec.group) if rewind_id is None else [backfill.find(cur, spec.group, rewind_id).rewind_id]
     told = []
     for one in asked:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidemark import project
+from tidemark.profiles import Profile
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -35,6 +36,12 @@ stderr = Console(stderr=True)
 class OutputFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
+
+
+class EventFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
 
 
 Name = Annotated[str, typer.Argument(help="The consumer's name: its file name without .yaml.")]
@@ -79,14 +86,16 @@ def json_value(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def connected(application: str = "tidemark") -> Iterator[Connection]:
-    """Opens a database session. Raises `SchemaMismatch` if the schema is not this version's."""
-    from tidemark import schema
+def connected(application: str = "tidemark", *, needs: Profile = Profile.READER) -> Iterator[Connection]:
+    """Opens a database session. Raises `SchemaMismatch` if the schema is not this version's, and `RoleLacks` unless the role has all
+    rights of the profile ``needs``."""
+    from tidemark import roles, schema
     from tidemark.connections import database_url
     from tidemark.db import session
 
     with session(database_url(), application=application) as connection:
         schema.require_current(connection)
+        roles.require(connection, needs)
         yield connection
 
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, spec_of, stderr, stdout
+from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, spec_of, stderr, stdout, who
 from tidemark.consume.fixed import partitions_of, require_topics
 from tidemark.consume.lookup import subscribed
-from tidemark.db import Cursor, transaction
+from tidemark.db import Cursor, on_behalf, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
+from tidemark.profiles import Profile
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Item, Scope
@@ -25,7 +26,8 @@ MOST = 10_000
 
 @contextlib.contextmanager
 def _group(spec: ConsumerSpec) -> Iterator[tuple[Cursor, int]]:
-    with connected() as connection, transaction(connection) as cur:
+    with connected(needs=Profile.OPERATOR) as connection, transaction(connection) as cur:
+        on_behalf(cur, who())
         yield cur, store.ensure_group(cur, spec.group)
 
 

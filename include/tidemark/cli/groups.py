@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, stderr, stdout
+from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, stderr, stdout, who
 from tidemark.db import Connection
 from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, GroupDescription, Leaving, list_groups
 from tidemark.group.errors import GroupIdNotFound
 from tidemark.group.states import GroupState
+from tidemark.profiles import Profile
 
 
 def show_groups(states: Sequence[GroupState], output: OutputFormat) -> None:
@@ -47,8 +48,8 @@ def show_group(group: str, output: OutputFormat) -> None:
 
 
 def delete_group(group: str, output: OutputFormat) -> None:
-    with connected() as connection:
-        Coordinator(connection, group).delete_group()
+    with connected(needs=Profile.OPERATOR) as connection:
+        Coordinator(connection, group).delete_group(by=who())
     stderr.print(f"deleted {group}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
         print_json({"deleted": group})
@@ -56,7 +57,7 @@ def delete_group(group: str, output: OutputFormat) -> None:
 
 def remove_members(group: str, names: Sequence[str], reason: str, output: OutputFormat) -> None:
     """Removes all of the members, or none if one of them does not exist."""
-    with connected() as connection:
+    with connected(needs=Profile.OPERATOR) as connection:
         known = _described(connection, group).members
         ids = {member.instance_id or "": member for member in known} | {member.member_id: member for member in known}
         if missing := [name for name in names if name not in ids]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tidemark.cli.common import Consumers, Name, Output, OutputFormat, Transforms, folders, print_json, stderr
+from tidemark.cli.common import Consumers, EventFormat, Name, Output, OutputFormat, Transforms, folders, print_json, stderr, who
 from tidemark.cli.local import app as local_app
 from tidemark.cli.redrive import app as redrive_app
 from tidemark.cli.retries import app as retries_app
@@ -19,6 +19,7 @@ from tidemark.cli.rewind import app as rewind_app
 from tidemark.cli.rewind import seek
 from tidemark.errors import TidemarkError
 from tidemark.group.states import GroupState
+from tidemark.profiles import Profile
 
 GroupName = Annotated[str, typer.Argument(help="The group's name, which may differ from its consumer's.")]
 Targets = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC[:0,1,5-9]]...", help="Topics or partitions (default: all).")]
@@ -64,15 +65,23 @@ def init(
 
 
 @app.command()
-def migrate(output: Output = OutputFormat.TABLE) -> None:
-    """Migrate the database to this version's schema."""
+def migrate(
+    grant_to: Annotated[str | None, typer.Option(metavar="ROLE", help="Also grant this role the rights of --as, and no others.")] = None,
+    as_: Annotated[list[Profile] | None, typer.Option("--as", help="A profile for --grant-to (docs/security.md). Repeatable.")] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Migrate the database to this version's schema, and renew the grants of roles."""
     from tidemark import schema
     from tidemark.connections import database_url
 
-    done = schema.migrate(database_url())
+    if (grant_to is None) != (not as_):
+        raise typer.BadParameter("use both or neither", param_hint="--grant-to and --as")
+    done = schema.migrate(database_url(), by=who(), grant_to=grant_to, profiles=as_ or [])
     stderr.print("\n".join(f"applied {name}" for name in done) or "nothing to apply: the database is current")
+    if grant_to is not None:
+        stderr.print(f"granted {grant_to} the rights of {', '.join(as_ or [])}", markup=False, highlight=False)
     if output is OutputFormat.JSON:
-        print_json({"applied": done})
+        print_json({"applied": done} | ({"granted": {grant_to: as_}} if grant_to else {}))
 
 
 @app.command()
@@ -264,6 +273,20 @@ def audit(name: Name, consumers: Consumers = None, output: Output = OutputFormat
 
     if not show_audit(name, consumers, output):
         raise typer.Exit(1)
+
+
+@app.command("audit-log")
+def audit_log(
+    since: Annotated[
+        str | None, typer.Option(metavar="MOMENT", help="Only events from then on, such as 2026-03-24T14:00:00Z (default: all).")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,
+    output: Annotated[EventFormat, typer.Option("--output", help="Output format.")] = EventFormat.TABLE,
+) -> None:
+    """Show who did what, oldest first: rewinds, redrives, discards, edits, pauses, deletions, maintenance, migrations, grants."""
+    from tidemark.cli.audit_log import show_events
+
+    show_events(since, group, output)
 
 
 app.command()(seek)

@@ -7,6 +7,7 @@ import dataclasses
 from tidemark import maintenance
 from tidemark.cli.common import OutputFormat, connected, print_json, stdout, who
 from tidemark.keep import default_keep, parse_keep
+from tidemark.profiles import Profile
 from tidemark.rewind.overwritten import KEPT
 
 
@@ -14,7 +15,7 @@ def maintain(keep: str | None, output: OutputFormat) -> None:
     """Removes the rows archived by rewinds older than ``keep``, and the payloads of failed records settled before that. Closes attempts
     whose drivers are gone."""
     length = parse_keep(default_keep() if keep is None else keep)
-    with connected() as connection:
+    with connected(needs=Profile.REWINDER) as connection:
         done = maintenance.maintain(connection, length, by=who())
     removed, emptied, ended = done.removed, done.emptied, done.ended
     if output is OutputFormat.JSON:

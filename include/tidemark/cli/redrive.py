@@ -25,6 +25,7 @@ from tidemark.cli.common import (
     who,
 )
 from tidemark.cli.retries import filtered
+from tidemark.profiles import Profile
 
 if TYPE_CHECKING:
     from tidemark.retry.filter import Filter
@@ -60,7 +61,7 @@ def plan(
 
     spec = spec_of(name, consumers)
     options: dict[str, Any] = {"limit": limit, "per_second": per_second, "max_redrives": max_redrives, "destination": Destination(to.value)}
-    with connected("tidemark redrive") as connection:
+    with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
         made = make_plan(connection, spec, wanted, reason=reason, by=who(), **options)
     _print(made, output)
     stderr.print(f"nothing has changed yet; to apply it: tidemark redrive apply {made.redrive.redrive_id}", markup=False, highlight=False)
@@ -74,7 +75,7 @@ def apply(redrive_id: Id, consumers: Consumers = None, output: Output = OutputFo
     from tidemark.retry import redrive
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with connected("tidemark redrive") as connection, Progress(*columns, console=stderr, transient=True) as bar:
+    with connected("tidemark redrive", needs=Profile.OPERATOR) as connection, Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(f"redrive {redrive_id}", total=None)
 
         def show_progress(now: redrive.Progress) -> None:
@@ -91,7 +92,7 @@ def stop(redrive_id: Id, reason: Reason, output: Output = OutputFormat.TABLE) ->
     """Stop a redrive that is being applied. `apply` continues it."""
     from tidemark.retry import redrive
 
-    with connected("tidemark redrive") as connection:
+    with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
         redrive.stop(connection, redrive_id, reason=reason, by=who())
         done = redrive.preview(connection, redrive_id)
     _print(done, output)
@@ -102,7 +103,7 @@ def show(redrive_id: Id, output: Output = OutputFormat.TABLE) -> None:
     """Show a redrive: its plan and its result."""
     from tidemark.retry import redrive
 
-    with connected("tidemark redrive") as connection:
+    with connected("tidemark redrive", needs=Profile.OPERATOR) as connection:
         found = redrive.preview(connection, redrive_id)
     _print(found, output)
 

@@ -32,6 +32,7 @@ from tidemark.cli.common import (
     stdout,
     who,
 )
+from tidemark.profiles import Profile
 
 if TYPE_CHECKING:
     from tidemark.retry.admin import Headers, Payload, Whole
@@ -148,7 +149,7 @@ def relay(
     from tidemark.retry.relay import relay as publish
 
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.RUNNER) as connection:
         done = publish(connection, kafka_config(), spec, limit=limit)
     if output is OutputFormat.JSON:
         print_json(done)
@@ -212,7 +213,7 @@ def list_(
     from tidemark.retry.admin import list_records
 
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         found = list_records(connection, spec.group, wanted, limit=limit, after=after)
     if output is OutputFormat.JSON:
         print_json(found)
@@ -241,7 +242,7 @@ def count(
     from tidemark.retry.pending import tried as tries_of
 
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         found = count_records(connection, spec.group, wanted)
         tried, waits = tries_of(connection, spec.group), due(connection, spec.group)
     if output is OutputFormat.JSON:
@@ -274,7 +275,7 @@ def show(
     from tidemark.retry.admin import show_record
 
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         found = show_record(connection, spec.group, number)
     payload = found.edits[0].was if original and found.edits else found.payload
     if output is OutputFormat.JSON:
@@ -295,7 +296,7 @@ def export(
     from tidemark.retry.admin import export_records
 
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         for record in export_records(connection, spec.group, wanted):
             typer.echo(json.dumps(record, default=common.json_value, ensure_ascii=False))
 
@@ -313,7 +314,7 @@ def discard(
     from tidemark.retry.admin import discard as settle
 
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         records = settle(connection, spec.group, wanted, reason=reason, by=who())
     if output is OutputFormat.JSON:
         print_json({"discarded": records})
@@ -372,7 +373,7 @@ def edit(
         assert number is not None
         todo = [(number, anew)]
     spec = spec_of(name, consumers)
-    with connected("tidemark retries") as connection:
+    with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         made = {which: change(connection, spec.group, which, how, reason=reason, by=who()) for which, how in todo}
     changed = [which for which, action in made.items() if action is not None]
     if output is OutputFormat.JSON:

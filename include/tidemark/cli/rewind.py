@@ -25,6 +25,7 @@ from tidemark.cli.common import (
     stdout,
     who,
 )
+from tidemark.profiles import Profile
 
 if TYPE_CHECKING:
     from tidemark.rewind.model import Plan, Scenario
@@ -146,7 +147,7 @@ def undo(
     from tidemark.rewind import store
     from tidemark.rewind.model import Undo
 
-    with connected() as connection:
+    with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
     made = _planned(names, [], lambda _: Undo(rewind_id), reason, consumers, allow_loss=allow_loss, expires_in=expires_in)
     _print(made, output)
@@ -192,7 +193,7 @@ def verify(rewind_id: Number, consumers: Consumers = None, output: Output = Outp
     from tidemark.spec import find_consumer
 
     folder = consumers or project.consumers()
-    with connected() as connection:
+    with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
         found = compare(connection, rewind_id, {name: find_consumer(name, folder).sink.key for name in names})
     if output is OutputFormat.JSON:
@@ -251,7 +252,7 @@ def _planned(
     assert scenario is not None
     assert why is not None
     assert expiry is not None
-    with connected() as connection:
+    with connected(needs=Profile.REWINDER) as connection:
         return make_plan(
             connection,
             lambda _: kafka_cluster(),
@@ -272,7 +273,7 @@ def _applied(rewind_id: int, consumers: Path | None) -> Plan:
     from tidemark.spec import find_consumer
 
     folder = consumers or project.consumers()
-    with connected() as connection:
+    with connected(needs=Profile.REWINDER) as connection:
         done = apply_plan(connection, lambda _: kafka_cluster(), lambda name: find_consumer(name, folder), rewind_id, by=who())
     told = f"rewind {rewind_id} was already applied; nothing was changed now" if done.already else f"applied rewind {rewind_id}"
     stderr.print(told, markup=False, highlight=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from tidemark import project
 from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stderr, stdout
 from tidemark.connections import database_url
+from tidemark.profiles import Profile
 from tidemark.quality import Reaction, ValidatedRun, reaction, unjudged, validate
 
 
@@ -19,7 +20,7 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     spec, url = spec_of(name, consumers), database_url()
     suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
-    with connected() as connection:
+    with connected(needs=Profile.RUNNER) as connection:
         attempts = unjudged(connection, spec.group)
     verdicts = {
         attempt: validate(

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tidemark import schema
+from tidemark import roles, schema
 from tidemark.connections import Connections
 from tidemark.consume.claims import LookUp
 from tidemark.consume.engine import Engine, Start, require_same_topics, run_batch
@@ -36,6 +36,7 @@ from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
+from tidemark.profiles import Profile
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker
 from tidemark.rewind.backfill import Backfill, find, of_attempt
@@ -80,10 +81,11 @@ def kind(error: BaseException) -> str:
 def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, backfill_of: int | None = None) -> int:
     """Writes the attempt's row before its driver starts. ``backfill_of``: the attempt reads what this rewind skipped.
 
-    Raises `SchemaMismatch`, and `BadInput` if the rewind left the group no backfill.
+    Raises `SchemaMismatch`, `RoleLacks`, and `BadInput` if the rewind left the group no backfill.
     """
     with session(database_url) as connection:
         schema.require_current(connection)
+        roles.require(connection, Profile.RUNNER)
         with transaction(connection) as cur:
             if backfill_of is not None:
                 find(cur, group, backfill_of)

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from tidemark import schema
+from tidemark import roles, schema
 from tidemark.db import Connection, DatabaseUrl, pooled, rows, session, statements, transaction
 from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
+from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import counted
@@ -44,6 +45,7 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
             yield failure("schema", str(error), "")
             return
         yield ok("schema", f"migrated up to {schema.known()[-1]}")
+        yield from _profiles(connection)
         yield from attempted("retention", lambda: _kept(connection))
         for spec in specs:
             yield from _sink(connection, spec)
@@ -101,6 +103,16 @@ def _sessions(connection: Connection, server: dict[str, Any]) -> Iterator[Findin
         )
     else:
         yield ok("postgres sessions", found)
+
+
+def _profiles(connection: Connection) -> Iterator[Finding]:
+    with transaction(connection) as cur:
+        found = {profile: roles.missing(cur, profile) for profile in Profile}
+    if lacking := found[Profile.RUNNER]:
+        fix = f"As the schema's owner, run: tidemark migrate --grant-to {connection.info.user} --as {Profile.RUNNER}"
+        yield failure("profiles", f"this role lacks {counted(len(lacking), 'right')} of the profile runner, such as {lacking[0]}", fix)
+    else:
+        yield ok("profiles", ", ".join(profile for profile in Profile if not found[profile]))
 
 
 def _kept(connection: Connection) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psycopg2.errors
 
-from tidemark.db import rows, statements, transaction
+from tidemark.db import on_behalf, rows, statements, transaction
 from tidemark.group.errors import (
     GroupError,
     GroupIdNotFound,
@@ -206,15 +206,16 @@ class Coordinator:
             members,
         )
 
-    def delete_group(self) -> None:
+    def delete_group(self, *, by: str = "") -> None:
         """DeleteGroups: the group becomes Dead and its name is free. A later group of that name starts without positions.
 
         Writers that still hold one of its partitions are fenced. Attempts, ledger and positions stay under another name: they are the
-        history of rows in the sinks. Raises `NonEmptyGroup` or `GroupIdNotFound`.
+        history of rows in the sinks. ``by`` is for the audit log. Raises `NonEmptyGroup` or `GroupIdNotFound`.
         """
 
         def bury(group: Group, cur: Cursor, group_id: int) -> None:
             group.delete()
+            on_behalf(cur, by)
             cur.execute(SQL["lock_positions"], {"group_id": group_id})
             cur.execute(SQL["fence_positions"], {"group_id": group_id})
             cur.execute(SQL["bury_group"], {"group_id": group_id})

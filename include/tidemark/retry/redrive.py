@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import REDRIVE_LOCK, kept_open, rows, statements, transaction
+from tidemark.db import REDRIVE_LOCK, kept_open, on_behalf, rows, statements, transaction
 from tidemark.errors import BadInput, Refused, Unavailable
 from tidemark.retry.admin import add_action, begin_change, group_key
 from tidemark.retry.filter import Filter, RecordState, statement
@@ -200,6 +200,7 @@ def apply(
     target = _target(cluster, spec, known)
     with _alone(connection, spec.group) as group_id:  # ②
         with transaction(connection) as cur:  # ③
+            on_behalf(cur, by)
             cur.execute(SQL["start"], {"redrive_id": redrive_id, "approved_by": approved_by})
             if cur.fetchone() is None:
                 return _preview(cur, redrive_id)
@@ -210,7 +211,7 @@ def apply(
             **target, "redrive_id": redrive_id, "records": size, "max_redrives": known.max_redrives, "action_id": action,
             "discarded": RecordState.DISCARDED in known.filter.states, "error_type": REDRIVEN, "error_text": f"by {by}: {known.reason}",
         }  # fmt: skip
-        while (done := _portion(connection, group_id, values)) is not None:  # ④ ⑥
+        while (done := _portion(connection, group_id, values, by)) is not None:  # ④ ⑥
             progress = Progress(known.records, progress.redriven + done.sent, progress.passed_over + done.passed_over)
             on_progress(progress)
             if done.last:
@@ -229,6 +230,7 @@ def stop(connection: Connection, redrive_id: int, *, reason: str, by: str) -> Re
     """Stops a redrive after its current portion; `apply` continues it. A redrive that is not running is left unchanged."""
     why, known = check_reason(reason), read(connection, redrive_id)
     with transaction(connection) as cur:
+        on_behalf(cur, by, why)
         cur.execute(SQL["stop"], {"redrive_id": redrive_id})
         if cur.rowcount:
             add_action(cur, group_key(cur, known.group)["group_id"], "STOP", known.filter, why, by, records=known.planned)
@@ -281,7 +283,7 @@ class _Done:
     last: bool
 
 
-def _portion(connection: Connection, group_id: int, values: Mapping[str, Any]) -> _Done | None:
+def _portion(connection: Connection, group_id: int, values: Mapping[str, Any], by: str) -> _Done | None:
     """Processes the next records. `None`: the redrive was stopped. The last portion also records the end of the redrive."""
     with transaction(connection) as cur:
         begin_change(cur, group_id)
@@ -293,6 +295,7 @@ def _portion(connection: Connection, group_id: int, values: Mapping[str, Any]) -
         cur.execute(SQL["count_sent"], {**values, "records": sent})
         last = sent + passed_over < values["records"]
         if last:
+            on_behalf(cur, by)
             cur.execute(SQL["end"], values)
     return _Done(sent, passed_over, last)
 

@@ -82,8 +82,8 @@ class RewindNotAllowed(Refused):
 
     def __str__(self) -> str:
         return (
-            f"Rewind {self.rewind_id} was not applied: {self.message}. The role needs DELETE on the sink, on tidemark.batch, "
-            "tidemark.failed_record, tidemark.lost_range and the tables tidemark.rewound_*, and CREATE on the schema tidemark."
+            f"Rewind {self.rewind_id} was not applied: {self.message}. The role needs DELETE on the sink, and in the schema tidemark the "
+            "profile rewinder: tidemark migrate --grant-to ROLE --as rewinder (docs/security.md)."
         )
 
 

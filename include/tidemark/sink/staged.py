@@ -21,10 +21,12 @@ from tidemark.db import rows, session, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced
+from tidemark.profiles import Profile
 from tidemark.records.outcome import GIVEN, BadOutput, Disposition, RecordCounts, Reject, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
+from tidemark.roles import require
 from tidemark.sink.commit import Receipt, commit, enter
 from tidemark.sink.drained import Outcome, origins, say_what_became
 from tidemark.sink.hand_off import Payloads, copy_failed
@@ -83,11 +85,15 @@ class StagedRowsGone(Unavailable):
 
 
 def make_staging(target: Target, number: int) -> str:
-    """Creates the staging table for a batch of an attempt and returns its name. Drops tables left behind by ended attempts."""
+    """Creates the staging table for a batch of an attempt and returns its name. Drops tables left behind by ended attempts.
+
+    Raises `RoleLacks` if the role may not create tables.
+    """
     table = f"tidemark.staged_{target.attempt_id}_{number}"
     columns = listed([column.name for column in target.layout.columns])
     beside = ", ".join(f"ADD {quoted(name)} {kind}" for name, kind in BESIDE)
     with session(target.database_url, application=target.application) as connection:
+        require(connection, Profile.STAGER)
         with transaction(connection) as cur:
             cur.execute(SQL["left_behind"])
             left_behind = [name for (name,) in cur.fetchall()]

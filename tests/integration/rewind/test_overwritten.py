@@ -22,6 +22,7 @@ from tests.scenario import Scenario as Consumer
 
 from tidemark.db import connect
 from tidemark.offsets import store
+from tidemark.profiles import Profile
 from tidemark.quality import check_conservation
 from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.guards import RowsStay
@@ -29,6 +30,7 @@ from tidemark.rewind.model import ShiftBy, ToEarliest, ToLatest, ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
 from tidemark.rewind.retention import remove_archives
 from tidemark.rewind.verify import verify
+from tidemark.schema import migrate
 from tidemark.sink.commit import commit_slice
 from tidemark.sink.staged import make_staging, promote, stage
 from tidemark.sink.table import Layout
@@ -478,20 +480,17 @@ def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> Non
     assert {(example.was or {})["kafka_offset"] for example in seen.examples["changed"]} == {3, 4, 5, 6, 7}
 
 
-def test_roles_with_the_grants_of_the_docs_write_over_and_undo(lab: Lab) -> None:
+def test_roles_with_the_profiles_and_the_grants_of_the_docs_write_over_and_undo(lab: Lab) -> None:
     """One role consumes, another one rewinds."""
     name = f"run_{uuid.uuid4().hex[:10]}"
-    (for_rewinds,), (_, for_sinks) = grants("rewind.md"), grants("deployment.md")
-    roles = {name: "", f"{name}_rewinds": for_rewinds}
+    (for_rewinds,), (for_runs,) = grants("rewind.md"), grants("deployment.md")
+    roles = {name: (Profile.RUNNER, for_runs), f"{name}_rewinds": (Profile.REWINDER, for_rewinds)}
     parts = urlsplit(lab.url)
     try:
-        for role, more in roles.items():
-            everywhere = (
-                "GRANT USAGE ON SCHEMA tidemark, lake TO {0}; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA tidemark TO {0};"
-            )
-            lab.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'; {everywhere.format(role)} GRANT UPDATE ON {lab.table} TO {role}")
-            lab.sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA tidemark TO {role}")
-            lab.sql((for_sinks + more).replace("lake.cities", lab.table).replace("tidemark_run", role))
+        for role, (profile, for_sink) in roles.items():
+            lab.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'; GRANT UPDATE ON {lab.table} TO {role}")
+            migrate(lab.url, grant_to=role, profiles=[profile])
+            lab.sql(for_sink.replace("lake.cities", lab.table).replace("tidemark_run", role))
         urls = [urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}")) for role in roles]
         lab.read(40, transform=every(30))
         before = lab.image()

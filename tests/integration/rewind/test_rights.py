@@ -9,43 +9,42 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pytest
+from tests.documented import grants
 from tests.integration.rewind.lab import Lab
 
 from tidemark.db import connect
 from tidemark.offsets.store import SessionNotEnded
+from tidemark.profiles import Profile
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import RewindNotAllowed
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ToOffset, Undo
 from tidemark.rewind.plan import PlanRefused
+from tidemark.schema import migrate
 
-READS = (
-    "GRANT USAGE ON SCHEMA tidemark, lake TO {role}",
-    "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA tidemark TO {role}",
-    "GRANT USAGE ON ALL SEQUENCES IN SCHEMA tidemark TO {role}",
-    "GRANT SELECT, INSERT ON {table} TO {role}",
+RIGHTS = (
+    "CREATE ON SCHEMA tidemark",
+    "DELETE ON tidemark.batch, tidemark.failed_record, tidemark.lost_range",
+    "DELETE ON tidemark.rewound_batch, tidemark.rewound_failed_record, tidemark.rewound_lost_range",
+    "DELETE ON {table}",
 )
-"""As a run of a consumer has them."""
-REWINDS = (
-    "GRANT CREATE ON SCHEMA tidemark TO {role}",
-    "GRANT DELETE ON tidemark.batch, tidemark.failed_record, tidemark.lost_range TO {role}",
-    "GRANT DELETE ON tidemark.rewound_batch, tidemark.rewound_failed_record, tidemark.rewound_lost_range TO {role}",
-    "GRANT DELETE ON {table} TO {role}",
-)
-"""What a role that applies rewinds needs beyond that."""
+"""What a role that applies rewinds needs: without one of them nothing changes."""
 
 
 @pytest.fixture
 def grant(lab: Lab) -> Iterator[Callable[..., str]]:
-    """Grants these to a role of the test's own; returns the URL by which it connects."""
+    """Gives a role of the test's own the profile and what docs/rewind.md names, without these rights; returns its URL."""
     role = f"rewinder_{uuid.uuid4().hex[:10]}"
     lab.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
     parts = urlsplit(lab.url)
     url = urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
 
-    def give(*grants: str) -> str:
-        for each in grants:
-            lab.sql(each.format(role=role, table=lab.table))
+    def give(*missing: str) -> str:
+        migrate(lab.url, grant_to=role, profiles=[Profile.REWINDER])
+        (on_sink,) = grants("rewind.md")
+        lab.sql(on_sink.replace("lake.cities", lab.table).replace("tidemark_run", role))
+        for right in missing:
+            lab.sql(f"REVOKE {right.format(table=lab.table)} FROM {role}")
         return url
 
     yield give
@@ -54,7 +53,7 @@ def grant(lab: Lab) -> Iterator[Callable[..., str]]:
 
 
 def test_a_role_with_the_rights_to_rewind_plans_applies_and_undoes(lab: Lab, grant: Callable[..., str]) -> None:
-    url = grant(*READS, *REWINDS)
+    url = grant()
     lab.read(50)
     before = lab.image()
     with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
@@ -65,10 +64,10 @@ def test_a_role_with_the_rights_to_rewind_plans_applies_and_undoes(lab: Lab, gra
     assert lab.image() == before
 
 
-@pytest.mark.parametrize("missing", range(len(REWINDS)))
+@pytest.mark.parametrize("missing", range(len(RIGHTS)))
 def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, grant: Callable[..., str], missing: int) -> None:
-    """A role of runs can plan, and see what would happen."""
-    url = grant(*READS, *(each for number, each in enumerate(REWINDS) if number != missing))
+    """It can plan, and see what would happen."""
+    url = grant(RIGHTS[missing])
     lab.read(50)
     with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
         planned = lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection)
@@ -87,7 +86,7 @@ def test_a_role_that_lacks_a_right_changes_nothing_and_is_told(lab: Lab, grant: 
 @pytest.mark.parametrize("force", [False, True])
 def test_row_security_that_hides_rows_refuses_the_plan_and_the_rewind(lab: Lab, grant: Callable[..., str], force: bool) -> None:
     """Rows that the role does not see would stay, and come twice. Owners are subject to it under FORCE only."""
-    url = grant(*READS, *REWINDS)
+    url = grant()
     lab.read(50)
     before = lab.image()
     with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
@@ -113,7 +112,7 @@ def test_a_role_that_may_not_end_a_commits_session_is_told_which_right_is_missin
     lab: Lab, grant: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(applying, "GRACE_MS", 200)
-    url = grant(*READS, *REWINDS)
+    url = grant()
     lab.read(50)
     with contextlib.closing(connect(url, application="tidemark rewind")) as connection:
         planned = lab.plan(ToOffset(20), f"{lab.topic}:0", connection=connection)

@@ -1,0 +1,127 @@
+"""What a database role may do in the schema ``tidemark``, by profile.
+
+`RIGHTS` is the one place that says so: ``tidemark migrate --grant-to`` grants it, commands check it before they begin (both in
+`tidemark.roles`), docs/security.md shows it. Everything that is not listed belongs to the schema's owner alone. Rights on sinks are the
+business of the sinks' owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Profile(StrEnum):
+    """The kinds of work that a role may do, next to the schema's owner, who may do everything."""
+
+    READER = "reader"
+    RUNNER = "runner"
+    STAGER = "stager"
+    OPERATOR = "operator"
+    REWINDER = "rewinder"
+
+
+TABLES = (
+    "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "failed_record", "failed_record_edit", "flow",
+    "group_member", "lost_range", "maintenance", "migration", "partition_offset", "redrive", "redrive_record", "retry_action", "rewind",
+    "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
+    "role_profile", "topic", "undo_floor", "validation", "validation_result", "validation_row",
+)  # fmt: skip
+"""Every profile may read these."""
+PAYLOADS: Mapping[str, Sequence[str]] = {
+    "failed_record": ("key", "value", "headers"),
+    "failed_record_edit": ("key", "value", "headers"),
+    "rewound_failed_record": ("key", "value", "headers"),
+    "rewound_row": ("kept",),
+}
+"""But not these columns, which hold what records and rows contain, unless the profile has `Rights.payloads`."""
+
+ALL: Sequence[str] = ()
+"""All columns."""
+_TRIED = ("state", "due_at", "hop_topic", "hop_topic_id", "hop_partition", "hop_offset", "publish_error", "story", "retry_number",
+          "error_type", "error_text", "ladder_at", "changed_at")  # fmt: skip
+_POSITION = ("next_offset", "generation", "owner", "owner_epoch", "validated_offset", "committed_at", "seat", "leader_epoch")
+_GROUP = ("state", "state_since", "rebalance_reason", "generation", "protocol", "leader", "initial_until", "deadline", "server_start")
+_ENDED = ("state", "error", "ended_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a profile may do beyond reading `TABLES`. ``update`` maps a table to the columns that may change."""
+
+    may: str
+    payloads: bool = False
+    insert: Sequence[str] = ()
+    update: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    delete: Sequence[str] = ()
+    sequences: Sequence[str] = ()
+    create: bool = False
+
+
+RIGHTS: Mapping[Profile, Rights] = {
+    Profile.READER: Rights("read positions, ledger, plans and events, but no payload"),
+    Profile.RUNNER: Rights(
+        "load, validate, retry and backfill",
+        payloads=True,
+        insert=("attempt", "batch", "consumer_group", "failed_record", "group_member", "lost_range", "partition_offset", "rewound_row",
+                "topic", "validation", "validation_result", "validation_row"),
+        update={
+            "attempt": (*_ENDED, "planned"),
+            "batch": ("anchor_id", "validation_id"),
+            "consumer_group": _GROUP,
+            "failed_record": (*_TRIED, "attempt_id", "sink_rows", "tried_at", "tried_late"),
+            "group_member": ALL,
+            "lost_range": ("start_offset",),
+            "partition_offset": _POSITION,
+            "undo_floor": ("floor",),
+        },
+        delete=("group_member", "lost_range"),
+        sequences=("generation",),
+    ),
+    Profile.STAGER: Rights("what a run needs beyond `runner` if its transform shuffles: create staging tables", create=True),
+    Profile.OPERATOR: Rights(
+        "discard, edit and redrive failed records; pause consumers; remove members and groups",
+        payloads=True,
+        insert=("consumer_group", "failed_record_edit", "flow", "redrive", "redrive_record", "retry_action"),
+        update={
+            "consumer_group": (*_GROUP, "name"),
+            "failed_record": (*_TRIED, "key", "value", "headers", "redrives", "action_id"),
+            "flow": ("paused", "priority", "max_ahead", "reason", "changed_by", "changed_at"),
+            "group_member": ALL,
+            "partition_offset": ("owner", "owner_epoch", "generation"),
+            "redrive": ("state", "started_at", "ended_at", "approved_by"),
+            "redrive_record": ("state", "why", "action_id", "done_at"),
+            "retry_action": ("records",),
+        },
+        delete=("group_member",),
+        sequences=("generation",),
+    ),
+    Profile.REWINDER: Rights(
+        "rewind consumers, and remove what is kept for a limited time",
+        payloads=True,
+        insert=("backfill", "backfill_cut", "batch", "consumer_group", "failed_record", "lost_range", "maintenance", "partition_offset",
+                "rewind", "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record",
+                "rewound_lost_range", "rewound_row", "topic", "undo_floor"),
+        update={
+            "attempt": _ENDED,
+            "backfill": ("end_offset",),
+            "backfill_cut": ("given_back_by",),
+            "failed_record": ("key", "value", "headers", "emptied_at"),
+            "failed_record_edit": ("key", "value", "headers"),
+            "lost_range": ("start_offset",),
+            "maintenance": ("ended_at", "archives", "rows", "payloads"),
+            "partition_offset": ("next_offset", "owner_epoch", "validated_offset", "committed_at", "leader_epoch"),
+            "rewind": ("state", "decided_by", "decided_at", "applied_by", "applied_at", "applied_no", "dag_id", "run_id"),
+            "rewind_archive": ("put_back_at", "removed_at"),
+            "rewind_group": ("told", "overwritten_removed_at"),
+            "rewind_partition": ALL,
+            "rewound_row": ("rewind_id", "parked_by"),
+            "undo_floor": ("sink", "rewind_id", "floor"),
+        },
+        delete=("batch", "failed_record", "lost_range", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
+                "undo_floor"),
+        sequences=("rewind_applied",),
+        create=True,
+    ),
+}  # fmt: skip

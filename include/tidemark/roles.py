@@ -1,0 +1,159 @@
+"""Database roles: gives them the rights of profiles (`tidemark.profiles`), and checks that a session's role has those of a command.
+
+A role may have several profiles. They are stored in ``tidemark.role_profile``, and every migration grants them again (`renew`): new tables
+need no further command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from psycopg2 import sql
+
+from tidemark.db import statements, transaction
+from tidemark.errors import BadInput, Refused
+from tidemark.profiles import ALL, PAYLOADS, RIGHTS, TABLES, Profile
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+SQL = statements("tidemark", "roles.sql")
+
+
+@dataclass(kw_only=True, eq=False)
+class RoleLacks(Refused):
+    """The session's role lacks rights of the profile that a command needs."""
+
+    role: str
+    profile: Profile
+    rights: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = f" and {len(self.rights) - 3} more" if len(self.rights) > 3 else ""
+        return (
+            f"The role {self.role} lacks rights of the profile {self.profile}: {', '.join(self.rights[:3])}{more}. Nothing was changed. "
+            f"The owner of the schema tidemark must run: tidemark migrate --grant-to {self.role} --as {self.profile} "
+            "(and --as for each other profile that the role keeps)"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class NotTheOwner(Refused):
+    """Only the owner of the schema may grant profiles."""
+
+    role: str
+    owner: str
+
+    def __str__(self) -> str:
+        return f"The role {self.role} does not own the schema tidemark. Nothing was granted; run the command as {self.owner}."
+
+
+def missing(cursor: Cursor, profile: Profile) -> list[str]:
+    """The rights of a profile that the session's role lacks, such as ``UPDATE on tidemark.flow``. Locks nothing."""
+    rights = RIGHTS[profile]
+    wanted = [("SELECT", table, ALL, ALL if rights.payloads else PAYLOADS.get(table, ALL)) for table in TABLES]
+    wanted += [("INSERT", table, ALL, ALL) for table in rights.insert]
+    wanted += [("UPDATE", table, columns, ALL) for table, columns in rights.update.items()]
+    wanted += [("DELETE", table, ALL, ALL) for table in rights.delete]
+    names = ["privileges", "tables", "columns", "hidden"]
+    values = [[one[0] for one in wanted], [one[1] for one in wanted], *([" ".join(one[at]) for one in wanted] for at in (2, 3))]
+    cursor.execute(SQL["missing"], {**dict(zip(names, values, strict=True)), "sequences": list(rights.sequences), "create": rights.create})
+    return [right for (right,) in cursor.fetchall()]
+
+
+def require(connection: Connection, profile: Profile) -> None:
+    """Raises `RoleLacks` unless the session's role has all rights of a profile, however it got them."""
+    with transaction(connection) as cursor:
+        if lacking := missing(cursor, profile):
+            raise RoleLacks(role=connection.info.user, profile=profile, rights=tuple(lacking))
+
+
+def grant(cursor: Cursor, role: str, profiles: Iterable[Profile]) -> None:
+    """Gives a role the rights of exactly these profiles, takes away all others in the schema, and records it with an event.
+
+    Raises `BadInput` if the role does not exist or needs no grants, `NotTheOwner` for any role but the owner's.
+    """
+    wanted = sorted(set(profiles), key=list(Profile).index)
+    owner, mine, current = _owner(cursor)
+    if not mine:
+        raise NotTheOwner(role=current, owner=owner)
+    cursor.execute(SQL["role"], {"role": role})
+    found = cursor.fetchone()
+    if found is None:
+        fix = f"Create it first: CREATE ROLE {_quoted(cursor, role)} LOGIN PASSWORD '...'."
+        raise BadInput(what="--grant-to", found=f'there is no role "{role}"', fix=fix)
+    if found[0]:
+        raise BadInput(what="--grant-to", found=f'"{role}" owns the schema tidemark', fix="The owner needs no profile; name another role.")
+    cursor.execute(SQL["record"], {"role": role, "profiles": [str(profile) for profile in wanted]})
+    _apply(cursor, owner, role, wanted)
+
+
+def renew(cursor: Cursor) -> None:
+    """Grants all recorded profiles again; forgets roles that no longer exist. Does nothing for a role other than the schema's owner."""
+    owner, mine, _ = _owner(cursor)
+    if not mine:
+        return
+    cursor.execute(SQL["forget"])
+    cursor.execute(SQL["recorded"])
+    for role, profiles in cursor.fetchall():
+        _apply(cursor, owner, role, [Profile(profile) for profile in profiles])
+
+
+def note_migrated(cursor: Cursor, migrations: Sequence[str]) -> None:
+    """Writes the event of applied migrations. Needs the owner's role."""
+    cursor.execute(SQL["note_migrated"], {"migrations": list(migrations)})
+
+
+def _owner(cursor: Cursor) -> tuple[str, bool, str]:
+    """The schema's owner, whether the session's role has its rights, and that role."""
+    cursor.execute(SQL["owner"])
+    owner, mine, role = cursor.fetchone() or ("", False, "")
+    return owner, mine, role
+
+
+def _apply(cursor: Cursor, owner: str, role: str, profiles: Sequence[Profile]) -> None:
+    """Revokes and grants in the caller's transaction, so sessions of the role lack nothing meanwhile."""
+    to = sql.Identifier(role)
+    cursor.execute(SQL["relations"], {"role": role})
+    for kind, name in cursor.fetchall():
+        cursor.execute(sql.SQL("REVOKE ALL ON {} {} FROM {}").format(sql.SQL(kind), _relation(name), to))
+    cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA tidemark FROM {}").format(to))
+    for kind in ("TABLES", "SEQUENCES"):  # as earlier versions of the documentation gave them
+        revoke = sql.SQL("ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA tidemark REVOKE ALL ON {} FROM {}")
+        cursor.execute(revoke.format(sql.Identifier(owner), sql.SQL(kind), to))
+    cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA tidemark TO {}").format(to))
+    rights = [RIGHTS[profile] for profile in profiles]
+    payloads = any(one.payloads for one in rights)
+    for table in TABLES:
+        _grant(cursor, "SELECT", table, ALL if payloads or table not in PAYLOADS else _readable(cursor, table), to)
+    for one in rights:
+        for table in one.insert:
+            _grant(cursor, "INSERT", table, ALL, to)
+        for table, columns in one.update.items():
+            _grant(cursor, "UPDATE", table, columns, to)
+        for table in one.delete:
+            _grant(cursor, "DELETE", table, ALL, to)
+        for name in one.sequences:
+            cursor.execute(sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(_relation(name), to))
+        if one.create:
+            cursor.execute(sql.SQL("GRANT CREATE ON SCHEMA tidemark TO {}").format(to))
+
+
+def _grant(cursor: Cursor, privilege: str, table: str, columns: Sequence[str], to: sql.Identifier) -> None:
+    of = sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns))) if columns else sql.SQL("")
+    cursor.execute(sql.SQL("GRANT {}{} ON TABLE {} TO {}").format(sql.SQL(privilege), of, _relation(table), to))
+
+
+def _readable(cursor: Cursor, table: str) -> list[str]:
+    cursor.execute(SQL["columns"], {"table": table})
+    return [name for (name,) in cursor.fetchall() if name not in PAYLOADS[table]]
+
+
+def _relation(name: str) -> sql.Identifier:
+    return sql.Identifier("tidemark", name)
+
+
+def _quoted(cursor: Cursor, name: str) -> str:
+    return sql.Identifier(name).as_string(cursor)

@@ -1,0 +1,60 @@
+-- Statements on the rights of roles in the schema tidemark. The granting session holds the advisory lock of migrations, so that two take turns.
+
+-- name: missing
+-- What the session's role lacks of these privileges. Without columns, all of the table's columns but the hidden ones. Locks nothing.
+SELECT privilege || ' on tidemark.' || name
+  FROM unnest(%(privileges)s::text[], %(tables)s::text[], %(columns)s::text[], %(hidden)s::text[]) WITH ORDINALITY
+       AS wanted (privilege, name, columns, hidden, number)
+ WHERE NOT has_table_privilege(format('tidemark.%%I', name)::regclass, privilege)
+   AND ((columns = '' AND hidden = '')
+        OR EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = format('tidemark.%%I', name)::regclass AND attnum > 0 AND NOT attisdropped
+                      AND attname <> ALL (string_to_array(hidden, ' ')) AND (columns = '' OR attname = ANY (string_to_array(columns, ' ')))
+                      AND NOT has_column_privilege(attrelid, attnum, privilege)))
+ UNION ALL
+SELECT 'USAGE on the sequence tidemark.' || name FROM unnest(%(sequences)s::text[]) name
+ WHERE NOT has_sequence_privilege(format('tidemark.%%I', name)::regclass, 'USAGE')
+ UNION ALL
+SELECT 'CREATE on the schema tidemark' WHERE %(create)s AND NOT has_schema_privilege('tidemark', 'CREATE');
+
+-- name: owner
+-- The schema's owner, and whether the session's role has its rights.
+SELECT pg_get_userbyid(nspowner), pg_has_role(nspowner, 'USAGE'), current_user FROM pg_namespace WHERE nspname = 'tidemark';
+
+-- name: role
+-- Whether this role owns the schema. No row returned: there is no such role.
+SELECT oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'tidemark') FROM pg_roles WHERE rolname = %(role)s;
+
+-- name: record
+-- Stores which profiles a role has, and the event.
+WITH gone AS (
+    DELETE FROM tidemark.role_profile WHERE role = %(role)s AND profile <> ALL (%(profiles)s::text[])
+), come AS (
+    INSERT INTO tidemark.role_profile (role, profile) SELECT %(role)s, unnest(%(profiles)s::text[]) ON CONFLICT DO NOTHING
+)
+INSERT INTO tidemark.audit_event (kind, claimed_by, details)
+SELECT 'ROLE GRANTED', nullif(current_setting('tidemark.claimed_by', true), ''),
+       jsonb_build_object('role', %(role)s::text, 'profiles', %(profiles)s::text[],
+                          'before', ARRAY(SELECT profile FROM tidemark.role_profile WHERE role = %(role)s ORDER BY profile));
+
+-- name: note_migrated
+INSERT INTO tidemark.audit_event (kind, claimed_by, details)
+VALUES ('MIGRATED', nullif(current_setting('tidemark.claimed_by', true), ''), jsonb_build_object('migrations', %(migrations)s::text[]));
+
+-- name: forget
+-- Roles that have been dropped.
+DELETE FROM tidemark.role_profile WHERE role NOT IN (SELECT rolname FROM pg_roles);
+
+-- name: recorded
+SELECT role, array_agg(profile) FROM tidemark.role_profile GROUP BY role ORDER BY role;
+
+-- name: relations
+-- What the granting role owns in the schema, except what the other role owns itself.
+SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, relname
+  FROM pg_class WHERE relnamespace = 'tidemark'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'S')
+   AND pg_has_role(relowner, 'USAGE') AND relowner <> (SELECT oid FROM pg_roles WHERE rolname = %(role)s)
+ ORDER BY relname;
+
+-- name: columns
+SELECT attname FROM pg_attribute
+ WHERE attrelid = format('tidemark.%%I', %(table)s::text)::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum;

@@ -1,0 +1,72 @@
+"""Roles of a test's own, with profiles, and a database that belongs to one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+
+from tests.documented import grants
+from tidemark import schema
+from tidemark.local import LocalStack
+from tidemark.local.postgres import DATABASE
+from tidemark.profiles import Profile
+
+
+class Roles:
+    """An owner, a lesser role ``run`` and roles made with `new`. Each role's password is its name."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self._stack, self._mark = stack, uuid.uuid4().hex[:10]
+        self.database = f"test_{self._mark}"
+        self.all: list[str] = []
+        self.owner = self.new("owner")
+        self.admin(f"CREATE DATABASE {self.database} OWNER {self.owner}")
+        self.run = self.new("run")
+
+    def new(self, name: str, *profiles: Profile) -> str:
+        """A new role, with these profiles if there are any."""
+        role = f"{name}_{self._mark}"
+        self.admin(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+        self.all.append(role)
+        if profiles:
+            self.give(role, *profiles)
+        return role
+
+    def give(self, role: str, *profiles: Profile) -> None:
+        """As ``tidemark migrate --grant-to`` does."""
+        schema.migrate(self.url(self.owner), by="the tests", grant_to=role, profiles=profiles)
+
+    def give_sink(self, role: str, table: str) -> None:
+        """The grants on a sink that docs/deployment.md names."""
+        (block,) = grants("deployment.md")
+        self.own(block.replace("tidemark_run", role).replace("lake.cities", table))
+
+    def url(self, role: str) -> str:
+        parts = urlsplit(self._stack.postgres.url(self.database))
+        return urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
+
+    def own(self, *statements: str) -> None:
+        self.admin(*statements, database=self.database)
+
+    def admin(self, *statements: str, database: str = DATABASE) -> None:
+        with contextlib.closing(psycopg2.connect(self._stack.postgres.url(database))) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cur:
+                for statement in statements:
+                    cur.execute(statement)
+
+    def drop(self) -> None:
+        self.admin(f"DROP DATABASE {self.database} WITH (FORCE)", *(f'DROP ROLE IF EXISTS "{role}"' for role in self.all))
+
+
+@contextlib.contextmanager
+def made_roles(stack: LocalStack) -> Iterator[Roles]:
+    roles = Roles(stack)
+    try:
+        yield roles
+    finally:
+        roles.drop()
