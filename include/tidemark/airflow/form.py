@@ -47,7 +47,7 @@ def dags_by_hand(kind: str, build: Build) -> dict[str, DAG]:
         good = sorted((one.spec for one in found if one.error is None), key=lambda spec: spec.name)
         made.append(build(good, None, dag_id=kind, access_control=shared_access(known)))
     for spec in known:
-        if running or spec.access is not None:
+        if spec.access is not None:
             shown = f"{spec.name} ({kind})"  # Airflow's search matches from the beginning of this name
             made.append(build((), spec.name, dag_id=dag_id(kind, spec.name), dag_display_name=shown, access_control=access_of(spec, known)))
     return {dag.dag_id: dag for dag in made}
