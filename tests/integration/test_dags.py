@@ -83,8 +83,11 @@ facts = {
         dag_id: {
             "paused": dag.is_paused_upon_creation,
             "shown": dag.dag_display_name, "runs": sorted(each.value for each in dag.allowed_run_types or ()),
-            "access": dag.access_control and {role: {kind: sorted(acts) for kind, acts in one.items()} for role, one in dag.access_control.items()},
-            "params": sorted(dag.params), "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner, "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
+            "access": None if dag.access_control is None else {
+                role: {kind: sorted(actions) for kind, actions in one.items()} for role, one in dag.access_control.items()
+            },
+            "params": sorted(dag.params), "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner,
+            "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
             "schedule": dag.schedule, "description": dag.description, "start": str(dag.start_date),
             "tasks": {each.task_id: task(each) for each in dag.tasks},
         }
@@ -369,10 +372,8 @@ def test_task_reads_only_its_own_consumer(read, facts):
         assert "flights: " not in json.dumps(read(facts["folder"], file, task_of=file.removesuffix(".py"))["serialized"])
 
 
-FAB = {
-    "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
-    "TIDEMARK_ROLES": "team-orders, analysts",
-}
+ROLES = {"TIDEMARK_ROLES": "team-orders, analysts"}
+FAB = {**ROLES, "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"}
 OWNED = SMALL.replace("news", "orders") + "access: {edit: [team-orders], view: [analysts]}\n"
 GRANTED = {"analysts": {"DAGs": ["can_read"]}, "team-orders": {"DAGs": ["can_edit", "can_read"]}}
 
@@ -386,7 +387,7 @@ def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_admin
     dags = {dag_id: dag for each in found.values() for dag_id, dag in each["dags"].items()}
     assert {dag_id: dag["access"] for dag_id, dag in dags.items()} == {
         **dict.fromkeys(("consume__orders", "rewind__orders", "redrive__orders"), GRANTED),
-        **dict.fromkeys(("consume__news", "rewind", "redrive", "drain_retries", "maintain"), {}),
+        **{dag_id: {} for dag_id in ("consume__news", "rewind", "redrive", "drain_retries", "maintain")},
     }
     assert "edit: team-orders; view: analysts" in dags["consume__orders"]["doc"]
     for kind, field in (("rewind", "consumers"), ("redrive", "consumer")):
@@ -399,7 +400,7 @@ def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_admin
 
 def test_without_access_airflows_permissions_stay_as_they_are(read, facts):
     """None is not an empty mapping, which would take away what an administrator has granted for a DAG."""
-    assert {dag["access"] for dag in facts["dags"].values()} == {None}
+    assert [dag["access"] for dag in facts["dags"].values()] == [None] * 3
     for file in ("rewind", "redrive", "drain_retries", "maintain"):
         assert [(dag_id, dag["access"]) for dag_id, dag in read(facts["folder"], f"{file}.py", **FAB)["dags"].items()] == [(file, None)]
 
@@ -427,18 +428,14 @@ def test_access_that_cannot_be_in_force_is_an_import_error_and_leaves_the_dags_t
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "env", [FAB, {}, {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True", "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "ann:user"}]
-)
+EVERYBODY = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True", "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "ann:user"}
+
+
+@pytest.mark.parametrize("env", [FAB, {}, EVERYBODY])
 def test_access_is_in_force_with_fab_and_where_everybody_is_an_administrator(read, tmp_path, env):
     """As in the local Airflow, whose only user is its administrator: a project with teams runs there as it is."""
     (tmp_path / "orders.yaml").write_text(OWNED)
-    assert (
-        read(
-            tmp_path, "broken_consumers.py", TIDEMARK_ROLES=FAB["TIDEMARK_ROLES"], **{k: v for k, v in env.items() if k != "TIDEMARK_ROLES"}
-        )["errors"]
-        == {}
-    )
+    assert read(tmp_path, "broken_consumers.py", **{**ROLES, **env})["errors"] == {}
 
 
 def test_airflows_backfill_is_off_and_a_search_for_the_consumer_finds_it(facts):

@@ -272,7 +272,7 @@ class ConsumerSpec(_Part):
     validation: Annotated[Validation | None, _GIVEN] = None
     rewind: Annotated[RewindSettings, BeforeValidator(_mapping)] = RewindSettings()
     access: Annotated[Access | None, _GIVEN] = None
-    """None: whoever may use all DAGs, until another consumer has this key; then administrators only."""
+    """None: Airflow's permissions apply, until another consumer has this key; then administrators only."""
     airflow: AirflowSettings = AirflowSettings()
     spark: SparkSettings = SparkSettings()
 
