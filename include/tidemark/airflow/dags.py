@@ -81,12 +81,11 @@ def refuse_broken_files() -> None:
     """Raises `SpecInvalid` with the problems of all consumers' files, also those of an ``access`` that is not in force. Called from a DAG
     file of its own, so that Airflow's home page shows them as an import error."""
     found = declared()
-    errors = [one.error for one in found if one.error] + [one.spec.invalid(*bad) for one in found if (bad := problems(one.spec))]
-    if errors:
-        raise SpecInvalid(
-            consumers=tuple(dict.fromkeys(name for error in errors for name in error.consumers)),
-            problems=tuple(problem for error in errors for problem in error.problems),
-        )
+    errors = [one.error for one in found if one.error]
+    broken = [problem for error in errors for problem in error.problems]
+    denied = [problem for one in found for problem in problems(one.spec)]
+    if broken or denied:
+        raise SpecInvalid(consumers=tuple(name for error in errors for name in error.consumers), problems=(*broken, *denied))
 
 
 @dataclass(frozen=True, slots=True)
