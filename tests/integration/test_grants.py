@@ -1,4 +1,4 @@
-"""The grants that docs/deployment.md names are enough for runs, and no more is given."""
+"""The grants that docs/deployment.md names are enough for runs, and no more is given; all SQL of the documentation runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
 import pytest
-from tests.documented import grants
+from tests.documented import blocks, grants
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario, tidy_imports
 
 from tidemark import schema
 from tidemark.consume.run import open_attempt
-from tidemark.db import session
+from tidemark.db import connect, session
 from tidemark.local import LocalStack
 from tidemark.local.postgres import DATABASE
 from tidemark.offsets.store import TaskIdentity
@@ -77,7 +77,7 @@ def roles(stack: LocalStack) -> Iterator[Roles]:
 @pytest.fixture
 def consumer(roles: Roles, project_dir: Path, topics: Topics) -> Iterator[Scenario]:
     """Made and migrated by the owner, run by the lesser role."""
-    for_schema, for_sink = (block.replace("tidemark_run", roles.run) for block in grants("deployment.md"))
+    for_schema, for_sink = (block.replace("tidemark_run", roles.run) for block in grants("docs/deployment.md"))
     with tidy_imports():
         owners = Scenario(project_dir, roles.url(roles.owner), topics)
         owners.sql(for_schema)
@@ -162,3 +162,15 @@ def test_role_without_usage_on_the_schema_tidemark_reads_where_the_grants_are(co
     done = consumer.command("offsets", consumer.name)
     assert (done.returncode, done.stdout) == (1, "")
     assert "may not use the schema tidemark. Give it the grants in docs/deployment.md" in done.stderr
+
+
+def test_sql_and_settings_of_every_page_are_taken_by_postgres(database_url: str) -> None:
+    """As they stand there, in one transaction that is rolled back; only the name of Airflow's database is replaced."""
+    with contextlib.closing(connect(database_url, application="documentation")) as connection, connection.cursor() as cur:
+        cur.execute("CREATE ROLE tidemark_run; CREATE SCHEMA lake; CREATE TABLE lake.cities ()")
+        for block in blocks("sql"):
+            cur.execute(block.code.replace("DATABASE airflow", f"DATABASE {connection.info.dbname}"))
+        for block in blocks("ini"):
+            for name, value in re.findall(r"^(\w+) = (\w+)", block.code, re.MULTILINE):
+                cur.execute(f"SET LOCAL {name} = '{value}'")
+        connection.rollback()

@@ -481,7 +481,7 @@ def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> Non
 def test_roles_with_the_grants_of_the_docs_write_over_and_undo(lab: Lab) -> None:
     """One role consumes, another one rewinds."""
     name = f"run_{uuid.uuid4().hex[:10]}"
-    (for_rewinds,), (_, for_sinks) = grants("rewind.md"), grants("deployment.md")
+    (for_rewinds,), (_, for_sinks) = grants("docs/rewind.md"), grants("docs/deployment.md")
     roles = {name: "", f"{name}_rewinds": for_rewinds}
     parts = urlsplit(lab.url)
     try:
