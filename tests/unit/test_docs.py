@@ -60,13 +60,14 @@ def test_readme_suite_can_be_loaded() -> None:
 
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
     """The page's example is a good file, and leaves no key out but those that go with none of its others."""
-    text, continuous = (next(one for one in snippets("docs/consumers.md", "yaml") if word in one) for word in ("every key", "run: continuous"))
+    shown = snippets("docs/consumers.md", "yaml")
+    text, continuous = (next(one for one in shown if word in one) for word in ("every key", "run: continuous"))
     (tmp_path / "orders.yaml").write_text(text)
     load_consumer(tmp_path / "orders.yaml")
     (tmp_path / "live.yaml").write_text(re.sub(r"^(run|schedule):.*\n", "", text, flags=re.MULTILINE) + continuous)
     load_consumer(tmp_path / "live.yaml")
-    shown = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous))
-    assert shown | {"topic_pattern"} == set(ConsumerSpec.model_fields) - set(FILLED_IN)
+    keys = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous))
+    assert keys | {"topic_pattern"} == set(ConsumerSpec.model_fields) - set(FILLED_IN)
 
 
 @pytest.mark.parametrize("page", PAGES)

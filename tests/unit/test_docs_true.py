@@ -198,6 +198,9 @@ def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> No
     written = {str(path.relative_to(tmp_path / "docs")) for path in (tmp_path / "docs").rglob("*.md")}
     assert set(files(yaml.safe_load((tmp_path / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])) == written
     reference = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "docs" / "reference").glob("*.md")}
+    keys = re.findall(r"^\| `([\w.]+)` \| .+ \| .+ \| (.*) \|$", reference["keys"], re.MULTILINE)
+    assert {"group", "sink", "sink.mode", "connections.kafka", "retry.topics.create", "airflow.pool"} <= dict(keys).keys()
+    assert [key for key, text in keys if not text.endswith(".")] == [], "add a docstring to these fields of spec/model.py"
     assert "| `retry.max_held` | integer | `10000` |" in reference["keys"]
     assert "## tidemark rewind plan" in reference["commands"]
     assert "`OffsetFenced`" in reference["errors"]

@@ -1,7 +1,8 @@
 """Every fenced block of the documentation is tried: `CHECKS` has a check for each language, and a block without one fails.
 
-Here: consumers' files are loaded, JSON and exported variables are read by the code that reads them, Python runs, each command of a shell block
-can be typed. Elsewhere, with servers: the quickstart and the tutorials (``test_wheel.py``), SQL and Postgres' settings (``test_grants.py``).
+Here: consumers' files are loaded, JSON and exported variables are read by the code that reads them, Python runs, and each command of a
+shell block can be typed. Elsewhere, with servers: the quickstart and the tutorials (``test_wheel.py``), SQL and Postgres' settings
+(``test_grants.py``).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import psycopg2.extensions
 import pytest
 import typer
 import yaml
+from benchmarks import __main__ as benchmarks
 from tests.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
 from tests.unit.test_docs import record
 
-from benchmarks import __main__ as benchmarks
 from tidemark.cli.main import app
 from tidemark.connections import database_url, from_env, kafka_config
 from tidemark.errors import BadInput
