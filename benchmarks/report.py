@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import backlog, memory, retries, rewind
+from benchmarks import backlog, memory, parse, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -107,7 +107,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    everything = {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries", "backlog"}
+    everything = {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries", "backlog", "parse"}
     for title, columns, rows in tables(found, everything):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
@@ -137,8 +137,7 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made.append(_latency(found["latency"]))
     if "rewind" in only and "rewind" in found:
         made += rewind.table(found["rewind"])
-    if "retries" in only and "retries" in found:
-        made.append(retries.table(found["retries"]))
+    made += [made_of(found[name]) for name, made_of in (("retries", retries.table), ("parse", parse.table)) if name in only & found.keys()]
     if "backlog" in only and "backlog" in found:
         made += backlog.tables(found["backlog"])
     if "where" in only and "where" in found:

@@ -13,7 +13,7 @@ import pkgutil
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -103,10 +103,11 @@ def rows_of(part: type[BaseModel], above: str, texts: dict[tuple[str, str], str]
             continue
         inner = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
         nested = bool(inner) and "root" not in inner[0].model_fields
-        default = "" if nested else "required" if field.is_required() else code(shown(field.get_default(call_default_factory=True)))
+        default = "required" if field.is_required() else code(shown(field.get_default(call_default_factory=True)))
         if above == "" and name == "group":
             default = "the file's stem"
-        meaning = re.sub(r"``?([^`]+)``?", r"`\1`", texts.get((part.__name__, name), "")).replace("|", "\\|")
+        text = " ".join((inner[0].__doc__ or "").split()) if nested else texts.get((part.__name__, name), "")
+        meaning = re.sub(r"``?([^`]+)``?", r"`\1`", text).replace("None: ", "Default: ").replace("|", "\\|")
         yield f"| `{above}{name}` | {'mapping' if nested else type_of(field.annotation)} | {default} | {meaning} |"
         if nested:
             yield from rows_of(inner[0], f"{above}{name}.", texts)
@@ -119,6 +120,8 @@ def code(text: str) -> str:
 def shown(value: object) -> str:
     if value is None or value is PydanticUndefined:
         return ""
+    if isinstance(value, BaseModel):
+        return "{}"
     if hasattr(value, "total_seconds"):
         return str(format_duration(value))  # type: ignore[arg-type]
     if isinstance(value, tuple):
@@ -130,6 +133,8 @@ def type_of(annotation: Any) -> str:
     arguments = [one for one in get_args(annotation) if one not in (NoneType, Ellipsis) and isinstance(one, type | object)]
     if get_origin(annotation) is tuple:
         return f"list of {type_of(arguments[0])}"
+    if get_origin(annotation) is Mapping:
+        return "mapping"
     if get_origin(annotation) is not None and arguments:
         return type_of(arguments[0])
     if isinstance(annotation, type) and hasattr(annotation, "__members__"):

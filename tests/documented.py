@@ -1,14 +1,79 @@
-"""What the documentation gives to copy, as the tests run it."""
+"""What the documentation gives to copy: the fenced blocks of its pages, as the tests run them."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tidemark import project
 
+ROOT = project.root()
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in (*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "template" / "README.md")
+    if "build" not in path.parts
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block, by its page and the line after its fence."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(*languages: str, page: str | None = None) -> list[Block]:
+    """All fenced blocks in these languages (all languages if none is named), of one page or of all, also those inside a list."""
+    found = [
+        Block(name, text[: match.start(3)].count("\n") + 1, match[2], re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE))
+        for name in PAGES
+        if page in (None, name)
+        for text in (text_of(name),)
+        for match in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    ]
+    return [one for one in found if not languages or one.language in languages]
+
+
+def snippets(page: str, language: str) -> list[str]:
+    return [block.code for block in blocks(language, page=page)]
+
 
 def grants(page: str) -> list[str]:
-    """The blocks of SQL on a page of ``docs/`` that grant something, in their order; in deployment.md the schema's, then a sink's."""
-    text = (Path(project.root()) / "docs" / page).read_text()
-    return [block for block in re.findall(r"^```sql\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if "GRANT" in block]
+    """The blocks of SQL on a page that grant something, in their order."""
+    return [code for code in snippets(page, "sql") if "GRANT" in code]
+
+
+HEREDOC = re.compile(r" <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The simple commands of a shell block, as their words; those inside ``"$(...)"`` too. A word after ``>`` is a file, and missing."""
+    code = HEREDOC.sub("", re.sub(r"(?:^|[ \t]+)# .*$", "", code, flags=re.MULTILINE))
+    code = re.sub(r'"\$\(([^"]*)\)"', r"( \1 )", code.replace("\\\n", " "))
+    words = shlex.shlex(code, posix=True, punctuation_chars=";&|<>()\n")
+    words.whitespace, words.whitespace_split, words.commenters = " \t", True, ""
+    command: list[str] = []
+    to_file = False
+    for word in [*words, ";"]:
+        if set(word) <= set(";&|()\n"):
+            if command:
+                yield command
+            command = []
+        elif set(word) <= set("<>"):
+            to_file = True
+        elif to_file:
+            to_file = False
+        else:
+            command.append(word)

@@ -42,7 +42,7 @@ class Roles:
 
     def give_sink(self, role: str, table: str) -> None:
         """The grants on a sink that docs/deployment.md names."""
-        (block,) = grants("deployment.md")
+        (block,) = grants("docs/deployment.md")
         self.own(block.replace("tidemark_run", role).replace("lake.cities", table))
 
     def url(self, role: str) -> str:

@@ -34,6 +34,7 @@ airflow: {owner: ann, tags: [lake, gold], retries: 4, retry_delay: 7s, execution
 """
 SMALL = """
 topics: [news]
+partitions: {news: 0-2}
 transform: news:transform
 sink: {table: public.news}
 """
@@ -46,18 +47,17 @@ asignment: [range]
 """
 
 READ = """
-import json, socket, sys, time
+import json, socket, sys
 
 def refuse(*_):
     raise AssertionError("a socket was connected while a DAG file was read")
 
 import airflow.sdk
 socket.socket.connect = socket.socket.connect_ex = refuse
-source, before, began = sys.argv[1], set(sys.modules), time.process_time()
+source = sys.argv[1]
 module = {"__name__": "read", "__file__": source}
 exec(compile(open(source).read(), source, "exec"), module)
-spent, after = time.process_time() - began, set(sys.modules)
-
+after = set(sys.modules)
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
@@ -75,7 +75,6 @@ def task(task):
 bag = DagBag(source)
 facts = {
     "heavy": sorted({name.partition(".")[0] for name in after}.intersection(json.loads(sys.argv[2]))),
-    "seconds": spent,
     "globals": sorted(value.dag_id for value in module.values() if isinstance(value, DAG)),
     "errors": bag.import_errors,
     "serialized": {dag_id: DagSerialization.to_dict(dag) for dag_id, dag in bag.dags.items()},
@@ -163,11 +162,6 @@ def test_reading_a_dag_file_imports_nothing_heavy_and_connects_to_nothing(facts)
     assert facts["heavy"] == []
 
 
-def test_reading_a_dag_file_takes_well_under_a_second(facts):
-    """Beyond ``import airflow.sdk``, in CPU time, so that a busy machine does not count."""
-    assert facts["seconds"] < 1
-
-
 def test_each_consumer_makes_one_dag(facts):
     """``consume__<consumer>``, also for a file with problems; all of them are found by Airflow."""
     assert sorted(facts["dags"]) == ["consume__flights", "consume__news", "consume__weather"]
@@ -241,6 +235,7 @@ def test_documentation_tells_retries_validation_approval_and_where_reading_start
         assert text in doc
     assert "| Retries | none; a record that cannot be loaded fails at once |" in small
     assert "| Rewinds | with approval |" in small
+    assert "| Reads | only the partitions `news:0-2`, at most" in small
 
 
 def test_consumer_without_a_schedule_runs_by_hand_only(facts):

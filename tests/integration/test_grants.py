@@ -1,19 +1,22 @@
-"""The profile `runner` and the grants on the sink that docs/deployment.md names are enough for runs, and no more is given."""
+"""The profile `runner` and the grants on the sink that docs/deployment.md names are enough for runs, and no more is given; all SQL of the
+documentation runs."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg2
 import pytest
+from tests.documented import blocks
 from tests.kafka_topics import Topics
 from tests.roles import Roles, made_roles
 from tests.scenario import Scenario, tidy_imports
 
 from tidemark.consume.run import open_attempt
-from tidemark.db import session
+from tidemark.db import connect, session
 from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
@@ -127,3 +130,15 @@ def test_role_without_usage_on_the_schema_tidemark_reads_where_the_grants_are(co
     done = consumer.command("offsets", consumer.name)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"may not use the schema tidemark. Its owner must run: tidemark migrate --grant-to {roles.run} --as PROFILE" in done.stderr
+
+
+def test_sql_and_settings_of_every_page_are_taken_by_postgres(database_url: str) -> None:
+    """As they stand there, in one transaction that is rolled back; only the name of Airflow's database is replaced."""
+    with contextlib.closing(connect(database_url, application="documentation")) as connection, connection.cursor() as cur:
+        cur.execute("CREATE ROLE tidemark_run; CREATE SCHEMA lake; CREATE TABLE lake.cities ()")
+        for block in blocks("sql"):
+            cur.execute(block.code.replace("DATABASE airflow", f"DATABASE {connection.info.dbname}"))
+        for block in blocks("ini"):
+            for name, value in re.findall(r"^(\w+) = (\w+)", block.code, re.MULTILINE):
+                cur.execute(f"SET LOCAL {name} = '{value}'")
+        connection.rollback()

@@ -155,7 +155,7 @@ def test_slice_that_is_bad_throughout_stops_without_a_storm(scenario: Scenario) 
     scenario.topics.produce(topic, numbers(0, 5000))
     scenario.write(ARROW % TEXT, topics=topic).make_sink("payload text CHECK (payload = '')")
     before = scenario.sql("SELECT pg_current_xact_id()::text::bigint")[0][0]
-    with pytest.raises(TooManyRejected, match=r"rows of more than 1000 records.*CheckViolation(.|\n)*batch\.max_failed_records"):
+    with pytest.raises(TooManyRejected, match=r"rows of more than 1,000 records.*CheckViolation(.|\n)*batch\.max_failed_records"):
         scenario.run()
     used = scenario.sql("SELECT pg_current_xact_id()::text::bigint")[0][0] - before
     assert used < 3000  # subtransactions count: two a bad record, and not one a row of the topic

@@ -11,9 +11,11 @@ import zipfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.scenario import Scenario
+from tests.documented import snippets
+from tests.scenario import Scenario, eventually
 
 from tidemark import schema
 
@@ -108,9 +110,7 @@ def test_new_project_has_the_files_that_its_readme_and_compose_file_name(new_pro
 def test_airflow_finds_the_project_in_its_home(installed: Installed, new_project: Path, tmp_path: Path) -> None:
     """By the files of a new project, and by the one file that the README shows. No variable of Tidemark's is set, and Airflow's processes
     work in another folder."""
-    (snippet,) = re.findall(
-        r"^```python\n(from tidemark.airflow import .*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    snippet = next(code for code in snippets("README.md", "python") if "tidemark.airflow" in code)
     one_file = tmp_path / "dags" / "load.py"
     one_file.parent.mkdir()
     one_file.write_text(snippet)
@@ -125,15 +125,55 @@ def test_airflow_finds_the_project_in_its_home(installed: Installed, new_project
     assert found == ["consume__cities drain_retries maintain redrive rewind"] * 2
 
 
-def test_commands_of_the_projects_readme_load_its_topic(installed: Installed, new_project: Path, scenario: Scenario) -> None:
-    """From an empty database to validated rows, by the commands as they stand there; Postgres and Kafka are the tests' own."""
-    scenario.sql("DROP SCHEMA tidemark CASCADE")
+def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, new_project: Path, scenario: Scenario) -> None:
+    """From an empty database to validated rows, then each tutorial's blocks in their order; Postgres and Kafka are the tests' own."""
     env = {name: value for name, value in scenario.env().items() if name in ("TIDEMARK_DATABASE_URL", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS")}
-    setup, *work, airflow_up, stop = re.findall(r"^```sh\n(.*?)^```", (new_project / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    consumer, transform = new_project / "include/consumers/cities.yaml", new_project / "spark_jobs/transforms/cities.py"
+
+    def run(*blocks: str) -> subprocess.CompletedProcess[str]:
+        return installed.run("bash", "-euo", "pipefail", "-c", "".join(blocks), cwd=new_project, **env)
+
+    def cities() -> list[tuple[Any, ...]]:
+        return scenario.sql("SELECT name, population FROM public.cities ORDER BY name")
+
+    scenario.sql("DROP SCHEMA tidemark CASCADE")
+    setup, *work, airflow_up, stop = snippets("template/README.md", "sh")
     assert ("tidemark local up" in setup, "airflow up" in airflow_up, "local down" in stop) == (True, True, True)
-    done = installed.run("bash", "-euo", "pipefail", "-c", "".join(work), cwd=new_project, **env)
+    done = run(*work)
     scenario.topics.adopt(["cities"])
     assert [line for line in done.stderr.splitlines() if line.startswith("applied")] == [f"applied {name}" for name in schema.known()]
     shown = re.findall(r"^ (\w+) +\| +(\d+)$", done.stdout, re.MULTILINE)
     assert sorted(shown) == [("Rome", "2748109"), ("Ulm", "128928")]
     assert scenario.failed("error_text") == [("no name",)]
+
+    # docs/tutorials/retries.md
+    consumer.write_text(consumer.read_text() + snippets("docs/tutorials/retries.md", "yaml")[0])
+    transform.write_text(snippets("docs/tutorials/retries.md", "python")[0])
+    load, drain, repair = snippets("docs/tutorials/retries.md", "sh")
+    assert re.search("WAITING +1 .*no name yet", run(load).stdout)
+    scenario.topics.adopt(["cities.retry.5s"])
+    eventually(lambda: scenario.sql("SELECT 1 FROM tidemark.failed_record WHERE due_at <= clock_timestamp()"), within_s=60)
+    assert "no name yet" in run(drain).stdout
+    scenario.topics.adopt(["cities.failed"])
+    (new_project / "fixed.json").write_text('{"name": "Bonn", "population": 9}')
+    run(repair)
+    assert cities() == [("Bonn", 9), ("Rome", 2748109), ("Ulm", 128928)]
+
+    # docs/tutorials/rewind.md
+    before = cities()
+    transform.write_text(transform.read_text().replace('city["name"],', 'city["name"].upper(),'))
+    plan, apply, verify, undo = snippets("docs/tutorials/rewind.md", "sh")
+    assert "replaying until" in run(plan, apply).stdout
+    assert cities() == []
+    assert "changed" in run(verify).stdout
+    run(undo)
+    assert cities() == before
+
+    # docs/tutorials/group.md, with fewer records and without Airflow
+    consumer.write_text(consumer.read_text() + snippets("docs/tutorials/group.md", "yaml")[0])
+    assign, produce, airflow_up, look, audit = snippets("docs/tutorials/group.md", "sh")
+    assert "airflow up" in airflow_up
+    said = run(assign, produce.replace("4_000_000", "100"), look, "tidemark consume cities\n", audit).stdout
+    assert "cities: 2 members with cooperative-sticky" in said
+    assert "every record read is accounted for exactly once" in said
+    assert len(cities()) == len(before) + 100

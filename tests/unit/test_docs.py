@@ -9,26 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.documented import PAGES, ROOT, snippets, text_of
 
-from tidemark import project
 from tidemark.quality import load_suite
 from tidemark.spec import ConsumerSpec, load_consumer
 from tidemark.spec.model import FILLED_IN
 from tidemark.transform import Fail, Record
 
-ROOT = project.root()
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for path in [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"))]
-    if path.exists()
-)
-README = (project.root() / "README.md").read_text(encoding="utf-8")
-TEMPLATE = project.root() / "template"
-CONSUMERS = (project.root() / "docs" / "consumers.md").read_text(encoding="utf-8")
-
-
-def snippets(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+TEMPLATE = ROOT / "template"
 
 
 def record(value: object) -> Record:
@@ -44,7 +32,7 @@ def record(value: object) -> Record:
     ],
 )
 def test_readme_shows_the_consumer_that_init_writes(language: str, file: str) -> None:
-    assert (TEMPLATE / file).read_text(encoding="utf-8") in snippets(README, language)
+    assert (TEMPLATE / file).read_text(encoding="utf-8") in snippets("README.md", language)
 
 
 def test_readme_consumer_is_a_good_file() -> None:
@@ -72,20 +60,21 @@ def test_readme_suite_can_be_loaded() -> None:
 
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
     """The page's example is a good file, and leaves no key out but those that go with none of its others."""
-    text, continuous = (next(one for one in snippets(CONSUMERS, "yaml") if word in one) for word in ("every key", "run: continuous"))
+    shown = snippets("docs/consumers.md", "yaml")
+    text, continuous = (next(one for one in shown if word in one) for word in ("every key", "run: continuous"))
     (tmp_path / "orders.yaml").write_text(text)
     load_consumer(tmp_path / "orders.yaml")
     (tmp_path / "live.yaml").write_text(re.sub(r"^(run|schedule):.*\n", "", text, flags=re.MULTILINE) + continuous)
     load_consumer(tmp_path / "live.yaml")
-    shown = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous))
-    assert shown | {"topic_pattern"} == set(ConsumerSpec.model_fields) - set(FILLED_IN)
+    keys = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous))
+    assert keys | {"topic_pattern"} == set(ConsumerSpec.model_fields) - set(FILLED_IN)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_exist(page: str) -> None:
     """Links and paths to tests and modules are kept true when something moves."""
-    text = (project.root() / page).read_text(encoding="utf-8")
-    linked = {(project.root() / page).parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text)}
-    named = {project.root() / path for path in re.findall(r"`((?:tests|docs|spark_jobs|include|dags|sql|benchmarks)/[\w/.-]+\.\w+)`", text)}
+    text = text_of(page)
+    linked = {(ROOT / page).parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text)}
+    named = {ROOT / path for path in re.findall(r"`((?:tests|docs|spark_jobs|include|dags|sql|benchmarks)/[\w/.-]+\.\w+)`", text)}
     made_by_the_reader = {path for path in named if path.stem == "cities" or path.stem.startswith("NNNN")}
     assert sorted(str(path) for path in (linked | named) - made_by_the_reader if not path.exists()) == []

@@ -1,11 +1,12 @@
-"""What the documentation names exists: files, tests, modules, commands with their options, keys, environment variables, anchors."""
+"""What the documentation names exists: files, tests, modules, commands with their options, keys, environment variables, anchors.
+
+Its blocks are tried in ``test_snippets.py``.
+"""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,22 +17,17 @@ import pytest
 import typer
 import yaml
 from pydantic import BaseModel
-from tests.unit.test_docs import PAGES, ROOT, record, snippets
+from tests.documented import PAGES, ROOT, snippets, text_of
 
 from tidemark.cli.main import app
 from tidemark.retry.messages import NAMES as HEADERS
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import FILLED_IN
-from tidemark.transform import Retry
 
 LIBRARY = ROOT / "include" / "tidemark"
 CLI = typer.main.get_command(app)
 MADE_BY_THE_READER = {"cities"}
 """Consumers that a page has the reader write."""
-
-
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def inline(page: str) -> list[str]:
@@ -42,42 +38,12 @@ def inline(page: str) -> list[str]:
 # Commands
 
 
-def lines(page: str) -> Iterator[list[str]]:
-    """The words of each call of ``tidemark`` in a page's shell blocks."""
-    for block in snippets(text_of(page), "sh") + snippets(text_of(page), ""):
-        for line in block.replace("\\\n", " ").splitlines():
-            if re.search(r"(?:^|&& |\$\(|; )tidemark ", line):
-                words = shlex.shlex(line.replace('"$(', "( ").replace(')"', " )"), posix=True, punctuation_chars=";&|<>()")
-                words.whitespace_split = True
-                call: list[str] = []
-                for word in [*words, ";"]:
-                    if set(word) <= set(";&|<>()"):
-                        if call[:1] == ["tidemark"]:
-                            yield call
-                        call = []
-                    else:
-                        call.append(word)
-
-
 def find_command(words: list[str]) -> tuple[Any, list[str]]:
     """The command that the words name, and the words that it is given."""
     command: Any = CLI
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
     return command, words
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_command_lines_can_be_typed(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typer reads each command line of a block as it is: the command, its options, and all that it requires."""
-    monkeypatch.chdir(tmp_path)
-    for line in lines(page):
-        command, words = find_command(line[1:])
-        assert not hasattr(command, "commands"), f"{page}: no such command: {line}"
-        for word in words:
-            if re.fullmatch(r"[\w-]+\.(?:json|jsonl|csv)", word):
-                Path(word).touch()
-        command.make_context(" ".join(line), words)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -127,7 +93,7 @@ def test_keys_of_a_consumers_file_exist(page: str) -> None:
     """``retry.max_held``, and mappings: ``retry: {topics: {create: false}}``."""
     named = [tuple(code.split(".")) for code in inline(page) if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", code) and code.split(".")[0] in NESTED]
     written = [code for code in inline(page) if code.split(":")[0] in ConsumerSpec.model_fields and re.match(r"[a-z_]+: ", code)]
-    written += snippets(text_of(page), "yaml")
+    written += snippets(page, "yaml")
     for code in written:
         try:
             named += paths(yaml.safe_load(code.replace("{...}", "{}").replace("...", "x").replace("N}", "1}")))
@@ -201,7 +167,6 @@ def test_environment_variables_exist(page: str) -> None:
 def test_targets_of_make_exist(page: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
     named = {code.split()[1] for code in inline(page) if re.match(r"make [a-z]", code)}
-    named |= {target for block in snippets(text_of(page), "sh") for target in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)}
     assert named <= targets
 
 
@@ -215,32 +180,6 @@ def test_anchors_exist(page: str) -> None:
         other = (ROOT / page).parent / link if link else ROOT / page
         headings = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in {slug(heading) for heading in headings}, f"{page}: {link}#{anchor}"
-
-
-# Snippets
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_snippets_are_what_they_say(page: str) -> None:
-    """Python compiles, JSON and YAML parse, bash reads the shell blocks. (SQL runs in `test_grants.py` and `test_rights.py`.)"""
-    text = text_of(page)
-    for code in snippets(text, "python"):
-        ast.parse(code)
-    for code in snippets(text, "json"):
-        json.loads(code)
-    for code in snippets(text, "yaml"):
-        yaml.safe_load(code)
-    for code in snippets(text, "sh"):
-        done = subprocess.run(["bash", "-n"], input=code, text=True, capture_output=True, check=False)
-        assert done.returncode == 0, f"{page}: {done.stderr}{code}"
-
-
-def test_tutorial_hands_a_record_without_a_name_to_retry() -> None:
-    names: dict[str, Any] = {}
-    exec(snippets(text_of("docs/tutorials/retries.md"), "python")[0], names)
-    with pytest.raises(Retry, match="no name yet"):
-        names["transform"](record({"population": 1}))
-    assert names["transform"](record({"name": "Ulm", "population": 128_928})) == {"name": "Ulm", "population": 128_928}
 
 
 # The site
@@ -259,6 +198,9 @@ def test_site_shows_every_page_and_the_generated_reference(tmp_path: Path) -> No
     written = {str(path.relative_to(tmp_path / "docs")) for path in (tmp_path / "docs").rglob("*.md")}
     assert set(files(yaml.safe_load((tmp_path / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])) == written
     reference = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "docs" / "reference").glob("*.md")}
+    keys = re.findall(r"^\| `([\w.]+)` \| .+ \| .+ \| (.*) \|$", reference["keys"], re.MULTILINE)
+    assert {"group", "sink", "sink.mode", "connections.kafka", "retry.topics.create", "airflow.pool"} <= dict(keys).keys()
+    assert [key for key, text in keys if not text.endswith(".")] == [], "add a docstring to these fields of spec/model.py"
     assert "| `retry.max_held` | integer | `10000` |" in reference["keys"]
     assert "## tidemark rewind plan" in reference["commands"]
     assert "`OffsetFenced`" in reference["errors"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.unit.test_docs import PAGES, ROOT
+from tests.documented import PAGES, ROOT
 
 BANNED = {
     r"for ever\b": "permanently, indefinitely",

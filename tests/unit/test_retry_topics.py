@@ -78,4 +78,4 @@ def test_partitions_and_replicas_are_those_of_the_spec_or_more(tmp_path: Path) -
     spec = spec_of(tmp_path, "retry: {delays: [1h], topics: {partitions: 3, replication: 2}}")
     assert unfit(found(TIER, partitions=4, copies=3), spec, LARGEST) == []
     few = unfit(found(TIER, partitions=2, copies=1), spec, LARGEST)
-    assert [problem.split(",")[0] for problem in few] == ["it has 2 partitions", "it has 1 replicas"]
+    assert [problem.split(",")[0] for problem in few] == ["it has 2 partitions", "it has 1 replica"]

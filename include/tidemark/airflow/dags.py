@@ -28,6 +28,7 @@ from tidemark.spec.checks import CONSUMER_NAME_LIMIT
 from tidemark.spec.model import Access, Approval
 from tidemark.spec.partial import UNKNOWN_TABLE
 from tidemark.text.duration import format_duration
+from tidemark.text.wording import counted
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 """A fixed date in the past. With ``catchup=False`` a schedule begins with its next interval."""
@@ -173,12 +174,14 @@ def dag_id(kind: str, name: str) -> str:
 
 def _doc(spec: ConsumerSpec) -> str:
     topics = ", ".join(f"`{topic}`" for topic in spec.topics) or f"topics that match `{_cell(spec.topic_pattern or '')}`"
+    if spec.partitions is not None:
+        topics = f"only the partitions `{spec.fixed}`"
     judged = "conservation check"
     if spec.validation:
         judged = f"suite `{spec.validation.suite}` and {judged}; on a critical failure: {spec.validation.on_failure}"
     rows = {
         "Group": f"`{spec.group}`",
-        "Reads": f"{topics}, at most {spec.batch.max_records:,} records per batch",
+        "Reads": f"{topics}, at most {counted(spec.batch.max_records, 'record')} per batch",
         "Runs": f"back to back, {format_duration(spec.run_for)} each"
         if spec.run is RunMode.CONTINUOUS
         else "to the end offsets seen at its start",

@@ -40,6 +40,7 @@ from tidemark.spec import ConsumerSpec
 from tidemark.text.moment import EXAMPLE as MOMENT
 from tidemark.text.moment import parse_moment
 from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.retry.redrive import Redrive
@@ -304,7 +305,7 @@ class ApplyRedriveOperator(AskThenDo):
             self.log.warning("%s", obstacle)
         if done.redrive.planned:
             raise AirflowFailException(
-                f"redrive {number} was stopped: {done.redrive.planned} records are left. Clear this task to redrive them."
+                f"redrive {number} was stopped: {counted(done.redrive.planned, 'record')} left. Clear this task to continue the redrive."
             )
         return {"redriven": done.redrive.redriven, "passed_over": done.redrive.passed_over}
 

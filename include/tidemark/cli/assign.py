@@ -13,6 +13,7 @@ from tidemark.group.assignors import Assignor, Metadata, Subscription, check_ass
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec.transform import import_from
+from tidemark.text.wording import counted
 
 ROUNDS = 4
 """Maximum number of rounds. A cooperative assignor needs two: one to revoke partitions, one to assign them."""
@@ -45,7 +46,8 @@ def show_assignment(
         print_json({"group": spec.group, "assignor": assignor.name, "members": seats, "partitions": rows})
         return
     moved = sum(bool(row["moves"]) for row in rows)
-    title = f"{spec.group}: {len(seats)} members with {assignor.name}, {moved} of {len(rows)} partitions move"
+    moves = f"{moved} of {counted(len(rows), 'partition moves', 'partitions move')}"
+    title = f"{spec.group}: {counted(len(seats), 'member')} with {assignor.name}, {moves}"
     table = plain_table(title, "partition", "now", "then")
     for column in table.columns:
         column.justify = "left"

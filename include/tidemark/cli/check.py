@@ -17,6 +17,7 @@ from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
 from tidemark.spec.transform import load_transform
 from tidemark.text.duration import format_duration
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,9 +88,9 @@ def _print(report: Report) -> None:
         _line("sink", f"{spec.sink.table} takes {', '.join(report.columns)}")
     for found in report.topics:
         kept = "kept permanently" if found.retention is None else f"kept for {format_duration(found.retention)}"
-        _line("topic", f"{found.topic.name}: {_counted(found.topic.partitions, 'partition')}, {kept}")
+        _line("topic", f"{found.topic.name}: {counted(found.topic.partitions, 'partition')}, {kept}")
     if report.expectations is not None and spec.validation is not None:
-        _line("suite", f"{spec.validation.suite}: {_counted(report.expectations, 'expectation')}")
+        _line("suite", f"{spec.validation.suite}: {counted(report.expectations, 'expectation')}")
     for note in report.notes:
         _line("note", note, "yellow")
     for problem in sorted(report.problems, key=lambda one: (one.line, one.column)):
@@ -99,10 +100,6 @@ def _print(report: Report) -> None:
     if report.ddl:
         stdout.print(report.ddl, markup=False, highlight=False)
     stdout.print("[green]ok[/green]" if report.ok else "[red]not ready[/red]")
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _line(what: str, text: str, style: str = "") -> None:

@@ -9,6 +9,7 @@ from tidemark.cli.common import OutputFormat, connected, print_json, stdout, who
 from tidemark.keep import default_keep, parse_keep
 from tidemark.profiles import Profile
 from tidemark.rewind.overwritten import KEPT
+from tidemark.text.wording import counted
 
 
 def maintain(keep: str | None, output: OutputFormat) -> None:
@@ -22,10 +23,10 @@ def maintain(keep: str | None, output: OutputFormat) -> None:
         print_json({"removed": [dataclasses.asdict(one) for one in removed], "emptied": emptied, "ended": ended})
         return
     for one in removed:
-        what = "were overwritten after" if one.relation == KEPT else "were taken out by"
-        stdout.print(f"removed {one.rows:,} rows that {what} rewind {one.rewind_id}", highlight=False)
+        what = "overwritten after" if one.relation == KEPT else "taken out by"
+        stdout.print(f"removed {counted(one.rows, 'row')} {what} rewind {one.rewind_id}", highlight=False)
     if emptied:
-        stdout.print(f"removed the payloads of {emptied:,} settled failed records", highlight=False)
+        stdout.print(f"removed the payloads of {counted(emptied, 'settled failed record')}", highlight=False)
     for attempt_id in ended:
         stdout.print(f"closed attempt {attempt_id}, whose driver is gone", highlight=False)
     if not removed and not emptied and not ended:

@@ -16,6 +16,7 @@ from tidemark.offsets.lag import PartitionLag, lags, truncations
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
+from tidemark.text.wording import counted
 
 
 def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> None:
@@ -49,7 +50,8 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
         for replay in replaying.values():
             stdout.print(f"{replay.partition} is replaying until {replay.until:,} after rewind {replay.rewind_id}")
         for one in filling:
-            stdout.print(f"of {one.skipped:,} offsets that rewind {one.rewind_id} skipped, {one.left:,} are left to backfill")
+            rest = counted(one.left, "is", "are")
+            stdout.print(f"of {counted(one.skipped, 'offset')} that rewind {one.rewind_id} skipped, {rest} left to backfill")
 
 
 def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionLag) -> int | None:

@@ -146,6 +146,7 @@ def relay(
 ) -> None:
     """Publish records that were handed off to their retry topic or the failed topic."""
     from tidemark.connections import kafka_config
+    from tidemark.retry.pending import blocked
     from tidemark.retry.relay import relay as publish
 
     spec = spec_of(name, consumers)
@@ -162,8 +163,8 @@ def relay(
             stdout.print(f"{done.refused:,} refused by the broker: tidemark retries list {name} --refused", markup=False, highlight=False)
         if not done.records and not done.refused and not done.blocked:
             stdout.print(f"{spec.group}: nothing to publish", markup=False, highlight=False)
-    for topic, why in sorted(done.blocked.items()):
-        stderr.print(f"Cannot publish to {topic}: {why}. See: tidemark retries topics {name}", style="red", markup=False, highlight=False)
+    for text in blocked(done, name):
+        stderr.print(text, style="red", markup=False, highlight=False)
     if done.blocked:
         raise typer.Exit(1)
 

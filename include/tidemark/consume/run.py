@@ -44,6 +44,7 @@ from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, OffsetReset, Order, RunMode
+from tidemark.text.wording import counted
 from tidemark.waiting import waiting
 from tidemark.wires import of_servers
 
@@ -65,8 +66,8 @@ class TooManyFailed(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.failed} records failed in this run, and batch.max_failed_records is {self.limit}. The run stops; its commits stay, and "
-            "the failed records are in tidemark.failed_record. Fix the transform or raise the limit."
+            f"{counted(self.failed, 'record')} failed in this run, and batch.max_failed_records is {self.limit}. The run stops; "
+            "its commits stay, and the failed records are in tidemark.failed_record. Fix the transform or raise the limit."
         )
 
 

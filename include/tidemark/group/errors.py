@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemark.errors import Fenced, Refused, TidemarkError, Unavailable
+from tidemark.text.wording import counted
 
 __all__ = [
     "FencedInstanceId",
@@ -136,7 +137,7 @@ class GroupMaxSizeReached(GroupError, Refused):
     max_size: int
 
     def __str__(self) -> str:
-        return f"Group {self.group} already has its maximum of {self.max_size} members. Start fewer, or raise its max_size."
+        return f"Group {self.group} already has its maximum of {counted(self.max_size, 'member')}. Start fewer, or raise its max_size."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -164,7 +165,8 @@ class NonEmptyGroup(GroupError, Refused):
     members: int
 
     def __str__(self) -> str:
-        return f"Group {self.group} is {self.state} with {self.members} members. Stop them, or remove them from the group, then delete it."
+        members = counted(self.members, "member")
+        return f"Group {self.group} is {self.state} with {members}. Stop them, or remove them from the group, then delete it."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -198,6 +200,6 @@ class OffsetHasResults(GroupError, Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.topic}/{self.partition} of group {self.group} has {self.batches} batches in the ledger, with results in the sink. "
-            "Its position was kept. To read the records again, rewind the group; that also removes the results."
+            f"{self.topic}/{self.partition} of group {self.group} has {counted(self.batches, 'batch', 'batches')} in the ledger, "
+            "with results in the sink. Its position was kept. To read the records again, rewind the group; that also removes the results."
         )

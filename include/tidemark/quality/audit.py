@@ -11,6 +11,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.quality.conservation import check_conservation, group_number
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -69,12 +70,12 @@ def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit
         registered = rows(cur)
     accounts = tuple(_account(row) for row in found)
     differences = [
-        f"{account.partition}: {account.read} records were read, {account.explained} are accounted for."
+        f"{account.partition}: {counted(account.read, 'record was', 'records were')} read, {account.explained:,} accounted for."
         for account in accounts
         if account.read != account.explained
     ]
     differences += [
-        f"{row['topic']}/{row['partition']}: the ledger says {row['handed_off']} records were not loaded at once, {row['kept']} are stored."
+        f"{row['topic']}/{row['partition']}: records not loaded at once: {row['handed_off']:,} in the ledger, {row['kept']:,} stored."
         for row in found
         if row["handed_off"] != row["kept"]
     ]
@@ -93,11 +94,12 @@ def _astray(cluster: Cluster, registered: list[dict[str, Any]]) -> list[str]:
     for row in registered:
         partition, topic = TopicPartition(row["topic"], row["partition"]), topics.get(row["topic"])
         if topic is None or topic.kafka_uuid != row["kafka_uuid"]:
-            said.append(f"{partition}: {row['records']} records wait for this topic, which is gone.")
+            said.append(f"{partition}: {counted(row['records'], 'record waits', 'records wait')} for this topic, which is gone.")
         else:
             there[partition] = row
         if row["passed"]:
-            said.append(f"{partition}: {row['passed']} records wait at offsets that a drain has already passed.")
+            waits = counted(row["passed"], "record waits at an offset", "records wait at offsets")
+            said.append(f"{partition}: {waits} that a drain has already passed.")
     starts, ends = cluster.log_starts(there), cluster.stable_ends(there)
     for partition, row in there.items():
         if row["first"] < starts[partition] or row["last"] >= ends[partition]:

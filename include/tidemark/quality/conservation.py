@@ -30,15 +30,15 @@ class ViolationKind(StrEnum):
 
 
 _TEXTS = {
-    ViolationKind.LOADED: "the ledger says {expected} records were loaded, the sink holds {found} of them",
-    ViolationKind.SINK_ROWS: "the ledger says {expected} rows were written, the sink holds {found}",
-    ViolationKind.RETRIED: "the ledger says {expected} records were handed to retry, {found} are stored",
-    ViolationKind.FAILED: "the ledger says {expected} records failed, {found} are stored",
+    ViolationKind.LOADED: "records loaded: {expected} in the ledger, {found} in the sink",
+    ViolationKind.SINK_ROWS: "rows written: {expected} in the ledger, {found} in the sink",
+    ViolationKind.RETRIED: "records handed to retry: {expected} in the ledger, {found} stored",
+    ViolationKind.FAILED: "failed records: {expected} in the ledger, {found} stored",
     ViolationKind.GAP: "the ledger does not account for these offsets",
     ViolationKind.OVERLAP: "two ledger rows, or a ledger row and a lost range, cover these offsets",
     ViolationKind.POSITION: "the ledger ends at {expected}, the position is {found}",
-    ViolationKind.ORPHAN_ROWS: "the sink holds {found} rows that no ledger row accounts for",
-    ViolationKind.ORPHAN_FAILED_RECORDS: "{found} failed records are stored that no ledger row accounts for",
+    ViolationKind.ORPHAN_ROWS: "rows that no ledger row accounts for: {found} in the sink",
+    ViolationKind.ORPHAN_FAILED_RECORDS: "failed records that no ledger row accounts for: {found} stored",
 }
 
 

@@ -17,6 +17,7 @@ from tidemark.quality.ranges import Partition, Range, covers, predicate
 from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
 from tidemark.quality.verdict import ExpectationResult
 from tidemark.sink.table import LINEAGE, quoted, quoted_table
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -267,8 +268,8 @@ def _result(expectation: Expectation, success: bool, observed: dict[str, Any], s
     if note:
         detail["note"] = note
     if failing is not None:
-        of = f" of {observed['element_count']:,}" if "element_count" in observed else ""
-        found = f"{failing:,}{of} rows fail"
+        of = f"{failing:,} of " if "element_count" in observed else ""
+        found = of + counted(observed.get("element_count", failing), "row fails", "rows fail")
     elif "observed_value" in observed:
         found = f"observed {_plain(observed['observed_value'])}"
     else:

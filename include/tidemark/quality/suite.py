@@ -14,6 +14,7 @@ from typing import Any
 
 from tidemark.errors import Refused
 from tidemark.quality.verdict import Severity
+from tidemark.text.wording import counted
 
 UNEXPECTED_ROWS = "unexpected_rows_expectation"
 _SUITE_KEYS = {"name", "expectations", "id", "meta", "notes", "suite_parameters", "evaluation_parameters", "data_asset_type"}
@@ -46,7 +47,7 @@ class BadSuite(Refused):
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        count = counted(len(self.problems), "problem")
         return "\n".join([*(f"{self.path}: {problem}" for problem in self.problems), f"{count}; the suite was not loaded"])
 
 

@@ -22,6 +22,7 @@ from tidemark.quality.ranges import MOST_RANGES, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
 from tidemark.quality.verdict import ExpectationResult, RunCounts, Severity, ValidatedRun, ValidationReport, outcome
 from tidemark.sink.table import LINEAGE, read_columns
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor, DatabaseUrl
@@ -191,7 +192,7 @@ def _conserved(violations: Sequence[Violation], batches: int) -> ExpectationResu
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         text = f"{CONSERVATION}: {violations[0]}{more}"
     else:
-        text = f"{CONSERVATION}: every record of {batches} batch{'es' if batches != 1 else ''} is accounted for"
+        text = f"{CONSERVATION}: every record of {counted(batches, 'batch', 'batches')} is accounted for"
     written = [
         {"kind": item.kind, "topic": item.topic, "partition": item.partition, "start": item.start, "end": item.end,
          "expected": item.expected, "found": item.found}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
 from tidemark.records.ranges import Slice
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.records.outcome import RecordCounts, Reject
@@ -29,10 +30,10 @@ class BreakerTripped(Refused):
 
     def __str__(self) -> str:
         if self.ratio is None:
-            found, key = f"{self.in_a_row} records in a row failed", "consecutive"
+            found, key = f"{counted(self.in_a_row, 'record')} in a row failed", "consecutive"
             allowed = str(self.consecutive)
         else:
-            found, key = f"{self.failed} of {self.judged} records failed ({self.failed / self.judged:.1%})", "ratio"
+            found, key = f"{self.failed:,} of {counted(self.judged, 'record')} failed ({self.failed / self.judged:.1%})", "ratio"
             allowed = f"{self.ratio:g}"
         return (
             f"{self.part}: {found}, retry.breaker.{key} is {allowed}. Most common error: {self.commonest}. Nothing of this slice was "

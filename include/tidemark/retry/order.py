@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from tidemark.errors import Refused, Unavailable
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, without
 from tidemark.records.ranges import Slice
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.retry.store import Blocked, Waiting
@@ -59,9 +60,9 @@ class HeldTooMany(Refused):
     def __str__(self) -> str:
         named = ", ".join(f'"{key[:50].decode(errors="backslashreplace")}"' for key in self.examples)
         return (
-            f"{self.part}: {self.more} records would be held, because earlier records of {self.keys} keys wait for a retry: {named}"
-            f"{', ...' if self.keys > len(self.examples) else ''}. With the {self.held} already held in this partition, that is "
-            f"more than retry.max_held ({self.limit}). Nothing of this slice was stored and no offset was moved; earlier commits stay. "
+            f"{self.part}: {counted(self.more, 'record')} would be held, because earlier records of {counted(self.keys, 'key')} wait for a "
+            f"retry: {named}{', ...' if self.keys > len(self.examples) else ''}. With the {self.held} already held in this partition, that "
+            f"is more than retry.max_held ({self.limit}). Nothing of this slice was stored and no offset was moved; earlier commits stay. "
             "Drain or discard the records they wait for (tidemark retries list --state WAITING) and run again, or raise retry.max_held."
         )
 

@@ -13,6 +13,7 @@ from tidemark.db import rows, session, statements, transaction
 from tidemark.errors import TidemarkError
 from tidemark.retry import store
 from tidemark.retry.relay import Relayed, relay
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.connections import Connections
@@ -94,8 +95,13 @@ def trouble(error: Exception) -> str:
 
 
 def obstacles(done: Relayed, name: str) -> list[str]:
-    """Why records of the consumer ``name`` are not published, and what to do: a sentence for each topic."""
-    said = [f"Cannot publish to {topic}: {why}. See: tidemark retries topics {name}" for topic, why in sorted(done.blocked.items())]
+    """Why records of the consumer ``name`` are not published, and what to do: a sentence for each topic, and one for refused records."""
+    said = blocked(done, name)
     if done.refused:
-        said.append(f"The broker rejected {done.refused} records. See: tidemark retries list {name} --refused")
+        said.append(f"The broker rejected {counted(done.refused, 'record')}. See: tidemark retries list {name} --refused")
     return said
+
+
+def blocked(done: Relayed, name: str) -> list[str]:
+    """Why nothing can be published to a topic, and what to do: a sentence for each."""
+    return [f"Cannot publish to {topic}: {why}. See: tidemark retries topics {name}" for topic, why in sorted(done.blocked.items())]

@@ -28,6 +28,7 @@ from tidemark.retry.filter import Filter, RecordState, statement
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.topics import ensure_topics, now_topic
 from tidemark.text.problems import check_reason
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -169,7 +170,8 @@ def plan(
         cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": RecordState.DISCARDED in wanted.states})
         made = _preview(cur, redrive_id)
         if not made.redrive.records:
-            rest = f"; {made.waiting} already wait for a retry, {made.worn_out} were redriven {max_redrives} times"
+            wait, were = counted(made.waiting, "already waits", "already wait"), counted(made.worn_out, "was", "were")
+            rest = f"; {wait} for a retry, {were} redriven {counted(max_redrives, 'time')}"
             raise BadInput(what="redrive", found=f"no record to redrive: {wanted}{rest}", fix="See: tidemark retries count.")
     log.info("redrive planned redrive=%s group=%s records=%s by=%s", redrive_id, spec.group, made.redrive.records, by)
     return made

@@ -32,9 +32,9 @@ def heading(made: Preview) -> list[str]:
         said.append(f"{one.redriven:,} redriven, {one.passed_over:,} passed over, {one.planned:,} left")
     said += [f"Passed over, {why}: {records:,}" for why, records in made.passed_over.items()]
     if made.waiting:
-        said.append(f"Not included: {made.waiting:,} that already wait for a retry")
+        said.append(f"Not included: {counted(made.waiting, 'that already waits', 'that already wait')} for a retry")
     if made.worn_out:
-        said.append(f"Not included: {made.worn_out:,} that were redriven {one.max_redrives} times")
+        said.append(f"Not included: {counted(made.worn_out, 'that was', 'that were')} redriven {counted(one.max_redrives, 'time')}")
     return said
 
 

@@ -12,6 +12,7 @@ from tidemark.errors import Broken
 from tidemark.offsets.store import locked_position
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.retry.ladder import Ladder
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -80,7 +81,8 @@ class RecordsChanged(Broken):
     found: int
 
     def __str__(self) -> str:
-        return f"{self.part}: only {self.found} of the {self.wanted} records tried could be updated. Nothing of this slice was stored."
+        tried = counted(self.wanted, "tried record")
+        return f"{self.part}: only {self.found:,} of {tried} could be updated. Nothing of this slice was stored."
 
 
 def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:

@@ -20,6 +20,7 @@ from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
 from tidemark.spec.retry_topics import failed_topic, is_own, retry_topic
 from tidemark.text.duration import format_duration, parse_duration
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.spec import ConsumerSpec
@@ -71,8 +72,7 @@ class TopicsUnfit(Refused):
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        many = len(self.problems)
-        return "\n".join([*self.problems, f"{many} problem{'' if many == 1 else 's'} with the retry topics of {self.consumer}"])
+        return "\n".join([*self.problems, f"{counted(len(self.problems), 'problem')} with the retry topics of {self.consumer}"])
 
 
 def now_topic(group: str) -> str:
@@ -237,11 +237,14 @@ def _copies(found: Found, spec: ConsumerSpec) -> list[str]:
     asked, topic = spec.retry.topics, found.topic
     if topic.partitions < asked.partitions:
         problems.append(
-            f"it has {topic.partitions} partitions, but retry.topics.partitions is {asked.partitions}. Add partitions, or change the spec."
+            f"it has {counted(topic.partitions, 'partition')}, but retry.topics.partitions is {asked.partitions}. "
+            "Add partitions, or change the spec."
         )
     copies = min((len(racks) for racks in topic.racks or ()), default=0)
     if asked.replication is not None and copies < asked.replication:
-        problems.append(f"it has {copies} replicas, but retry.topics.replication is {asked.replication}. Add replicas, or change the spec.")
+        problems.append(
+            f"it has {counted(copies, 'replica')}, but retry.topics.replication is {asked.replication}. Add replicas, or change the spec."
+        )
     in_sync = int(found.settings["min.insync.replicas"].value)
     if copies and in_sync > copies:
         problems.append(

@@ -21,6 +21,7 @@ from tidemark.errors import Broken, Refused
 from tidemark.rewind import guards
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink.table import listed, quoted, quoted_table
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -71,7 +72,7 @@ class ArchiveWrong(Broken):
     found: int
 
     def __str__(self) -> str:
-        return f"{self.archive} holds {self.found} rows; {self.stored} were put into it. Nothing was changed."
+        return f"{self.archive} holds {counted(self.found, 'row')}, not the {self.stored:,} that were put into it. Nothing was changed."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -174,7 +175,9 @@ def changed(sink: str, archive: str, count: int, of: int, names: Sequence[str]) 
     """The error for rows that did not come back unchanged."""
     by = " and ".join(names) or "the table"
     return RowsRefused(
-        table=sink, archive=archive, message=f"{count:,} of {of:,} rows were dropped or changed by {by}. Disable it for the undo."
+        table=sink,
+        archive=archive,
+        message=f"{count:,} of {counted(of, 'row was', 'rows were')} dropped or changed by {by}. Disable it for the undo.",
     )
 
 

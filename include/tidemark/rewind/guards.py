@@ -17,6 +17,7 @@ import psycopg2.errors
 from tidemark.db import is_outage, rows, statements
 from tidemark.errors import Refused
 from tidemark.sink.table import quoted, quoted_table
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -98,7 +99,7 @@ def cascaded(cur: Cursor, sink: str) -> dict[str, int]:
 
 def require_alone(sink: str, before: Mapping[str, int], now: Mapping[str, int]) -> None:
     """Raise `RowsStay` if rows of other tables were deleted or changed since `cascaded` returned ``before``."""
-    if grown := [f"{now[name] - before[name]:,} rows of {name}" for name in now if now[name] != before.get(name, 0)]:
+    if grown := [f"{counted(now[name] - before[name], 'row')} of {name}" for name in now if now[name] != before.get(name, 0)]:
         raise RowsStay(
             table=sink, message=f"{_listed(grown)} would be deleted or changed with its rows, and an undo would not restore them."
         )
@@ -108,7 +109,10 @@ def require_gone(sink: str, there: int, taken: int, left: int, names: Sequence[s
     """Raise `RowsStay` unless all rows that were ``there`` were ``taken`` and none are ``left``."""
     if there != taken or left:
         kept = f"{_listed(names)} keeps them. {_FIX}" if names else "Another session has changed them."
-        raise RowsStay(table=sink, message=f"{taken:,} of {there:,} rows were taken out, {left:,} remain: {kept}")
+        raise RowsStay(
+            table=sink,
+            message=f"{taken:,} of {counted(there, 'row was', 'rows were')} taken out, {counted(left, 'remains', 'remain')}: {kept}",
+        )
 
 
 @contextlib.contextmanager
@@ -151,7 +155,7 @@ def _refers(cur: Cursor, key: Mapping[str, Any], sink: str, reference: Mapping[s
         return None
     what = "They would be deleted or changed too, and an undo would not restore them." if cascades else "The constraint forbids it."
     return (
-        f"{count:,} {'row' if count == 1 else 'rows'} of {_named(reference)} {'refers' if count == 1 else 'refer'} to rows that would be "
+        f"{counted(count, 'row')} of {_named(reference)} {'refers' if count == 1 else 'refer'} to rows that would be "
         f"taken out of {sink}. {what} Delete them first, or drop the constraint."
     )
 

@@ -25,7 +25,7 @@ from typing import Any
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec.problem import Problem, masked, shown
-from tidemark.text.wording import nearest, quoted
+from tidemark.text.wording import counted, nearest, quoted
 
 MAX_BYTES = 5_000_000  # far more than any group needs: about 150,000 partitions, one per line
 MAX_OFFSET = 2**63 - 1
@@ -49,7 +49,7 @@ class OffsetsFileInvalid(Refused):
     problems: tuple[Problem, ...]
 
     def __str__(self) -> str:
-        count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
+        count = counted(len(self.problems), "problem")
         more = f"{count}, {TOLD} of them shown" if len(self.problems) > TOLD else count
         return "\n".join([*map(str, self.problems[:TOLD]), f"{more}; no offset of the file was used"])
 
@@ -158,7 +158,7 @@ def _read_csv(text: str, found: _Found) -> None:
 
 def _csv_line(cells: list[str], line: int, found: _Found) -> None:
     if len(cells) not in _COLUMNS:
-        found.problem(line, f"has {len(cells)} value{'' if len(cells) == 1 else 's'}", _LINE_FIX)
+        found.problem(line, f"has {counted(len(cells), 'value')}", _LINE_FIX)
         return
     row = dict(zip(_COLUMNS[len(cells)], cells, strict=True))
     good = [_good_name(found, line, "group", row["group"])] if "group" in row else []

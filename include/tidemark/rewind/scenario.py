@@ -30,7 +30,7 @@ from tidemark.rewind.offsets_file import MAX_OFFSET, of_groups, parse_offsets, r
 from tidemark.text.duration import parse_duration
 from tidemark.text.moment import iso, iso_duration, parse_iso_duration, parse_moment, to_timedelta
 from tidemark.text.problems import Problems
-from tidemark.text.wording import nearest, quoted
+from tidemark.text.wording import counted, nearest, quoted
 
 T = TypeVar("T")
 
@@ -228,13 +228,13 @@ def said(scenario: Scenario) -> str:
         case ShiftBy(0):
             return "Stay where the group is (shift by 0)."
         case ShiftBy(offsets):
-            return f"Continue {abs(offsets):,} offset{'' if abs(offsets) == 1 else 's'} {'ahead' if offsets > 0 else 'back'}."
+            return f"Continue {counted(abs(offsets), 'offset')} {'ahead' if offsets > 0 else 'back'}."
         case ToDatetime(moment):
             return f"Continue at the first record at or after {iso(moment)}."
         case ByDuration(duration):
             return f"Continue at the first record within {iso_duration(duration)} before the plan was made."
         case FromFile(offsets):
-            return f"Continue at the offsets in a file, for {len(offsets):,} partition{'' if len(offsets) == 1 else 's'}."
+            return f"Continue at the offsets in a file, for {counted(len(offsets), 'partition')}."
         case FromGroup(group, kafka):
             return f"Continue at the offsets that group {group} committed to Kafka." if kafka else f"Continue where group {group} is."
         case ToBatch(batch_id, dag_id, run_id):

@@ -160,7 +160,7 @@ def _notes(plan: Plan, group: GroupPlan) -> list[str]:
         for partition, (start, end) in gone[:NOTED]
     ]
     if len(gone) > NOTED:
-        notes.append(f"offsets of {len(gone) - NOTED:,} more partitions are gone from the log too")
+        notes.append(f"offsets of {counted(len(gone) - NOTED, 'more partition')} are gone from the log too")
     if any(part.backfill_left is not None for part in group.partitions):
         left = sum(part.backfill_left or 0 for part in group.partitions)
         notes.append(

@@ -71,7 +71,7 @@ def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]
     for row in rows(cur):
         sink, relation = sinks.get(row["group_id"]), relation_of(rewind_id, row["number"], row["relation"])
         if row["removed"] or not row["there"]:
-            found.append(f"The {row['rows']} rows that rewind {rewind_id} took out of {row['sink']} are no longer kept.")
+            found.append(f"The rows that rewind {rewind_id} took out of {row['sink']} are no longer kept ({row['rows']:,}).")
         elif sink is not None and sink != row["sink"]:
             found.append(f"Rewind {rewind_id} took rows out of {row['sink']}, but the consumer's table is now {sink}.")
         elif sink is not None:

@@ -13,6 +13,7 @@ from tidemark.records.ranges import Slice
 from tidemark.retry.ladder import Rung
 from tidemark.sink.load import copy
 from tidemark.sink.target import Target
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +53,8 @@ class RecordsGone(Broken):
     found: int
 
     def __str__(self) -> str:
-        return f"{self.part}: only {self.found} of {self.wanted} failed records are still in the log. Nothing of this slice was stored."
+        failed = counted(self.wanted, "failed record")
+        return f"{self.part}: only {self.found:,} of {failed} found in the log. Nothing of this slice was stored."
 
 
 def copy_failed(cur: Cursor, target: Target, part: Slice, rejects: dict[int, Reject], payloads: Payloads) -> None:

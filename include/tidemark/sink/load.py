@@ -20,6 +20,7 @@ from tidemark.sink import overwritten as kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,9 +69,9 @@ class TooManyRejected(Refused):
 
     def __str__(self) -> str:
         return (
-            f"{self.part}: {self.table} rejected the rows of more than {self.limit} records, the last one with {self.error_type}: "
-            f"{self.message} Nothing of this slice was stored. Fix the transform or the table; if so many records really are bad, "
-            "raise batch.max_failed_records."
+            f"{self.part}: {self.table} rejected the rows of more than {counted(self.limit, 'record')}, the last one with "
+            f"{self.error_type}: {self.message} Nothing of this slice was stored. Fix the transform or the table; if so many records "
+            "really are bad, raise batch.max_failed_records."
         )
 
 
@@ -84,7 +85,8 @@ class CopyCountWrong(Broken):
     stored: int
 
     def __str__(self) -> str:
-        return f"{self.part}: sent {self.encoded} rows to {self.table}, Postgres stored {self.stored}. Nothing of this slice was stored."
+        sent = counted(self.encoded, "row")
+        return f"{self.part}: sent {sent} to {self.table}, Postgres stored {self.stored:,}. Nothing of this slice was stored."
 
 
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:

@@ -37,6 +37,7 @@ from tidemark.sink.table import LINEAGE, listed, quoted, quoted_table
 from tidemark.sink.tally import data_columns, dispositions, errors
 from tidemark.sink.target import Target
 from tidemark.sink.types import arrow_type
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,8 +80,8 @@ class StagedRowsGone(Unavailable):
 
     def __str__(self) -> str:
         return (
-            f"Of {self.staged} rows that the tasks staged, {self.table} holds {self.found}: Postgres restarted after a crash, which "
-            "empties an unlogged table. Nothing of this batch was stored; the next attempt reads it again."
+            f"Of {counted(self.staged, 'row')} that the tasks staged, {self.table} holds {self.found:,}: Postgres restarted after a crash, "
+            "which empties an unlogged table. Nothing of this batch was stored; the next attempt reads it again."
         )
 
 

@@ -27,11 +27,7 @@ class SinkMode(StrEnum):
 
 
 class OffsetReset(StrEnum):
-    """Where to read if a partition has no position yet, or its position is out of range, as with Kafka's ``auto.offset.reset``. What a
-    reset skips is stored as a ``lost_range`` row.
-
-    If omitted (None): a partition without a position starts at its earliest record, and a position out of range is refused.
-    """
+    """What a reset skips is stored as a ``lost_range`` row."""
 
     EARLIEST = "earliest"
     """Start at the first record that still exists."""
@@ -90,11 +86,14 @@ class _Part(BaseModel):
 
 
 class Sink(_Part):
+    """The table that the rows are loaded into."""
+
     table: Annotated[str, AfterValidator(checks.table_name)]
-    """``schema.table``, always with the schema."""
+    """``schema.table``. The schema defaults to ``public``."""
     mode: Annotated[SinkMode, Field(strict=False)] = SinkMode.APPEND
+    """``append``: each batch adds rows. ``upsert``: the last record of a key wins."""
     key: tuple[Annotated[str, AfterValidator(checks.column_name)], ...] = ()
-    """The columns that identify the row in an upsert. Empty for append."""
+    """The columns that identify the row in an upsert. Only with ``mode: upsert``."""
 
     @property
     def schema_name(self) -> str:
@@ -109,8 +108,11 @@ class Connections(_Part):
     """Ids of the Airflow connections that hold addresses and credentials."""
 
     postgres: ConnectionId = "tidemark_postgres"
+    """The database with the sink and the schema ``tidemark``."""
     kafka: ConnectionId = "tidemark_kafka"
+    """The brokers. All settings are in the connection's extra."""
     spark: ConnectionId = "tidemark_spark"
+    """Spark's master. Settings are under ``conf`` in the extra."""
 
 
 class Breaker(_Part):
@@ -128,6 +130,7 @@ class RetryTopics(_Part):
     """How the retry topics and the failed topic are created."""
 
     partitions: Annotated[int, Field(ge=1)] = 1
+    """Number of partitions of each created topic."""
     replication: Annotated[int, Field(ge=1)] | None = None
     """Replication factor. None: the broker's default."""
     create: bool = True
@@ -135,6 +138,8 @@ class RetryTopics(_Part):
 
 
 class Retry(_Part):
+    """How records that failed are tried again."""
+
     delays: tuple[SomeTime, ...] = ()
     """How long a failed record waits before each new try."""
     budget: SomeTime | None = None
@@ -143,6 +148,7 @@ class Retry(_Part):
     """Maximum number of records per second that a drain tries. None: no limit."""
     breaker: Annotated[Breaker | None, _GIVEN] = None
     order: Annotated[Order, Field(strict=False)] = Order.NONE
+    """``key``: while a record waits, later records of its key are held. ``none``: they are loaded."""
     max_held: Annotated[int, Field(ge=1)] = 10_000
     """Maximum number of held records per partition with ``order: key``. A slice that would hold more is abandoned."""
     topics: RetryTopics = RetryTopics()
@@ -151,15 +157,22 @@ class Retry(_Part):
 
 
 class Batch(_Part):
+    """Limits of a batch and of a run."""
+
     max_records: Annotated[int, Field(ge=1, le=10_000_000)] = 500_000
+    """Maximum number of records that are read in one batch, over all partitions."""
     max_failed_records: Annotated[int, Field(ge=0)] | None = None
     """Maximum number of records that a run may hand to retry or failed before it stops. None: no limit."""
 
 
 class Validation(_Part):
+    """Validation with Great Expectations. If omitted, only the conservation check runs."""
+
     suite: Annotated[str, AfterValidator(checks.suite_name)]
     """The suite's file in ``include/expectations``, without its extension."""
     on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.BLOCK
+    """The reaction to a failed critical expectation. ``block``: nothing is published. ``report``: the asset event is published anyway.
+    ``rewind``: as ``block``, and the run is rewound once, so that the next run reads it again."""
 
 
 def _approval(value: object) -> object:
@@ -184,6 +197,7 @@ class RewindSettings(_Part):
     """Approval of rewinds in Airflow."""
 
     approval: Annotated[Approval, Field(strict=False), BeforeValidator(_approval)] = Approval.REQUIRED
+    """Whether a person must approve a rewind that was planned in Airflow."""
     own: Annotated[bool, BeforeValidator(_yes_or_no)] = True
     """Whether the requester of a rewind may approve it."""
 
@@ -201,16 +215,22 @@ class AirflowSettings(_Part):
     """Settings of the consumer's DAG and its tasks."""
 
     owner: Text = "tidemark"
+    """The owner of the DAG's tasks, as Airflow shows it."""
     tags: tuple[Tag, ...] = ()
+    """The DAG's tags, in addition to ``tidemark`` and ``consume``."""
     retries: Annotated[int, Field(ge=0, le=100)] = 5
     """Number of retries of each task."""
     retry_delay: Duration = timedelta(seconds=30)
     """Delay before the first retry. It doubles with each further retry, up to 5 minutes."""
     execution_timeout: SomeTime | None = None
+    """How long a try of the task ``consume`` may take. None: no limit."""
     pool: Annotated[Text, Field(max_length=256)] | None = None
+    """The Airflow pool of the tasks. None: Airflow's default pool."""
 
 
 class SparkSettings(_Part):
+    """Settings of the consumer's Spark applications."""
+
     conf: Mapping[str, Annotated[str, BeforeValidator(checks.spark_value)]] = Field(default_factory=dict)
     """Additional Spark settings, by name."""
 
@@ -244,8 +264,11 @@ class ConsumerSpec(_Part):
     """The partitions that one run reads (``consume --partition``)."""
 
     group: Annotated[str, AfterValidator(checks.group_id)]
+    """The consumer group. Its positions are stored under this name."""
     description: Annotated[str | None, _GIVEN] = None
+    """A text for people. Airflow shows it with the DAG."""
     topics: tuple[Annotated[str, AfterValidator(checks.topic_name)], ...] = ()
+    """The topics to read. Exactly one of this and ``topic_pattern`` is required."""
     topic_pattern: Annotated[Annotated[str, AfterValidator(checks.topic_pattern)] | None, _GIVEN] = None
     """A Python regular expression that must match the whole topic name."""
     partitions: Annotated[FixedPartitions | None, _GIVEN] = None
@@ -256,7 +279,8 @@ class ConsumerSpec(_Part):
     connections: Connections = Connections()
     retry: Retry = Retry()
     offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _GIVEN] = None
-    """See `OffsetReset`."""
+    """Where to read if a partition has no position yet, or its position is out of range, as with Kafka's ``auto.offset.reset``. None: a
+    partition without a position starts at its earliest record, and a position out of range is refused."""
     assignment: tuple[Annotated[str, AfterValidator(checks.assignor)], ...] = ("cooperative-sticky",)
     """Assignment strategies in order of preference."""
     members: Annotated[int, Field(ge=1)] = 1
@@ -264,6 +288,8 @@ class ConsumerSpec(_Part):
     listeners: tuple[Annotated[str, AfterValidator(checks.listener)], ...] = ()
     """``module:Class`` of each user-defined `tidemark.group.listener.RebalanceListener`."""
     run: Annotated[RunMode, Field(strict=False)] = RunMode.BOUNDED
+    """``bounded``: a run reads what is in the topics when it starts, then ends. ``continuous``: it reads for ``run_for``, then until the
+    next run has taken over."""
     run_for: SomeTime = timedelta(minutes=15)
     """How long a continuous run lasts, and how often one starts."""
     batch: Batch = Batch()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tidemark import project
 from tidemark.errors import Refused
-from tidemark.text.wording import nearest, quoted
+from tidemark.text.wording import counted, nearest, quoted
 
 KeyPath = tuple[str | int, ...]
 """The path to a value in the file: ``("retry", "delays", 2)`` is ``retry.delays[2]``."""
@@ -64,7 +64,7 @@ class SpecInvalid(Refused):
         return self.consumers[0]
 
     def __str__(self) -> str:
-        count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
+        count = counted(len(self.problems), "problem")
         if not self.consumers:
             return "\n".join([*map(str, self.problems), count])
         verb = "was" if len(self.consumers) == 1 else "were"

@@ -29,8 +29,9 @@ def escaped(text: str) -> str:
     return _MARKS.sub(r"\\\1", " ".join(plain.split()))
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 record``, ``2 records``; with ``many`` for what an s does not make a plural: ``1 row refers``, ``2 rows refer``."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def about(seconds: float) -> str:

@@ -47,10 +47,10 @@ def test_every_record_is_somewhere_and_the_sums_are_right(mixed: Lab) -> None:
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ("DELETE FROM tidemark.failed_record WHERE record_offset = 4", "8 records were read, 7 are accounted for"),
-        ("DELETE FROM tidemark.failed_record WHERE record_offset = 5", "6 records were not loaded at once, 5 are stored"),
-        ("DELETE FROM SINK WHERE kafka_offset = 1", "the ledger says 2 records were loaded, the sink holds 1 of them"),
-        ("UPDATE tidemark.failed_record SET sink_rows = 2 WHERE record_offset = 1", "3 rows were written, the sink holds 2"),
+        ("DELETE FROM tidemark.failed_record WHERE record_offset = 4", "8 records were read, 7 accounted for"),
+        ("DELETE FROM tidemark.failed_record WHERE record_offset = 5", "records not loaded at once: 6 in the ledger, 5 stored"),
+        ("DELETE FROM SINK WHERE kafka_offset = 1", "records loaded: 2 in the ledger, 1 in the sink"),
+        ("UPDATE tidemark.failed_record SET sink_rows = 2 WHERE record_offset = 1", "rows written: 3 in the ledger, 2 in the sink"),
         ("UPDATE tidemark.failed_record SET state = 'SKIPPED', sink_rows = 0 WHERE record_offset = 1", "were loaded, the sink holds 2 of"),
         ("INSERT INTO SINK SELECT payload, kafka_topic_id, kafka_partition, 5, 0 FROM SINK LIMIT 1", "the sink holds 3 of them"),
         ("DELETE FROM tidemark.batch WHERE drained AND start_offset = 4", "the ledger ends at 4, the position is 6"),
@@ -70,7 +70,7 @@ def test_messages_that_are_not_where_they_are_said_to_be_are_told_as_astray(mixe
     assert (found.balanced, len(found.astray)) == (True, 1)
     assert f"{tier}/0: records wait at offsets 0 to 0, but the log is [2, 2)." in found.astray
     mixed.topics.delete(tier)
-    assert audited(mixed).astray == (f"{tier}/0: 1 records wait for this topic, which is gone.",)
+    assert audited(mixed).astray == (f"{tier}/0: 1 record waits for this topic, which is gone.",)
     mixed.say({})
     for _ in range(2):
         mixed.age(minutes(60))

@@ -96,7 +96,7 @@ def test_row_that_a_drain_has_loaded_and_that_is_not_there_is_critical(lab: Lab)
     lab.sql(f"DELETE FROM {lab.table} WHERE kafka_offset = 1 AND kafka_seq = 2")
     verdict = validate(lab.url, ValidatedRun(DAG, "loaded"), group=lab.group, table=lab.table, suite=None)
     assert verdict.verdict is Verdict.CRITICAL
-    assert verdict.results[0].text == f"conservation: {lab.topic}/0 [1, 2): the ledger says 3 rows were written, the sink holds 2"
+    assert verdict.results[0].text == f"conservation: {lab.topic}/0 [1, 2): rows written: 3 in the ledger, 2 in the sink"
 
 
 def test_scattered_records_are_judged_one_by_one_and_told_as_one_range(lab: Lab) -> None:

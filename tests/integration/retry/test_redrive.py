@@ -218,7 +218,7 @@ def test_a_record_is_not_sent_round_for_ever(outbox: Outbox) -> None:
     for _ in range(2):
         apply(outbox, plan(outbox, max_redrives=2).redrive.redrive_id)
         outbox.sql(fail)
-    with pytest.raises(BadInput, match="1 were redriven 2 times"):
+    with pytest.raises(BadInput, match="1 was redriven 2 times"):
         plan(outbox, max_redrives=2)
     early, late = plan(outbox, max_redrives=3).redrive, plan(outbox, max_redrives=3).redrive
     apply(outbox, early.redrive_id)

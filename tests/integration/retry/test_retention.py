@@ -69,7 +69,7 @@ def test_the_command_empties_them_with_what_rewinds_have_left(lab: Lab) -> None:
     lab.age(timedelta(days=29))
     assert lab.consumer.command("maintain").stdout == "nothing to do\n"
     lab.age(timedelta(days=2))
-    assert lab.consumer.command("maintain").stdout == "removed the payloads of 1 settled failed records\n"
+    assert lab.consumer.command("maintain").stdout == "removed the payloads of 1 settled failed record\n"
     refused = lab.consumer.command("maintain", "--keep", "0s")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "keep: 0s is less than 7d" in refused.stderr

@@ -483,7 +483,7 @@ def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> Non
 def test_roles_with_the_profiles_and_the_grants_of_the_docs_write_over_and_undo(lab: Lab) -> None:
     """One role consumes, another one rewinds."""
     name = f"run_{uuid.uuid4().hex[:10]}"
-    (for_rewinds,), (for_runs,) = grants("rewind.md"), grants("deployment.md")
+    (for_rewinds,), (for_runs,) = grants("docs/rewind.md"), grants("docs/deployment.md")
     roles = {name: (Profile.RUNNER, for_runs), f"{name}_rewinds": (Profile.REWINDER, for_rewinds)}
     parts = urlsplit(lab.url)
     try:

@@ -41,7 +41,7 @@ def grant(lab: Lab) -> Iterator[Callable[..., str]]:
 
     def give(*missing: str) -> str:
         migrate(lab.url, grant_to=role, profiles=[Profile.REWINDER])
-        (on_sink,) = grants("rewind.md")
+        (on_sink,) = grants("docs/rewind.md")
         lab.sql(on_sink.replace("lake.cities", lab.table).replace("tidemark_run", role))
         for right in missing:
             lab.sql(f"REVOKE {right.format(table=lab.table)} FROM {role}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -270,40 +269,3 @@ def test_what_would_be_lost_with_a_table_partition_keeps_it_in_place(listed: Lab
     done = listed.rewind(ToEarliest(), f"{listed.topic}:0")
     assert archives(listed, done.rewind_id) == [(1, False, 81)]
     assert relation(listed, leaf) == oid
-
-
-# ---- large ones
-
-
-def test_many_rows_cost_little_more_than_a_plain_delete_into_a_table(lab: Lab) -> None:
-    """At most 1.5 times the statement that anyone would write, and the rows never come to this process."""
-    count = 120_000
-    fill = (
-        f"INSERT INTO {lab.table} (city, population, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
-        f" SELECT 'city ' || n, n, {lab.topic_id}, 0, n / 2400, n % 2400 FROM generate_series(0, {count - 1}) n"
-    )
-    lab.sql("SET synchronous_commit = off")
-
-    def plain() -> float:
-        lab.sql(fill)
-        lab.sql(f"CREATE TABLE lake.plain (LIKE {lab.table})")
-        begun = time.monotonic()
-        lab.sql(f"WITH gone AS (DELETE FROM {lab.table} RETURNING *) INSERT INTO lake.plain SELECT * FROM gone")
-        took = time.monotonic() - begun
-        lab.sql("DROP TABLE lake.plain")
-        lab.sql(f"VACUUM {lab.table}")
-        return took
-
-    def rewound() -> float:
-        lab.sql(fill)
-        lab.sql("UPDATE tidemark.partition_offset SET next_offset = 50 WHERE partition = 0")
-        planned = lab.plan(ToEarliest(), f"{lab.topic}:0")
-        begun = time.monotonic()
-        done = lab.apply(planned.rewind_id).plan
-        took = time.monotonic() - begun
-        assert done.groups[0].partitions[0].sink_rows == count
-        lab.sql(f"VACUUM {lab.table}")
-        return took
-
-    pairs = [(plain(), rewound()) for _ in range(2)]
-    assert min(mine for _, mine in pairs) < 1.5 * min(theirs for theirs, _ in pairs) + 0.1, pairs

@@ -1,0 +1,280 @@
+"""Every fenced block of the documentation is tried: `CHECKS` has a check for each language, and a block without one fails.
+
+Here: consumers' files are loaded, JSON and exported variables are read by the code that reads them, Python runs, and each command of a
+shell block can be typed. Elsewhere, with servers: the quickstart and the tutorials (``test_wheel.py``), SQL and Postgres' settings
+(``test_grants.py``).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psycopg2.extensions
+import pytest
+import typer
+import yaml
+from benchmarks import __main__ as benchmarks
+from tests.documented import HEREDOC, ROOT, Block, blocks, commands, snippets, text_of
+from tests.unit.test_docs import record
+
+from tidemark.cli.main import app
+from tidemark.connections import database_url, from_env, kafka_config
+from tidemark.errors import BadInput
+from tidemark.quality import load_suite
+from tidemark.spec import load_consumer
+from tidemark.text.moment import parse_moment
+from tidemark.transform import Retry
+
+CITIES = ROOT / "template/include/consumers/cities.yaml"
+TARGETS = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)) | {".venv/.ready"}
+
+
+def consumers_file(block: Block, folder: Path) -> None:
+    """The spec's loader takes the keys, in the place of those of the quickstart's consumer, or as a file of their own."""
+    keys = yaml.safe_load(block.code)
+    whole = keys if {"transform", "sink"} <= set(keys) else yaml.safe_load(CITIES.read_text(encoding="utf-8")) | keys
+    if whole.get("run") == "continuous":
+        del whole["schedule"]
+    (folder / "consumer.yaml").write_text(yaml.safe_dump(whole))
+    load_consumer(folder / "consumer.yaml")
+
+
+def some_json(block: Block, folder: Path) -> None:
+    value = json.loads(block.code)
+    reader = next((read for key, read in JSON_READERS.items() if key in value), None)
+    assert reader is not None, "name what reads it in JSON_READERS"
+    reader(value, folder)
+
+
+def suite(value: dict[str, Any], folder: Path) -> None:
+    (folder / "suite.json").write_text(json.dumps(value))
+    assert load_suite(folder / "suite.json").expectations
+
+
+def settings_of_spark(value: dict[str, Any], folder: Path) -> None:
+    env = {
+        "TIDEMARK_DATABASE_URL": "postgresql://db/lake",
+        "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": "k:9092",
+        "TIDEMARK_SPARK_CONF": json.dumps(value),
+    }
+    assert from_env(env).spark_conf == value
+
+
+def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
+    """Through the REST API: these keys, and the form's defaults for the others."""
+    from tidemark.airflow.rewind_form import form, read_form
+
+    defaults = {name: param.value for name, param in form().items()}
+    asked = read_form(defaults | value, value)
+    assert [spec.name for spec in asked.specs] == value["consumers"]
+
+
+def asset_event(value: dict[str, Any], folder: Path) -> None:
+    """``tests/e2e/test_rewind_dag.py`` compares it with an event of Airflow's."""
+
+
+JSON_READERS: dict[str, Callable[[dict[str, Any], Path], None]] = {
+    "expectations": suite,
+    "spark.archives": settings_of_spark,
+    "scenario": conf_of_the_dag_rewind,
+    "undo_of": asset_event,
+}
+
+
+def python(block: Block, folder: Path) -> None:
+    """Runs. A DAG file is the README's, from which Airflow loads DAGs in ``test_wheel.py``."""
+    if "airflow" in block.code:
+        assert block.code == snippets("README.md", "python")[0]
+    else:
+        exec(compile(block.code, str(block), "exec"), {"__name__": "snippet"})
+
+
+# Shell
+
+
+def shell(block: Block, folder: Path) -> None:
+    """Bash can read it, and each command in it can be typed."""
+    done = subprocess.run(["bash", "-n"], input=block.code, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for code in HEREDOC.findall(block.code):
+        ast.parse(code)
+    for words in commands(block.code):
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            words = words[1:]
+        if words:
+            name = words[0].rpartition("/")[2]
+            assert name in COMMANDS, f"{words[0]}: name what checks it in COMMANDS"
+            COMMANDS[name](words[1:])
+
+
+def tidemark(words: list[str]) -> None:
+    """Typer reads the line: the command, its options, and all that it requires."""
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    assert not hasattr(command, "commands"), f"no such command: {words}"
+    for word in words:
+        if re.fullmatch(r"[\w-]+\.(?:json|jsonl|csv)", word):
+            Path(word).touch()
+    command.make_context("tidemark", words)
+
+
+def make(words: list[str]) -> None:
+    for word in words:
+        name, given, value = word.partition("=")
+        assert f"$({name})" in text_of("Makefile") if given else name in TARGETS, word
+        if name == "BENCH_ARGS":
+            benchmarks._parser().parse_args(value.split())
+
+
+def an_interpreter(words: list[str]) -> None:
+    match words:
+        case ["-c", code]:
+            exec(code, {})
+        case ["-m", "pytest", file, *_]:
+            assert (ROOT / file).is_file()
+        case ["-m", "benchmarks", *options]:
+            benchmarks._options(benchmarks._parser().parse_args(options))
+        case ["-"]:
+            pass  # the block of the quickstart runs in test_wheel.py
+        case _:
+            assert words[:2] == ["-m", "venv"], words  # as test_wheel.py makes one, with uv
+
+
+def pip(words: list[str]) -> None:
+    """Not run, because it downloads; ``test_wheel.py`` installs the wheel. The files and the packages are those that there are."""
+    for word in words:
+        if word.endswith("==..."):
+            assert re.search(rf"^{word.removesuffix('...')}", text_of("requirements.txt"), re.MULTILINE | re.IGNORECASE), word
+        elif ".whl" in word:
+            assert f"/tidemark-{version('tidemark')}-py3-none-any.whl[" in word
+
+
+def export(words: list[str]) -> None:
+    """The variable can be read. A pair says the same: Tidemark's own, and Airflow's connection."""
+    name, _, value = words[0].partition("=")
+    assert name == "PATH" or name in EXPORTED, f"{name}: name what reads it in EXPORTED"
+    if name != "PATH":
+        EXPORTED[name](value)
+
+
+def as_airflow_reads(conn_id: str, value: str) -> Any:
+    from airflow.sdk import Connection
+
+    return Connection.from_json(value, conn_id=conn_id)
+
+
+def kafka_of_airflow(value: str) -> None:
+    from tidemark.airflow.connections import kafka_config as kafka_of
+
+    assert kafka_of(as_airflow_reads("tidemark_kafka", value)) == kafka_config(exported())
+
+
+def postgres_of_airflow(value: str) -> None:
+    from tidemark.airflow.connections import postgres_url
+
+    dsn = psycopg2.extensions.parse_dsn
+    assert dsn(postgres_url(as_airflow_reads("tidemark_postgres", value))) == dsn(database_url(exported()))
+
+
+def exported() -> dict[str, str]:
+    """What ``docs/deployment.md`` exports."""
+    words = [words for block in blocks("sh", page="docs/deployment.md") for words in commands(block.code) if words[0] == "export"]
+    return dict(word.split("=", 1) for _, word in words)
+
+
+EXPORTED: dict[str, Callable[[str], object]] = {
+    "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": lambda _: kafka_config(exported()),
+    "TIDEMARK_KAFKA_CONFIG": lambda _: kafka_config(exported()),
+    "TIDEMARK_DATABASE_URL": lambda _: database_url(exported()),
+    "AIRFLOW_CONN_TIDEMARK_KAFKA": kafka_of_airflow,
+    "AIRFLOW_CONN_TIDEMARK_POSTGRES": postgres_of_airflow,
+}
+
+
+def elsewhere(words: list[str]) -> None:
+    """Not checked here, for the reason in `COMMANDS`."""
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "tidemark": tidemark,
+    "make": make,
+    "python": an_interpreter,
+    "python3.11": an_interpreter,
+    "pip": pip,
+    "export": export,
+    "eval": elsewhere,  # what it evaluates is a command of its own
+    "psql": elsewhere,  # runs in test_wheel.py
+    ".": elsewhere,  # the environment's own file
+    "venv-pack": elsewhere,  # a program that is not installed here
+}
+
+
+# Outputs and drawings
+
+
+def output_or_drawing(block: Block, folder: Path) -> None:
+    if not re.search("[─│]", block.code):
+        assert block.code in (text() for text in OUTPUTS), "name what prints it in OUTPUTS"
+
+
+def twice_a_year() -> str:
+    with pytest.raises(BadInput) as raised:
+        parse_moment("2026-10-25 02:30", "Europe/Berlin")
+    return f"{raised.value}\n"
+
+
+OUTPUTS = (twice_a_year,)
+
+CHECKS: dict[str, Callable[[Block, Path], None]] = {
+    "yaml": consumers_file,
+    "json": some_json,
+    "python": python,
+    "sh": shell,
+    "": output_or_drawing,
+}
+ON_POSTGRES = {"sql", "ini"}
+"""Languages of the blocks that ``test_grants.py`` runs."""
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language not in ON_POSTGRES], ids=str)
+def test_block_does_what_it_shows(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMARK_HOME", str(ROOT))
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+    monkeypatch.chdir(tmp_path)
+    assert block.language in CHECKS, f"{block}: nothing checks blocks of {block.language}"
+    CHECKS[block.language](block, tmp_path)
+
+
+def test_every_fence_is_the_edge_of_a_block() -> None:
+    """No block is missed because it is indented or nested in another way than `blocks` knows."""
+    for page in {block.page for block in blocks()}:
+        assert len(re.findall(r"^\s*(?:```|~~~)", text_of(page), re.MULTILINE)) == 2 * len(blocks(page=page)), page
+
+
+def test_quickstart_of_a_new_project_is_the_readmes() -> None:
+    """Comments apart. So the README's blocks run where the project's do."""
+
+    def plain(page: str) -> list[str]:
+        return [line.split("  #")[0].rstrip() for code in snippets(page, "sh") for line in code.splitlines()]
+
+    steps = plain("template/README.md")
+    produce, load = steps.index("python - <<'EOF'"), steps.index("tidemark local airflow up")
+    readme = plain("README.md")
+    begin = readme.index("python - <<'EOF'")
+    assert readme[begin : begin + load - produce] == steps[produce:load]
+
+
+def test_tutorial_hands_a_record_without_a_name_to_retry() -> None:
+    names: dict[str, Any] = {}
+    exec(snippets("docs/tutorials/retries.md", "python")[0], names)
+    with pytest.raises(Retry, match="no name yet"):
+        names["transform"](record({"population": 1}))
+    assert names["transform"](record({"name": "Ulm", "population": 128_928})) == {"name": "Ulm", "population": 128_928}
