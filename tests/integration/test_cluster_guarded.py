@@ -16,7 +16,7 @@ import pytest
 from tests import spark_cluster
 from tests.attempts import FAST_JVM
 from tests.kafka_topics import Topics
-from tests.scenario import ARROW, Scenario, eventually
+from tests.scenario import ARROW, Scenario, as_json, eventually
 from tests.spark_cluster import SparkCluster
 
 SECRET = "a-secret-of-the-whole-cluster"
@@ -53,7 +53,8 @@ def consumer(scenario: Scenario, topics: Topics) -> Scenario:
 
 
 def test_an_application_that_is_not_authenticated_is_refused_before_any_task(consumer: Scenario) -> None:
-    """Nothing listens there: the run is refused before it would look for the master. The text names what to set, or to accept."""
+    """Nothing listens there: the run is refused before it would look for the master. The text names what to set, or to accept,
+    and doctor gives the same."""
     env = {"TIDEMARK_SPARK_MASTER": "spark://spark.example:7077", "TIDEMARK_SPARK_CONF": json.dumps(FAST_JVM)}
     done = consumer.command("consume", consumer.name, env=env)
     assert done.returncode == 1
@@ -63,6 +64,9 @@ def test_an_application_that_is_not_authenticated_is_refused_before_any_task(con
     assert "set spark.authenticate to false" in told
     assert consumer.attempt(1)["error"]["kind"] == "refused"
     assert consumer.counts() == {}
+    found = as_json(consumer.command("doctor", "--output", "json", env=env).stdout)
+    failures = [one["found"] for one in found if one["subject"] == "executors" and one["level"] == "FAILURE"]
+    assert failures == [consumer.attempt(1)["error"]["text"]]
 
 
 def test_tasks_run_with_the_clusters_secret_and_no_argument_shows_it(consumer: Scenario, cluster: SparkCluster) -> None:
