@@ -155,15 +155,13 @@ def migrate(url: str, *, by: str = "", grant_to: str | None = None, profiles: Se
                 raise DriversRunning(migrations=breaking, drivers=drivers)
             if todo:
                 cursor.execute("CREATE SCHEMA IF NOT EXISTS tidemark")
-                _apply(url)
+                _apply(url, by)
         later = [name for name in have if name not in want]
         if later and grant_to is not None:
             raise SchemaMismatch(missing=[], unknown=later)
         if not later:  # a later version's tables are unknown here
             with transaction(guard) as cursor:
                 on_behalf(cursor, by)
-                if todo:
-                    roles.note_migrated(cursor, todo)
                 if grant_to is not None:
                     roles.grant(cursor, grant_to, profiles)
                 roles.renew(cursor)
@@ -196,7 +194,7 @@ def _try_for_locks(migration: str, apply: Callable[[float], None]) -> None:
     raise MigrationBlocked(migration=migration)
 
 
-def _apply(url: str) -> None:
+def _apply(url: str, by: str) -> None:
     from yoyo import read_migrations
     from yoyo.backends.core.postgresql import PostgresqlBackend
     from yoyo.connections import parse_uri
@@ -238,6 +236,7 @@ def _apply(url: str) -> None:
             try:
                 with self.transaction():
                     self.execute(f"SET LOCAL lock_timeout = {round(wait_s * 1000)}")
+                    self.execute("SELECT set_config('tidemark.claimed_by', %s, true)", (by,))
                     migration.process_steps(self, "apply", force=force)
                     if mark:
                         self.mark_one(migration, log=False)
