@@ -204,6 +204,15 @@ END
 $$;
 CREATE TRIGGER audit AFTER INSERT OR UPDATE ON tidemark.maintenance FOR EACH ROW EXECUTE FUNCTION tidemark.audit_maintenance();
 
+CREATE FUNCTION tidemark.audit_migration() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO tidemark.audit_event (kind, claimed_by, details)
+    VALUES ('MIGRATED', nullif(current_setting('tidemark.claimed_by', true), ''), jsonb_build_object('migration', NEW.migration_id));
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER audit AFTER INSERT ON tidemark.migration FOR EACH ROW EXECUTE FUNCTION tidemark.audit_migration();
+
 -- A trigger on a table of one's own could otherwise call them and write events that never happened.
 REVOKE EXECUTE ON FUNCTION tidemark.audit_rewind(), tidemark.audit_redrive(), tidemark.audit_retry_action(), tidemark.audit_flow(),
-    tidemark.audit_group(), tidemark.audit_maintenance() FROM PUBLIC;
+    tidemark.audit_group(), tidemark.audit_maintenance(), tidemark.audit_migration() FROM PUBLIC;

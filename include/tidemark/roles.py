@@ -101,11 +101,6 @@ def renew(cursor: Cursor) -> None:
         _apply(cursor, owner, role, [Profile(profile) for profile in profiles])
 
 
-def note_migrated(cursor: Cursor, migrations: Sequence[str]) -> None:
-    """Writes the event of applied migrations. Needs the owner's role."""
-    cursor.execute(SQL["note_migrated"], {"migrations": list(migrations)})
-
-
 def _owner(cursor: Cursor) -> tuple[str, bool, str]:
     """The schema's owner, whether the session's role has its rights, and that role."""
     cursor.execute(SQL["owner"])

@@ -37,10 +37,6 @@ SELECT 'ROLE GRANTED', nullif(current_setting('tidemark.claimed_by', true), ''),
        jsonb_build_object('role', %(role)s::text, 'profiles', %(profiles)s::text[],
                           'before', ARRAY(SELECT profile FROM tidemark.role_profile WHERE role = %(role)s ORDER BY profile));
 
--- name: note_migrated
-INSERT INTO tidemark.audit_event (kind, claimed_by, details)
-VALUES ('MIGRATED', nullif(current_setting('tidemark.claimed_by', true), ''), jsonb_build_object('migrations', %(migrations)s::text[]));
-
 -- name: forget
 -- Roles that have been dropped.
 DELETE FROM tidemark.role_profile WHERE role NOT IN (SELECT rolname FROM pg_roles);

@@ -155,15 +155,13 @@ def migrate(url: DatabaseUrl, *, by: str = "", grant_to: str | None = None, prof
             if todo:
                 cursor.execute("CREATE SCHEMA IF NOT EXISTS tidemark")
         if todo:
-            _apply(url)
+            _apply(url, by)
         later = [name for name in have if name not in want]
         if later and grant_to is not None:
             raise SchemaMismatch(missing=[], unknown=later)
         if not later:  # a later version's tables are unknown here
             with transaction(connection) as cursor:
                 on_behalf(cursor, by)
-                if todo:
-                    roles.note_migrated(cursor, todo)
                 if grant_to is not None:
                     roles.grant(cursor, grant_to, profiles)
                 roles.renew(cursor)
@@ -203,7 +201,7 @@ def _on_fixed_path(connection: Any, sql: str) -> str:
     return f"{FIX_PATH}; {sql}" if connection.info.transaction_status == TRANSACTION_STATUS_IDLE else sql
 
 
-def _apply(url: DatabaseUrl) -> None:
+def _apply(url: DatabaseUrl, by: str) -> None:
     from yoyo import read_migrations
     from yoyo.backends.core.postgresql import PostgresqlBackend
     from yoyo.connections import parse_uri
@@ -244,6 +242,7 @@ def _apply(url: DatabaseUrl) -> None:
             try:
                 with self.transaction():
                     self.execute(f"SET LOCAL lock_timeout = {round(wait_s * 1000)}")
+                    self.execute("SELECT set_config('tidemark.claimed_by', %s, true)", (by,))
                     migration.process_steps(self, "apply", force=force)
                     if mark:
                         self.mark_one(migration, log=False)

@@ -71,7 +71,7 @@ def conf_of_the_dag_rewind(value: dict[str, Any], folder: Path) -> None:
     """Through the REST API: these keys, and the form's defaults for the others."""
     from tidemark.airflow.rewind_form import form, read_form
 
-    defaults = {name: param.value for name, param in form().items()}
+    defaults = {name: param.value for name, param in form((), None).items()}
     asked = read_form(defaults | value, value)
     assert [spec.name for spec in asked.specs] == value["consumers"]
 
@@ -211,6 +211,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "pip": pip,
     "export": export,
     "eval": elsewhere,  # what it evaluates is a command of its own
+    "airflow": elsewhere,  # run in tests/e2e/test_teams.py
     "psql": elsewhere,  # runs in test_wheel.py
     ".": elsewhere,  # the environment's own file
     "venv-pack": elsewhere,  # a program that is not installed here
