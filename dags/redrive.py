@@ -1,7 +1,8 @@
-"""The DAG ``redrive``: retries failed records. Form, plan, apply."""
+"""The DAG ``redrive``, and ``redrive__<consumer>`` for consumers with ``access``: retries failed records. Form, plan, apply."""
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.redrive import redrive_dag
+from tidemark.airflow.redrive import redrive_dags
 
-dag: DAG = redrive_dag()
+dags: dict[str, DAG] = redrive_dags()
+globals().update(dags)

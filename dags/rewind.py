@@ -1,7 +1,8 @@
-"""The DAG ``rewind``: moves a running group. Form, plan, approval, apply."""
+"""The DAG ``rewind``, and ``rewind__<consumer>`` for consumers with ``access``: moves a running group. Form, plan, approval, apply."""
 
 from airflow.sdk import DAG
 
-from tidemark.airflow.rewind import rewind_dag
+from tidemark.airflow.rewind import rewind_dags
 
-dag: DAG = rewind_dag()
+dags: dict[str, DAG] = rewind_dags()
+globals().update(dags)

@@ -94,6 +94,7 @@ CONSUMERS: dict[str, str] = {
     "unasked": "rewind: {approval: none}",
     "strict": "rewind: {own: false}",
     "live": "run: continuous",
+    "owned": "rewind: {approval: none}\naccess: {}",
 }
 """Name and what is special about it. Airflow knows all of them from the start; each is used by one test, or by those of one module."""
 TRANSFORMS = {"live": "times"}

@@ -13,7 +13,7 @@ from tests.e2e.rewinds import ASKS, DAG, RewindRun
 from tidemark.local.airflow_client import AirflowClient, AirflowRefused
 
 RECORDS = 100
-APPROVALS = ("asked", "unasked", "strict")
+APPROVALS = ("asked", "unasked", "strict", "owned")
 """Consumers of these tests; their files say something else of approvals each."""
 
 
@@ -213,3 +213,16 @@ def test_form_can_be_filled_without_documentation(lab, consumers):
     with pytest.raises(AirflowRefused, match="does not allow"):
         lab.client.post("backfills", body)
     assert len(json.dumps(form)) < 20_000
+
+
+def test_dag_of_one_consumer_rewinds_it_and_no_other(lab, consumers):
+    """Whoever may start ``rewind__owned`` has access to that consumer only. A conf that names consumers is refused, even this one."""
+    own, asked = f"{DAG}__owned", {"scenario": "to-offset", "value": "40", "reason": "a test of its own DAG", "consume": False}
+    for named in (["unasked"], ["owned", "unasked"], ["owned"]):
+        run = lab.client.trigger(own, {**asked, "consumers": named})
+        assert lab.client.wait(own, run, 180) == "failed"
+        assert "consumers cannot be set: this DAG is for owned only" in lab.client.log(own, run, "plan")
+    assert {name: consumers[name].position() for name in ("owned", "unasked")} == {"owned": RECORDS, "unasked": RECORDS}
+    run = lab.client.trigger(own, asked)
+    assert lab.client.wait(own, run, 180) == "success"
+    assert {name: consumers[name].position() for name in ("owned", "unasked")} == {"owned": 40, "unasked": RECORDS}

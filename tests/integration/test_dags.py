@@ -83,7 +83,11 @@ facts = {
         dag_id: {
             "paused": dag.is_paused_upon_creation,
             "shown": dag.dag_display_name, "runs": sorted(each.value for each in dag.allowed_run_types or ()),
-            "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner, "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
+            "access": None if dag.access_control is None else {
+                role: {kind: sorted(actions) for kind, actions in one.items()} for role, one in dag.access_control.items()
+            },
+            "params": sorted(dag.params), "doc": dag.doc_md, "tags": sorted(dag.tags), "owner": dag.owner,
+            "max_active_runs": dag.max_active_runs, "catchup": dag.catchup,
             "schedule": dag.schedule, "description": dag.description, "start": str(dag.start_date),
             "tasks": {each.task_id: task(each) for each in dag.tasks},
         }
@@ -125,10 +129,10 @@ def in_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 def read(in_airflow: Callable[..., str]) -> Callable[..., dict[str, Any]]:
     """Reads a DAG file over a folder of consumers, with connections in the environment that lead nowhere, and tells what came of it."""
 
-    def run(folder: Path, file: str = "consume.py", task_of: str | None = None) -> dict[str, Any]:
+    def run(folder: Path, file: str = "consume.py", task_of: str | None = None, **env: str) -> dict[str, Any]:
         nowhere = Connections("postgresql://l:p@127.0.0.1:9/x", {"bootstrap.servers": "127.0.0.1:9"}).env()
         context = {"_AIRFLOW_PARSING_CONTEXT_DAG_ID": task_of} if task_of else {}  # as where Airflow runs a task of this DAG
-        said = in_airflow(READ, str(DAGS / file), json.dumps(HEAVY), TIDEMARK_CONSUMERS=str(folder), **nowhere, **context)
+        said = in_airflow(READ, str(DAGS / file), json.dumps(HEAVY), TIDEMARK_CONSUMERS=str(folder), **nowhere, **context, **env)
         facts = next(line for line in said.splitlines() if line.startswith("FACTS"))
         found: dict[str, Any] = json.loads(facts.removeprefix("FACTS"))
         return found
@@ -366,6 +370,72 @@ def test_task_reads_only_its_own_consumer(read, facts):
         assert found == {dag_id: facts["serialized"][dag_id]}
     for file in ("rewind.py", "redrive.py"):
         assert "flights: " not in json.dumps(read(facts["folder"], file, task_of=file.removesuffix(".py"))["serialized"])
+
+
+ROLES = {"TIDEMARK_ROLES": "team-orders, analysts"}
+FAB = {**ROLES, "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"}
+OWNED = SMALL.replace("news", "orders") + "access: {edit: [team-orders], view: [analysts]}\n"
+GRANTED = {"analysts": {"DAGs": ["can_read"]}, "team-orders": {"DAGs": ["can_edit", "can_read"]}}
+
+
+def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_administrators(read, tmp_path):
+    """Its roles are on its three DAGs. A DAG for all consumers, and that of a consumer without ``access``, is for no role that does not
+    hold for all DAGs. The files give the same serialized form each time, though roles and permissions are sets."""
+    (tmp_path / "orders.yaml").write_text(OWNED)
+    (tmp_path / "news.yaml").write_text(SMALL)
+    found = {file: read(tmp_path, f"{file}.py", **FAB) for file in ("consume", "rewind", "redrive", "drain_retries", "maintain")}
+    dags = {dag_id: dag for each in found.values() for dag_id, dag in each["dags"].items()}
+    assert {dag_id: dag["access"] for dag_id, dag in dags.items()} == {
+        **dict.fromkeys(("consume__orders", "rewind__orders", "redrive__orders"), GRANTED),
+        **{dag_id: {} for dag_id in ("consume__news", "rewind", "redrive", "drain_retries", "maintain")},
+    }
+    assert "edit: team-orders; view: analysts" in dags["consume__orders"]["doc"]
+    for kind, field in (("rewind", "consumers"), ("redrive", "consumer")):
+        assert set(dags[kind]["params"]) - set(dags[f"{kind}__orders"]["params"]) == {field}
+        assert dags[f"{kind}__orders"]["shown"] == f"orders ({kind})"
+        assert read(tmp_path, f"{kind}.py", **FAB)["serialized"] == found[kind]["serialized"]
+        for dag_id in (kind, f"{kind}__orders"):
+            assert list(read(tmp_path, f"{kind}.py", task_of=dag_id)["dags"]) == [dag_id]
+
+
+def test_without_access_airflows_permissions_stay_as_they_are(read, facts):
+    """None is not an empty mapping, which would take away what an administrator has granted for a DAG."""
+    assert [dag["access"] for dag in facts["dags"].values()] == [None] * 3
+    for file in ("rewind", "redrive", "drain_retries", "maintain"):
+        assert [(dag_id, dag["access"]) for dag_id, dag in read(facts["folder"], f"{file}.py", **FAB)["dags"].items()] == [(file, None)]
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "root:admin,ann:user"}, "SimpleAuthManager ignores the access of single DAGs"),
+        ({"AIRFLOW__CORE__AUTH_MANAGER": "company.auth.OtherAuthManager"}, "OtherAuthManager ignores the access of single DAGs"),
+        ({**FAB, "TIDEMARK_ROLES": "analysts"}, r'"team-orders" is not in TIDEMARK_ROLES'),
+        ({**FAB, "TIDEMARK_ROLES": ""}, r'"analysts" is not in TIDEMARK_ROLES'),
+    ],
+)
+def test_access_that_cannot_be_in_force_is_an_import_error_and_leaves_the_dags_to_administrators(read, tmp_path, env, said):
+    """The consumer still loads. Its teams get nothing until the problem is fixed, and its page and Airflow's home page say why."""
+    (tmp_path / "orders.yaml").write_text(OWNED)
+    dag = read(tmp_path, **env)["dags"]["consume__orders"]
+    assert dag["access"] == {}
+    assert "bad access" in dag["tags"]
+    assert {task["retries"] for task in dag["tasks"].values()} == {5}
+    assert said.replace("_", r"\_") in dag["doc"]
+    with pytest.raises(AssertionError) as caught:
+        read(tmp_path, "broken_consumers.py", **env)
+    assert "orders.yaml:5:" in str(caught.value)
+    assert said in str(caught.value)
+
+
+EVERYBODY = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True", "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "ann:user"}
+
+
+@pytest.mark.parametrize("env", [FAB, {}, EVERYBODY])
+def test_access_is_in_force_with_fab_and_where_everybody_is_an_administrator(read, tmp_path, env):
+    """As in the local Airflow, whose only user is its administrator: a project with teams runs there as it is."""
+    (tmp_path / "orders.yaml").write_text(OWNED)
+    assert read(tmp_path, "broken_consumers.py", **{**ROLES, **env})["errors"] == {}
 
 
 def test_airflows_backfill_is_off_and_a_search_for_the_consumer_finds_it(facts):

@@ -15,15 +15,16 @@ in a task. The driver runs in its own process group, which never outlives the ta
 
 Modules::
 
+    access         the roles of consumers' files as the access of DAGs
     connections    Airflow's connections as Tidemark's settings
     dags           a DAG from each consumer's file
     due            the asset and the trigger that start drains when records are due
     form           what the DAGs with a form share: checks of the input, approvals
     maintain       the DAG `maintain`
     operators      the tasks consume, validate and publish
-    redrive        the DAG `redrive`
+    redrive        the DAG `redrive`, and one for each consumer with `access`
     retries        the DAG `drain_retries`
-    rewind         the DAG `rewind`
+    rewind         the DAG `rewind`, and one for each consumer with `access`
     rewind_form    the form of the DAG `rewind`, and the check of its input
 """
 
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from tidemark.airflow.dags import consume_dags, refuse_broken_files
     from tidemark.airflow.maintain import maintain_dag
     from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
-    from tidemark.airflow.redrive import redrive_dag
+    from tidemark.airflow.redrive import redrive_dags
     from tidemark.airflow.retries import drain_dag
-    from tidemark.airflow.rewind import rewind_dag
+    from tidemark.airflow.rewind import rewind_dags
 
 __all__ = [
     "ConsumeOperator",
@@ -50,9 +51,9 @@ __all__ = [
     "consume_dags",
     "drain_dag",
     "maintain_dag",
-    "redrive_dag",
+    "redrive_dags",
     "refuse_broken_files",
-    "rewind_dag",
+    "rewind_dags",
 ]
 
 _HOMES = {
@@ -62,22 +63,23 @@ _HOMES = {
     "consume_dags": "dags",
     "drain_dag": "retries",
     "maintain_dag": "maintain",
-    "redrive_dag": "redrive",
+    "redrive_dags": "redrive",
     "refuse_broken_files": "dags",
-    "rewind_dag": "rewind",
+    "rewind_dags": "rewind",
 }
 
 
 def all_dags() -> dict[str, DAG]:
     """Every DAG of the project by its id: ``consume__<consumer>`` for each consumer's file, ``drain_retries``, ``maintain``,
-    ``redrive`` and ``rewind``. A consumer's file with problems gets a DAG that lists them and whose runs fail with them."""
+    ``redrive`` and ``rewind``, and ``redrive__<consumer>`` and ``rewind__<consumer>`` for each consumer with ``access``. A consumer's file
+    with problems gets a DAG that lists them and whose runs fail with them."""
     from tidemark.airflow.dags import consume_dags
     from tidemark.airflow.maintain import maintain_dag
-    from tidemark.airflow.redrive import redrive_dag
+    from tidemark.airflow.redrive import redrive_dags
     from tidemark.airflow.retries import drain_dag
-    from tidemark.airflow.rewind import rewind_dag
+    from tidemark.airflow.rewind import rewind_dags
 
-    return consume_dags() | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag(), redrive_dag(), rewind_dag())}
+    return consume_dags() | redrive_dags() | rewind_dags() | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag())}
 
 
 def __getattr__(name: str) -> object:

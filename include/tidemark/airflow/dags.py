@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryAction, RetryRule, get_parsing_context
 
 from tidemark import project
+from tidemark.airflow.access import AccessControl, access_of, problems, shared_access
 from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
 from tidemark.spec import (
     AirflowSettings,
@@ -18,12 +21,11 @@ from tidemark.spec import (
     Problem,
     RunMode,
     SpecInvalid,
-    load_consumers,
     partial_spec,
     read_folder,
 )
 from tidemark.spec.checks import CONSUMER_NAME_LIMIT
-from tidemark.spec.model import Approval
+from tidemark.spec.model import Access, Approval
 from tidemark.spec.partial import UNKNOWN_TABLE
 from tidemark.text.duration import format_duration
 
@@ -58,6 +60,10 @@ def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
     }
 
 
+CONSUME, REWIND, REDRIVE = "consume", "rewind", "redrive"
+"""Kinds of DAGs of one consumer, and their ids: ``rewind__orders``. The DAGs ``rewind`` and ``redrive`` are for all consumers."""
+
+
 def consume_dags() -> dict[str, DAG]:
     """The DAGs by id: one ``consume__<consumer>`` for each file in the consumers' folder. In a task, only the DAG of that task.
 
@@ -65,30 +71,46 @@ def consume_dags() -> dict[str, DAG]:
     runs fail with them. So one bad file does not disappear from the UI, and the other consumers keep running. `refuse_broken_files`
     raises the matching import error.
     """
-    own = get_parsing_context().dag_id
-    good, bad = read_folder(project.consumers(), lambda name: own in (None, _dag_id(name)))
-    dags = [_dag(spec) for spec in good.values()]
-    for error in bad:
-        dags.append(_dag(partial_spec(error.problems[0].file), error))
+    found = declared(CONSUME)
+    specs = [one.spec for one in found]
+    dags = [_dag(one.spec, one.error, access_of(one.spec, specs)) for one in found]
     return {dag.dag_id: dag for dag in dags}
 
 
 def refuse_broken_files() -> None:
-    """Raises `SpecInvalid` with the problems of all consumers' files. Called from a DAG file of its own, so that Airflow's home page shows
-    them as an import error."""
-    if get_parsing_context().dag_id is None:
-        load_consumers(project.consumers())
+    """Raises `SpecInvalid` with the problems of all consumers' files, also those of an ``access`` that is not in force. Called from a DAG
+    file of its own, so that Airflow's home page shows them as an import error."""
+    found = declared()
+    errors = [one.error for one in found if one.error]
+    broken = [problem for error in errors for problem in error.problems]
+    denied = [problem for one in found for problem in problems(one.spec)]
+    if broken or denied:
+        raise SpecInvalid(consumers=tuple(name for error in errors for name in error.consumers), problems=(*broken, *denied))
 
 
-def form_consumers() -> dict[str, ConsumerSpec]:
-    """The consumers that a form offers, by name. Empty in a task, which shows no form."""
-    if get_parsing_context().dag_id is not None:
-        return {}
-    good, _ = read_folder(project.consumers())
-    return good
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A consumer's file. With ``error``, ``spec`` holds what could be read of an invalid file."""
+
+    spec: ConsumerSpec
+    error: SpecInvalid | None = None
 
 
-def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
+def declared(kind: str = "") -> list[Declared]:
+    """The consumers' files. In a task, the one whose DAG of this kind is running, if any."""
+    own = get_parsing_context().dag_id
+    if own is not None and not own.startswith(f"{kind}__"):
+        return []
+    good, bad = read_folder(project.consumers(), lambda name: own in (None, dag_id(kind, name)))
+    return [*map(Declared, good.values()), *(Declared(partial_spec(error.problems[0].file), error) for error in bad)]
+
+
+def general_access() -> AccessControl | None:
+    """The access of a DAG that acts on all consumers. None in a task, where it has no use."""
+    return shared_access(one.spec for one in declared())
+
+
+def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | None) -> DAG:
     """The DAG of a consumer. With ``error``, the DAG of an invalid file: ``spec`` holds what could be read, and the tasks fail at once."""
     settings = spec.airflow
     continuous = spec.run is RunMode.CONTINUOUS
@@ -96,8 +118,10 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
     runs = 2 if continuous else 1  # the next continuous run starts while the last one still runs, and takes over from it
     reads = "arrives" if continuous else "is in the topics when it starts"
     doc, tags = (_doc(spec), settings.tags) if error is None else (_problems(error), ("bad spec", *settings.tags))
+    if denied := problems(spec):
+        doc, tags = f"{_denied(denied)}\n\n{doc}", ("bad access", *tags)
     with DAG(
-        dag_id=_dag_id(spec.name),
+        dag_id=dag_id(CONSUME, spec.name),
         dag_display_name=f"{spec.name} (consume)",  # Airflow's search matches from the beginning of this name
         description=spec.description,
         doc_md=doc,
@@ -108,6 +132,7 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
         allowed_run_types=RUN_TYPES,
         tags=["tidemark", "consume", *tags],
         default_args={"owner": settings.owner},
+        access_control=access,
     ) as dag:
         common: dict[str, Any] = {"owner": settings.owner, **retrying(settings)}
         if error is not None:
@@ -140,10 +165,10 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None = None) -> DAG:
     return dag
 
 
-def _dag_id(name: str) -> str:
-    """The DAG's id, made valid whatever the file's name: an id that Airflow refuses would hide all DAGs."""
+def dag_id(kind: str, name: str) -> str:
+    """The id of a consumer's DAG, made valid whatever the file's name: an id that Airflow refuses would hide all DAGs."""
     named = re.sub(r"[^\w.-]", "_", name)[:CONSUMER_NAME_LIMIT]
-    return f"consume__{named}"
+    return f"{kind}__{named}"
 
 
 def _doc(spec: ConsumerSpec) -> str:
@@ -164,6 +189,7 @@ def _doc(spec: ConsumerSpec) -> str:
         "Retries": _ladder(spec),
         "Validated by": judged,
         "Rewinds": _approval(spec),
+        **({"Access": _access(spec.access)} if spec.access else {}),
         "Asset": f"`{spec.sink.table}`",
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
@@ -190,6 +216,15 @@ def _approval(spec: ConsumerSpec) -> str:
     if spec.rewind.approval is Approval.NONE:
         return "without approval"
     return "with approval" if spec.rewind.own else "with approval by someone other than the requester"
+
+
+def _access(access: Access) -> str:
+    roles = {"edit": access.edit, "view": access.view}
+    return "; ".join(f"{key}: {', '.join(map(_plain, names))}" for key, names in roles.items() if names) or "administrators only"
+
+
+def _denied(denied: Sequence[Problem]) -> str:
+    return f"The access that this consumer's file declares is not in force:\n\n{''.join(map(_problem, denied))}"
 
 
 def _problems(error: SpecInvalid) -> str:

@@ -6,14 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Never, TypeVar
+from typing import Any, Never, Protocol, TypeVar
 
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.sdk import Context, Param
+from airflow.sdk import DAG, Context, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException, TaskAwaitingInput
 
-from tidemark.airflow.dags import START
+from tidemark.airflow.access import access_of, shared_access
+from tidemark.airflow.dags import START, dag_id, declared
 from tidemark.errors import Unavailable
+from tidemark.spec import ConsumerSpec
 from tidemark.text.problems import Problems
 from tidemark.text.wording import nearest, quoted
 
@@ -24,10 +26,36 @@ WAIT_S, WAIT_LIMIT_S = 10.0, 600.0
 """Retry interval and limit for an unavailable service after an answer."""
 
 
-def by_hand(dag_id: str, params: Mapping[str, Param], *tags: str, **more: Any) -> dict[str, Any]:
+class Build(Protocol):
+    """Makes a DAG with a form: one that offers the consumers ``good``, or, without that field, the DAG of the consumer ``own``. ``by`` are
+    further arguments of the DAG."""
+
+    def __call__(self, good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG: ...
+
+
+def dags_by_hand(kind: str, build: Build) -> dict[str, DAG]:
+    """The DAG ``kind`` for all consumers, and ``kind__<consumer>`` for each with ``access``. In a task, only the DAG of that task, whose
+    form offers nothing.
+
+    An invalid file's DAG stays too: a rewind may wait for approval in it.
+    """
+    running = get_parsing_context().dag_id
+    found = declared(kind)
+    known: list[ConsumerSpec] = [one.spec for one in found]
+    made: list[DAG] = []
+    if running in (None, kind):
+        good = sorted((one.spec for one in found if one.error is None), key=lambda spec: spec.name)
+        made.append(build(good, None, dag_id=kind, access_control=shared_access(known)))
+    for spec in known:
+        if spec.access is not None:
+            shown = f"{spec.name} ({kind})"  # Airflow's search matches from the beginning of this name
+            made.append(build((), spec.name, dag_id=dag_id(kind, spec.name), dag_display_name=shown, access_control=access_of(spec, known)))
+    return {dag.dag_id: dag for dag in made}
+
+
+def by_hand(params: Mapping[str, Param], *tags: str, **more: Any) -> dict[str, Any]:
     """The arguments of a DAG that is only started manually. Several of its runs may wait for approval at once."""
     return {
-        "dag_id": dag_id,
         "params": dict(params),
         "tags": ["tidemark", *tags],
         "start_date": START,
@@ -40,8 +68,22 @@ def by_hand(dag_id: str, params: Mapping[str, Param], *tags: str, **more: Any) -
     }
 
 
-def refuse_unknown(problems: Problems, conf: Mapping[str, Any], fields: Sequence[str]) -> None:
-    """Adds a problem for each key of ``conf`` that is not a field of the form, and suggests the closest field. Airflow accepts any key."""
+def own_consumer(context: Context, kind: str) -> str | None:
+    """The consumer that this DAG is for, by its id: orders for ``rewind__orders``. None: its form names the consumers.
+
+    Airflow has checked the user's permission for this id, so no field of the form takes part.
+    """
+    name = str(context["dag_run"].dag_id).removeprefix(f"{kind}__")
+    return None if name == context["dag_run"].dag_id else name
+
+
+def refuse_unknown(problems: Problems, conf: Mapping[str, Any], fields: Sequence[str], fixed: str, own: str | None) -> None:
+    """Adds a problem for each key of ``conf`` that is not a field of the form, and suggests the closest field. Airflow accepts any key.
+
+    In a DAG of the consumer ``own``, the field ``fixed``, which names consumers, is unknown as well.
+    """
+    if own is not None and fixed in conf:
+        problems.add("conf", f"{fixed} cannot be set: this DAG is for {own} only", "Remove the key.")
     for key in sorted(set(conf) - set(fields)):
         near = nearest(key, fields)
         problems.add("conf", f"unknown key {quoted(key)}", f"Write {near}." if near else f"Valid keys: {', '.join(fields)}.")

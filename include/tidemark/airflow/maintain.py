@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import DAG, BaseOperator, Context, Param
 
 from tidemark import project
-from tidemark.airflow.dags import RUN_TYPES, START, retrying
+from tidemark.airflow.dags import RUN_TYPES, START, general_access, retrying
 from tidemark.airflow.form import requester
 from tidemark.airflow.operators import plainly
 from tidemark.keep import FLOOR, FLOOR_VARIABLE, default_keep, parse_keep
@@ -35,6 +35,7 @@ def maintain_dag() -> DAG:
         is_paused_upon_creation=False,  # otherwise archives and payloads grow without limit
         tags=["tidemark", "maintain"],
         default_args={"owner": "tidemark"},
+        access_control=general_access(),
         params={
             "keep": Param(
                 default_keep(),

@@ -1,4 +1,5 @@
-"""The DAG ``redrive``: sends a consumer's failed records, chosen in a form, through the retry topics again.
+"""The DAG ``redrive``, and ``redrive__<consumer>`` for consumers with ``access``: sends a consumer's failed records, chosen in a form,
+through the retry topics again.
 
     plan     checks the form, fixes the list of records, logs counts and examples
     apply    asks for approval of the plan if the form says so; then redrives the records, within the rate limit, and publishes them
@@ -11,7 +12,7 @@ plan, which its tasks look up by the run's id. Every task can be retried. Cleari
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,18 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from tidemark.airflow.dags import form_consumers, retrying
-from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, refuse_unknown, requester, start_run
+from tidemark.airflow.dags import REDRIVE, retrying
+from tidemark.airflow.form import (
+    Answer,
+    AskThenDo,
+    Question,
+    by_hand,
+    dags_by_hand,
+    own_consumer,
+    refuse_unknown,
+    requester,
+    start_run,
+)
 from tidemark.airflow.operators import PROGRESS_EVERY_S, plainly, spec_of
 from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.errors import BadInput
@@ -43,11 +54,17 @@ _WHICH, _AMONG, _HOW, _WHY = "Which records", "More filters (a record must match
 _TEXT, _NUMBER = ["null", "string"], ["null", "integer"]
 
 
-def redrive_dag() -> DAG:
-    """The DAG ``redrive``: a form, a plan, an approval, and failed records that are requeued."""
+def redrive_dags() -> dict[str, DAG]:
+    """The DAGs by id: ``redrive`` for all consumers, and ``redrive__<consumer>`` for each with ``access``. In a task, only its DAG."""
+    return dags_by_hand(REDRIVE, _dag)
+
+
+def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
+    """The DAG that offers these consumers, or that is for the consumer ``own``: a form, a plan, an approval, and failed records that are
+    requeued."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
     said = "Retry failed records: choose them in a form, review the plan, apply it."
-    with DAG(schedule=None, **by_hand("redrive", _form(), "retries", description=said, doc_md=_DOC)) as dag:
+    with DAG(schedule=None, **by_hand(_form(good, own), "retries", description=said, doc_md=_DOC, **by)) as dag:
         plan = PlanRedriveOperator(task_id="plan", doc_md="Fixes the list of records. Changes nothing.", **common)
         apply = ApplyRedriveOperator(
             task_id="apply",
@@ -59,24 +76,25 @@ def redrive_dag() -> DAG:
     return dag
 
 
-def _form() -> dict[str, Param]:
-    """The form's fields. A REST client sends the same keys in its conf."""
-    good = form_consumers()
-    names = {name: f"{name}: {spec.sink.table}" for name, spec in sorted(good.items())}
+def _form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
+    """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
+    same keys in its conf."""
+    names = {spec.name: f"{spec.name}: {spec.sink.table}" for spec in good}
 
     def some(title: str, description: str, kind: Any = _TEXT, default: Any = None, section: str = _WHICH, **more: Any) -> Param:
         return Param(default, type=kind, title=title, description_md=description, section=section, **more)
 
+    consumer = Param(
+        type="string",
+        minLength=1,
+        examples=list(names),
+        values_display=names,
+        title="Consumer",
+        description_md="The consumer whose records to redrive.",
+        section=_WHICH,
+    )
     return {
-        "consumer": Param(
-            type="string",
-            minLength=1,
-            examples=list(names),
-            values_display=names,
-            title="Consumer",
-            description_md="The consumer whose records to redrive.",
-            section=_WHICH,
-        ),
+        **({"consumer": consumer} if own is None else {}),
         "states": some(
             "States",
             "If empty: failed records, and those that the broker refused. *DISCARDED* records only if selected here.",
@@ -140,14 +158,20 @@ class Asked:
     reason: str
 
 
-def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
-    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed.
+def _named(params: Mapping[str, Any], own: str | None) -> str:
+    """The consumer whose records to redrive: that of the form, or the one that the DAG is for."""
+    return str(params["consumer"]) if own is None else own
+
+
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> Asked:
+    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed. In the
+    DAG of the consumer ``own``, so is a consumer.
 
     Raises all problems at once (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
-    refuse_unknown(problems, conf, FIELDS)
-    spec = problems.attempt(lambda: spec_of(params["consumer"]))
+    refuse_unknown(problems, conf, FIELDS, "consumer", own)
+    spec = problems.attempt(lambda: spec_of(_named(params, own)))
     reason = problems.attempt(lambda: check_reason(params["reason"]))
     since = problems.attempt(lambda: _optional(params["since"], parse_moment))
     until = problems.attempt(lambda: _optional(params["until"], parse_moment))
@@ -208,7 +232,7 @@ class PlanRedriveOperator(BaseOperator):
         from tidemark.retry.redrive import Destination, of_run, plan, preview
 
         params, run = context["params"], context["dag_run"]
-        asked = read_form(params, run.conf or {})
+        asked = read_form(params, run.conf or {}, own_consumer(context, REDRIVE))
         with _session(asked.spec) as connection:
             known = of_run(connection, run.dag_id, run.run_id)
             if known is not None:
@@ -296,7 +320,7 @@ def _stored(context: Context) -> tuple[Redrive, ConsumerSpec]:
     """This run's plan in its current state, and the consumer that the form named."""
     from tidemark.retry.redrive import of_run
 
-    run, spec = context["dag_run"], spec_of(context["params"]["consumer"])
+    run, spec = context["dag_run"], spec_of(_named(context["params"], own_consumer(context, REDRIVE)))
     with _session(spec) as connection:
         made = of_run(connection, run.dag_id, run.run_id)
     if made is None or made.group != spec.group:

@@ -32,7 +32,7 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowFailException
 
 from tidemark import project
-from tidemark.airflow.dags import RUN_TYPES, START, retrying
+from tidemark.airflow.dags import RUN_TYPES, START, general_access, retrying
 from tidemark.airflow.due import DUE
 from tidemark.airflow.operators import ConsumeOperator, ValidateOperator, announcement, spec_of
 from tidemark.spec import ConsumerSpec, partial_spec, read_folder
@@ -62,6 +62,7 @@ def drain_dag() -> DAG:
         is_paused_upon_creation=False,  # a consumer with a ladder needs it
         tags=["tidemark", "retries"],
         default_args={"owner": "tidemark"},
+        access_control=general_access(),
     ) as dag:
         relay = RelayOperator(task_id="relay", retries=0, doc_md="Publishes the outbox of every consumer.", **common)
         tried_again: dict[str, Any] = {**retrying(), **common}

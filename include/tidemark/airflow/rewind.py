@@ -1,4 +1,4 @@
-"""The DAG ``rewind``: plan, apply, consume, backfill, verify.
+"""The DAG ``rewind``, and ``rewind__<consumer>`` for consumers with ``access``: plan, apply, consume, backfill, verify.
 
     plan     checks the form, also for REST clients; stores a plan and logs it
     apply    asks for approval if one of the consumers requires it; applies an approved plan in one transaction.
@@ -21,10 +21,10 @@ from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
-from tidemark.airflow.dags import retrying
-from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, requester, start_run
+from tidemark.airflow.dags import CONSUME, REWIND, dag_id, retrying
+from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, dags_by_hand, own_consumer, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, plainly, spec_of
-from tidemark.airflow.rewind_form import form, read_form
+from tidemark.airflow.rewind_form import form, named, read_form
 from tidemark.spec import ConsumerSpec, RunMode
 from tidemark.spec.model import Approval
 
@@ -44,11 +44,17 @@ WIDTH = 120
 """Width of the plan's table in a log, in characters."""
 
 
-def rewind_dag() -> DAG:
-    """The DAG ``rewind``: a form, a plan, an approval, and the move of a running group."""
+def rewind_dags() -> dict[str, DAG]:
+    """The DAGs by id: ``rewind`` for all consumers, and ``rewind__<consumer>`` for each with ``access``. In a task, only its DAG."""
+    return dags_by_hand(REWIND, _dag)
+
+
+def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
+    """The DAG that offers these consumers, or that is for the consumer ``own``: a form, a plan, an approval, and the move of a running
+    group."""
     common: dict[str, Any] = {"owner": "tidemark", **retrying()}
     said = "Move a running consumer group to any offset, together with its rows. Reviewed, and can be undone."
-    with DAG(schedule=None, **by_hand("rewind", form(), "rewind", description=said, doc_md=_DOC)) as dag:
+    with DAG(schedule=None, **by_hand(form(good, own), "rewind", description=said, doc_md=_DOC, **by)) as dag:
         plan = PlanRewindOperator(task_id="plan", doc_md="Resolves the request to offsets and stores the plan. Changes nothing.", **common)
         apply = ApplyRewindOperator(
             task_id="apply",
@@ -82,7 +88,7 @@ class PlanRewindOperator(BaseOperator):
         from tidemark.rewind.store import of_run
 
         run = context["dag_run"]
-        asked = read_form(context["params"], run.conf or {})
+        asked = read_form(context["params"], run.conf or {}, own_consumer(context, REWIND))
         with session(database_url(asked.specs[0])) as connection:
             made = of_run(connection, run.dag_id, run.run_id) or plan(
                 connection,
@@ -199,7 +205,7 @@ class StartConsumerOperator(BaseOperator):
         made, specs = _stored(context)
         if made.state is not RewindState.APPLIED or self.consumer not in {spec.name for spec in specs}:
             raise AirflowFailException(f"Rewind {made.rewind_id} is {made.state} and does not start a run of {self.consumer}.")
-        raise start_run(f"consume__{self.consumer}", f"rewind__{made.rewind_id}")
+        raise start_run(dag_id(CONSUME, self.consumer), f"rewind__{made.rewind_id}")
 
 
 class BackfillRewindOperator(ConsumeOperator):
@@ -287,7 +293,7 @@ def _stored(context: Context) -> tuple[Plan, list[ConsumerSpec]]:
     from tidemark.rewind.store import of_run
 
     run = context["dag_run"]
-    specs = [spec_of(name) for name in dict.fromkeys(context["params"]["consumers"])]
+    specs = [spec_of(name) for name in named(context["params"], own_consumer(context, REWIND))]
     with session(database_url(specs[0])) as connection:
         made = of_run(connection, run.dag_id, run.run_id)
     if made is None:

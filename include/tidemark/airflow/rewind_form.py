@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
 
-from tidemark.airflow.dags import form_consumers
 from tidemark.airflow.form import refuse_unknown
 from tidemark.airflow.operators import spec_of
 from tidemark.rewind.offsets_file import MAX_BYTES
@@ -47,22 +46,23 @@ LINE_CHARACTERS = 2_000
 """Maximum length of a field that does not hold a list."""
 
 
-def form() -> dict[str, Param]:
-    """The form's fields. A REST client sends the same keys in its conf."""
-    good = form_consumers()
-    names = {name: f"{name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for name, spec in sorted(good.items())}
+def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
+    """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
+    same keys in its conf."""
+    names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for spec in good}
     examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
+    consumers = Param(
+        type="array",
+        items={"type": "string"},
+        minItems=1,
+        examples=list(names),
+        values_display=names,
+        title="Consumers",
+        description_md="Several consumers are moved together or not at all.",
+        section=_WHAT,
+    )
     return {
-        "consumers": Param(
-            type="array",
-            items={"type": "string"},
-            minItems=1,
-            examples=list(names),
-            values_display=names,
-            title="Consumers",
-            description_md="Several consumers are moved together or not at all.",
-            section=_WHAT,
-        ),
+        **({"consumers": consumers} if own is None else {}),
         "scope": Param(
             "all",
             type="string",
@@ -154,14 +154,20 @@ class Asked:
     backfill: bool
 
 
-def read_form(params: Mapping[str, Any], conf: Mapping[str, Any]) -> Asked:
-    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed.
+def named(params: Mapping[str, Any], own: str | None) -> list[str]:
+    """The consumers to rewind: those of the form, or the one that the DAG is for."""
+    return list(dict.fromkeys(params["consumers"])) if own is None else [own]
+
+
+def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> Asked:
+    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed. In the
+    DAG of the consumer ``own``, so are consumers.
 
     Raises all problems at once (`BadInput`, `SeveralProblems`).
     """
     problems = Problems()
-    refuse_unknown(problems, conf, FIELDS)
-    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in dict.fromkeys(params["consumers"])]  # type: ignore[misc]
+    refuse_unknown(problems, conf, FIELDS, "consumers", own)
+    specs = [problems.attempt(lambda name=name: spec_of(name)) for name in named(params, own)]  # type: ignore[misc]
     good = tuple(spec for spec in specs if spec)
     scope = problems.attempt(lambda: Scope.parse([params["scope"]]))
     scenario = problems.attempt(lambda: _scenario(params, [spec.group for spec in good]))

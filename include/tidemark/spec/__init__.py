@@ -29,6 +29,7 @@ Modules::
 
 from tidemark.spec.load import consumer_names, find_consumer, load_consumer, load_consumers, read_folder
 from tidemark.spec.model import (
+    Access,
     AirflowSettings,
     Batch,
     Breaker,
@@ -49,6 +50,7 @@ from tidemark.spec.problem import KeyPath, Problem, SpecInvalid, UnknownConsumer
 from tidemark.spec.source import Source
 
 __all__ = [
+    "Access",
     "AirflowSettings",
     "Batch",
     "Breaker",

@@ -23,6 +23,8 @@ KAFKA_NAME_LIMIT = 249
 """Maximum length of a topic's name (Kafka's ``Topic.MAX_NAME_LENGTH``), and of a group's, because topics are named after groups."""
 POSTGRES_NAME_LIMIT = 63
 """Maximum bytes of an identifier: Postgres truncates longer ones (``NAMEDATALEN - 1``)."""
+ROLE_NAME_LIMIT = 64
+"""Maximum length of a role's name (Flask-AppBuilder's ``Role.name``)."""
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly", "@once", "@continuous")
 """Airflow's schedule presets."""
@@ -219,6 +221,15 @@ def given(value: object) -> object:
 def some_text(text: str) -> str:
     if not text.strip():
         raise NotThis("is empty", "write some text, or remove it")
+    return text
+
+
+def role_name(text: str) -> str:
+    """The name of a role in Airflow. No comma, because ``TIDEMARK_ROLES`` separates roles by commas."""
+    if not text.strip() or text != text.strip() or "," in text or not text.isprintable():
+        raise NotThis("is not a role's name", "write the name of a role in Airflow, without commas: team-orders")
+    if len(text) > ROLE_NAME_LIMIT:
+        raise NotThis(f"is too long for a role's name: {len(text)} characters", f"write the name of a role, at most {ROLE_NAME_LIMIT}")
     return text
 
 

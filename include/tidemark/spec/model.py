@@ -78,6 +78,7 @@ Duration = Annotated[timedelta, BeforeValidator(checks.duration)]
 SomeTime = Annotated[Duration, AfterValidator(checks.some_time)]
 Text = Annotated[str, AfterValidator(checks.some_text)]
 Tag = Annotated[str, AfterValidator(checks.some_text), Field(max_length=100)]  # airflow.models.dag.TAG_MAX_LEN
+Role = Annotated[str, AfterValidator(checks.role_name)]
 ConnectionId = Annotated[str, AfterValidator(checks.connection_id)]
 _GIVEN = BeforeValidator(checks.given)
 
@@ -187,6 +188,15 @@ class RewindSettings(_Part):
     """Whether the requester of a rewind may approve it."""
 
 
+class Access(_Part):
+    """Who may use the consumer's DAGs: roles of Airflow's auth manager. Administrators always may. See ``docs/security.md``."""
+
+    edit: tuple[Role, ...] = ()
+    """Roles that may start, pause, clear and mark runs, rewind and redrive, and answer approvals. They may also do what ``view`` allows."""
+    view: tuple[Role, ...] = ()
+    """Roles that may see the DAGs, their runs, logs and XComs."""
+
+
 class AirflowSettings(_Part):
     """Settings of the consumer's DAG and its tasks."""
 
@@ -261,6 +271,8 @@ class ConsumerSpec(_Part):
     """Five cron fields or one of Airflow's presets. None: runs are started manually."""
     validation: Annotated[Validation | None, _GIVEN] = None
     rewind: Annotated[RewindSettings, BeforeValidator(_mapping)] = RewindSettings()
+    access: Annotated[Access | None, _GIVEN] = None
+    """None: Airflow's permissions apply, until another consumer has this key; then administrators only."""
     airflow: AirflowSettings = AirflowSettings()
     spark: SparkSettings = SparkSettings()
 

@@ -55,6 +55,7 @@ class SpecInvalid(Refused):
     """Consumers were not loaded, because their files have problems."""
 
     consumers: tuple[str, ...]
+    """Those that were not loaded. A file with nothing but an ``access`` that is not in force still makes its consumer."""
     problems: tuple[Problem, ...]
 
     @property
@@ -64,6 +65,8 @@ class SpecInvalid(Refused):
 
     def __str__(self) -> str:
         count = f"{len(self.problems)} problem{'' if len(self.problems) == 1 else 's'}"
+        if not self.consumers:
+            return "\n".join([*map(str, self.problems), count])
         verb = "was" if len(self.consumers) == 1 else "were"
         return "\n".join([*map(str, self.problems), f"{count}; {', '.join(self.consumers)} {verb} not loaded"])
 

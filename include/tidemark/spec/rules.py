@@ -41,6 +41,7 @@ def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _order(data)
     yield from _spark_conf(data)
     yield from _approval(data)
+    yield from _access(data)
 
 
 def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -121,6 +122,8 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
         ("listeners",),
         ("sink", "key"),
         ("retry", "permanent"),
+        ("access", "edit"),
+        ("access", "view"),
         ("airflow", "tags"),
     )
     for path in lists:
@@ -187,6 +190,15 @@ def _approval(data: Mapping[str, Any]) -> Iterator[Finding]:
     if _at(data, ("rewind", "own")) is False and _at(data, ("rewind", "approval")) == "none":
         said = "rewind.own: false has no use with rewind.approval: none"
         yield Finding(("rewind", "own"), said, "write approval: required, or remove the key", at_key=True)
+
+
+def _access(data: Mapping[str, Any]) -> Iterator[Finding]:
+    edit, view = _at(data, ("access", "edit")), _at(data, ("access", "view"))
+    if not isinstance(edit, tuple) or not isinstance(view, tuple):
+        return
+    for index, role in enumerate(view):
+        if isinstance(role, str) and role in edit:
+            yield Finding(("access", "view", index), f"{quoted(role)} is in access.edit too, which includes view", "remove it here")
 
 
 def _at(data: Mapping[str, Any], path: KeyPath) -> Any:

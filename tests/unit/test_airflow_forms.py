@@ -1,0 +1,59 @@
+"""What the DAGs of one consumer read from their forms: nothing that could name another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemark.airflow import redrive, rewind_form
+from tidemark.airflow.dags import REDRIVE, REWIND
+from tidemark.airflow.form import own_consumer
+
+SPEC = "topics: [{name}]\ntransform: t:t\nsink: {{table: public.{name}}}\n"
+REWOUND = {
+    "scope": "all",
+    "scenario": "to-earliest",
+    "value": None,
+    "zone": None,
+    "offsets": None,
+    "reason": "the transform was wrong",
+    "expires_in": "4h",
+    "allow_loss": False,
+    "backfill": False,
+}
+REDRIVEN = {**dict.fromkeys(redrive.FIELDS), "refused": False, "reason": "the service is back"}
+
+
+@pytest.fixture(autouse=True)
+def _consumers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("orders", "rides"):
+        (tmp_path / f"{name}.yaml").write_text(SPEC.format(name=name))
+    monkeypatch.setenv("TIDEMARK_CONSUMERS", str(tmp_path))
+
+
+def test_consumer_is_the_one_of_the_dags_id() -> None:
+    def context(dag_id: str) -> Any:
+        return {"dag_run": SimpleNamespace(dag_id=dag_id)}
+
+    assert own_consumer(context("rewind__orders"), REWIND) == "orders"
+    assert own_consumer(context("redrive__a__b"), REDRIVE) == "a__b"
+    assert own_consumer(context("rewind"), REWIND) is None
+
+
+def test_dag_of_one_consumer_acts_on_it() -> None:
+    """Airflow merges a conf into the params, so a param of that name is not looked at either."""
+    assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}, "orders").specs] == ["orders"]
+    assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}).specs] == ["rides"]
+    assert redrive.read_form({**REDRIVEN, "consumer": "rides"}, {}, "orders").spec.name == "orders"
+    assert redrive.read_form({**REDRIVEN, "consumer": "rides"}, {}).spec.name == "rides"
+
+
+def test_conf_that_names_a_consumer_is_refused() -> None:
+    for conf in ({"consumers": ["rides"]}, {"consumers": ["orders"]}):
+        with pytest.raises(Exception, match="consumers cannot be set: this DAG is for orders only"):
+            rewind_form.read_form({**REWOUND, **conf}, conf, "orders")
+    with pytest.raises(Exception, match="consumer cannot be set: this DAG is for orders only"):
+        redrive.read_form({**REDRIVEN, "consumer": "rides"}, {"consumer": "rides"}, "orders")
