@@ -1,0 +1,404 @@
+"""Who may do what with which DAG: the roles of consumers' files in a real Airflow with FAB's auth manager, over REST and in the browser.
+
+The api-server runs alone, on SQLite: what is asked here is answered before a task would run. Roles and users come from the commands of
+``docs/security.md``, and permissions from reading the DAG files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import sync_playwright
+from tests.e2e.test_rewind_browser import CHROMIUM, FLAGS
+from tests.unit.test_docs import snippets
+
+from tidemark import project
+from tidemark.local import ports
+from tidemark.local.airflow_settings import environment
+
+COMMON = "topics: [{name}]\ntransform: numbers:transform\nsink: {{table: public.{name}}}\n"
+ACCESS = {
+    "orders": "access: {edit: [team-orders], view: [analysts]}\n",
+    "rides": "access: {edit: [team-rides]}\n",
+    "stray": "",
+    "typo": "access: {edit: [team-order]}\n",  # not in TIDEMARK_ROLES
+}
+BEFORE = {**ACCESS, "rides": "access: {edit: [team-rides, analysts]}\n", "typo": "access: {edit: [team-orders]}\n"}
+"""What the files said when they were read for the first time. The permissions that they have lost since are tested with the others."""
+GHOST = {**BEFORE, "rides": "access: {edit: [ghost]}\n"}
+"""What they said before: a role that is listed, although Airflow does not have it."""
+
+ROLES = {
+    "admin": ["Admin"],
+    "op": ["Op"],
+    "viewer": ["Viewer"],
+    "olga": ["tidemark-user", "team-orders"],
+    "rita": ["tidemark-user", "team-rides"],
+    "ana": ["tidemark-user", "analysts"],
+    "newcomer": ["tidemark-user"],
+}
+NOTHING, VIEW, EDIT, ALL = range(4)
+ASSETS = "assets"
+"""What takes the permission to read assets, which FAB knows for all assets only."""
+STOCK = {"admin": ALL, "op": ALL, "viewer": VIEW}
+"""FAB's own roles, which hold for all DAGs."""
+TEAMS = {
+    "orders": {"olga": EDIT, "ana": VIEW},
+    "rides": {"rita": EDIT},
+    "stray": {},
+    "typo": {},
+    "": {},  # the DAGs for all consumers
+}
+DAGS = {
+    **{f"consume__{name}": name for name in ACCESS},
+    **{f"{kind}__{name}": name for kind in ("rewind", "redrive") for name, access in ACCESS.items() if access},
+    **dict.fromkeys(("rewind", "redrive", "drain_retries", "maintain"), ""),
+}
+"""Every DAG, and whose it is."""
+
+RUN = "dags/{dag_id}/dagRuns/{dag_run_id}"
+TASK = RUN + "/taskInstances/{task_id}"
+MAPPED = TASK + "/{map_index}"
+GROUP = RUN + "/taskGroupInstances/{group_id}"
+VARIABLES = TASK + "/state-store"
+ACTIONS: dict[int | str, set[str]] = {
+    VIEW: {
+        *(
+            f"GET dags/{{dag_id}}{end}"
+            for end in ("", "/details", "/tasks", "/tasks/{task_id}", "/dagVersions", "/dagVersions/{version_number}")
+        ),
+        *("GET dagSources/{dag_id}", "POST dags/{dag_id}/favorite", "POST dags/{dag_id}/unfavorite"),
+        *("GET dags/{dag_id}/dagRuns", "POST dags/{dag_id}/dagRuns/list"),
+        *(f"GET {RUN}{end}" for end in ("", "/hitlDetails", "/wait", "/taskInstances")),
+        f"POST {RUN}/taskInstances/list",
+        *(
+            f"GET {TASK}{end}"
+            for end in ("", "/dependencies", "/externalLogUrl/{try_number}", "/links", "/listMapped", "/logs/{try_number}")
+        ),
+        *(f"GET {TASK}{end}" for end in ("/tries", "/tries/{task_try_number}", "/xcomEntries", "/xcomEntries/{xcom_key}")),
+        *(f"GET {VARIABLES}{end}" for end in ("", "/{key}")),
+        *(f"GET {MAPPED}{end}" for end in ("", "/dependencies", "/hitlDetails", "/hitlDetails/tries/{try_number}")),
+        *(f"GET {MAPPED}{end}" for end in ("/tries", "/tries/{task_try_number}")),
+    },
+    EDIT: {
+        *("PATCH dags/{dag_id}", "POST dags/{dag_id}/dagRuns", "PATCH dags/{dag_id}/dagRuns"),
+        *(f"POST dags/{{dag_id}}/{what}" for what in ("clearDagRuns", "clearPartitions", "clearTaskInstances")),
+        *(f"PATCH {RUN}", f"POST {RUN}/clear", f"PATCH {RUN}/taskInstances", f"PATCH {GROUP}", f"PATCH {GROUP}/dry_run"),
+        *(f"PATCH {TASK}", f"PATCH {TASK}/dry_run", f"PATCH {MAPPED}", f"PATCH {MAPPED}/dry_run", f"PATCH {MAPPED}/hitlDetails"),
+        *(f"PUT {VARIABLES}/{{key}}", f"PATCH {VARIABLES}/{{key}}"),
+    },
+    ALL: {
+        *("DELETE dags/{dag_id}", f"DELETE {RUN}", f"DELETE {TASK}", f"DELETE {VARIABLES}", f"DELETE {VARIABLES}/{{key}}"),
+        *(f"POST {TASK}/xcomEntries", f"PATCH {TASK}/xcomEntries/{{xcom_key}}", f"DELETE {TASK}/xcomEntries/{{xcom_key}}"),
+        *(f"DELETE dags/{{dag_id}}/assets/{each}queuedEvents" for each in ("", "{asset_id}/")),
+    },
+    ASSETS: {
+        *(f"GET dags/{{dag_id}}/assets/{each}queuedEvents" for each in ("", "{asset_id}/")),
+        f"GET {RUN}/upstreamAssetEvents",
+    },
+}
+"""The requests of Airflow's REST API that name a DAG, by what they take."""
+NOWHERE = {"task_id": "none", "map_index": "0", "group_id": "none", "xcom_key": "none", "key": "none", "asset_id": "0"}
+ENTITY = {"dag_run_id": "none", "note": "none"}
+BODIES = {
+    "PATCH dags/{dag_id}/dagRuns": {"actions": [{"action": "update", "entities": [ENTITY]}]},
+    "POST dags/{dag_id}/clearDagRuns": {"dag_runs": [ENTITY]},
+}
+"""Of the requests that look for the DAG in their body, too."""
+NUMBERS = dict.fromkeys(("try_number", "task_try_number", "version_number"), "77")
+
+SERVE = """
+import json, os, sys
+from pathlib import Path
+from airflow.cli.cli_parser import get_parser
+from airflow.settings import engine
+from sqlalchemy import text
+
+told = json.loads(sys.argv[1])
+
+def airflow(*words):
+    arguments = get_parser().parse_args(words)
+    arguments.func(arguments)
+
+airflow("db", "migrate")
+for command in told["commands"]:
+    airflow(*command)
+for files in told["files"]:
+    for name, written in files.items():
+        Path(os.environ["TIDEMARK_CONSUMERS"], name).write_text(written)
+    airflow("dags", "reserialize")
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT dag_id FROM dag WHERE is_stale")).scalars()
+        with open("stale", "a") as stale:
+            print(json.dumps(sorted(found)), file=stale)
+
+import uvicorn
+from airflow.api_fastapi.app import create_app
+uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=told["port"], log_level="warning")
+"""
+
+
+def commands(page: str) -> list[list[str]]:
+    """The calls of ``airflow`` in a page's shell blocks."""
+    text = (project.root() / page).read_text(encoding="utf-8")
+    return [shlex.split(line)[1:] for block in snippets(text, "sh") for line in block.splitlines() if line.startswith("airflow ")]
+
+
+class Airflow:
+    """The api-server, and its users."""
+
+    def __init__(self, url: str, stale: list[list[str]]) -> None:
+        self.url = url
+        self.stale = stale
+        """The DAGs out of service, after each reading of the files."""
+        self._http: dict[str, httpx.Client] = {}
+
+    def token(self, user: str) -> str:
+        password = "changeme" if user == "olga" else user
+        answer = httpx.post(f"{self.url}/auth/token", json={"username": user, "password": password}, trust_env=False, timeout=60)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["access_token"])
+
+    def ask(self, user: str, method: str, path: str, **options: Any) -> httpx.Response:
+        if user not in self._http:
+            headers = {"Authorization": f"Bearer {self.token(user)}"}
+            self._http[user] = httpx.Client(base_url=f"{self.url}/api/v2/", headers=headers, trust_env=False, timeout=60)
+        return self._http[user].request(method, path, **options)
+
+    def close(self) -> None:
+        for http in self._http.values():
+            http.close()
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    home, port = tmp_path_factory.mktemp("teams"), ports.find_free()
+    (home / "consumers").mkdir()
+    made = [
+        ["users", "create", "-u", user, "-f", user, "-l", user, "-e", f"{user}@example.com", "-r", roles[0], "-p", user]
+        for user, roles in ROLES.items()
+        if user != "olga"  # the page makes her
+    ]
+    made += [["users", "add-role", "-u", user, "-r", role] for user, roles in ROLES.items() if user != "olga" for role in roles[1:]]
+    told = {
+        "port": port,
+        "commands": [*commands("docs/security.md"), *made],
+        "files": [{f"{name}.yaml": COMMON.format(name=name) + text for name, text in files.items()} for files in (GHOST, BEFORE, ACCESS)],
+    }
+    own = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(project.root() / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",  # the files are read several times
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "TIDEMARK_CONSUMERS": str(home / "consumers"),
+        "TIDEMARK_ROLES": "team-orders, team-rides, analysts, ghost",
+    }
+    log = home / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVE, json.dumps(told)],
+            env=environment(os.environ, own, process="teams"),
+            cwd=home,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 240
+        while True:
+            assert server.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            try:
+                if httpx.get(f"{url}/api/v2/version", trust_env=False).is_success:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        found = Airflow(url, [json.loads(line) for line in (home / "stale").read_text().splitlines()])
+        yield found
+        found.close()
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def may(user: str, dag_id: str) -> int:
+    """What a user may do with a DAG."""
+    return max(STOCK.get(user, NOTHING), TEAMS[DAGS[dag_id]].get(user, NOTHING))
+
+
+def allowed(user: str, dag_id: str, needed: int | str) -> bool:
+    return user in STOCK if needed == ASSETS else may(user, dag_id) >= int(needed)
+
+
+def takes() -> dict[str, int | str]:
+    return {action: needed for needed, actions in ACTIONS.items() for action in actions}
+
+
+def test_each_dag_and_each_action_has_an_entry_in_the_matrix(airflow: Airflow) -> None:
+    """A new kind of DAG, or a new request of a new Airflow, fails here until somebody has decided who may use it."""
+    dags = airflow.ask("admin", "GET", "dags").json()["dags"]
+    assert sorted(dag["dag_id"] for dag in dags) == sorted(DAGS)
+    paths = httpx.get(f"{airflow.url}/openapi.json", trust_env=False).json()["paths"]
+    prefix = "/api/v2/"
+    known = {f"{method.upper()} {path.removeprefix(prefix)}" for path, methods in paths.items() if "{dag_id}" in path for method in methods}
+    assert known == set(takes())
+
+
+def test_each_user_sees_exactly_their_dags(airflow: Airflow) -> None:
+    """In the list of DAGs, and in the list of all DAGs' runs."""
+    for dag_id in DAGS:
+        conf = {"scenario": "to-latest", "reason": "a run to be seen", "consumers": ["orders"]} if dag_id.startswith("rewind") else {}
+        conf = {"consumer": "orders", "reason": "a run to be seen"} if dag_id.startswith("redrive") else conf
+        made = airflow.ask("admin", "POST", f"dags/{dag_id}/dagRuns", json={"logical_date": None, "conf": conf})
+        assert made.status_code == 200, made.text
+    for user in ROLES:
+        theirs = sorted(dag_id for dag_id in DAGS if may(user, dag_id) >= VIEW)
+        for path, key in (("dags", "dags"), ("dags/~/dagRuns", "dag_runs")):
+            answer = airflow.ask(user, "GET", path, params={"limit": 100})
+            seen = answer.json()[key] if answer.is_success else []
+            assert (user, path, sorted({each["dag_id"] for each in seen})) == (user, path, theirs)
+
+
+@pytest.mark.parametrize("user", ROLES)
+def test_user_may_do_with_each_dag_what_their_roles_allow(airflow: Airflow, user: str) -> None:
+    """Look, pause, start and answer, of every DAG; and every request of Airflow's API, of a DAG of each kind. A body with an unknown key,
+    and a run that does not exist, keep an allowed request from changing anything: its answer is 4xx, but not 403."""
+    few = {"GET dags/{dag_id}", "PATCH dags/{dag_id}", "POST dags/{dag_id}/dagRuns", f"PATCH {MAPPED}/hitlDetails"}
+    every = ("consume__orders", "rewind__orders", "rewind")
+    wrong = []
+    for dag_id in DAGS:
+        for action, needed in takes().items():
+            if (dag_id in every or action in few) and not (may(user, dag_id) == ALL and action == "DELETE dags/{dag_id}"):
+                method, path = action.split(" ")
+                body = {"json": BODIES.get(action, {"no": "such"})} if method in {"POST", "PATCH", "PUT"} else {}
+                filled = path.format(dag_id=dag_id, dag_run_id="none", **NOWHERE, **NUMBERS)
+                status = airflow.ask(user, method, filled, **body).status_code
+                assert status not in (401, 405, 500)
+                if (status != 403) != allowed(user, dag_id, needed):
+                    wrong.append((dag_id, action, status))
+    assert wrong == []
+
+
+def test_team_starts_pauses_and_marks_its_own_runs(airflow: Airflow) -> None:
+    """The matrix shows that it is not refused; this, that it is done. The form of its rewind asks for no consumer."""
+    conf = {"scenario": "to-latest", "reason": "a rewind of the team"}
+    made = airflow.ask("olga", "POST", "dags/rewind__orders/dagRuns", json={"logical_date": None, "conf": conf})
+    assert (made.status_code, made.json()["triggering_user_name"]) == (200, "olga")
+    run = f"dags/rewind__orders/dagRuns/{made.json()['dag_run_id']}"
+    assert airflow.ask("olga", "PATCH", run, json={"state": "failed"}).json()["state"] == "failed"
+    for paused in (True, False):
+        assert airflow.ask("olga", "PATCH", "dags/consume__orders", json={"is_paused": paused}).json()["is_paused"] is paused
+    params = airflow.ask("olga", "GET", "dags/rewind__orders/details").json()["params"]
+    assert "scope" in params
+    assert "consumers" not in params
+
+
+BULK: dict[str, Callable[[str], tuple[str, str, Any]]] = {
+    "pauses all DAGs": lambda _: ("PATCH", "dags?dag_id_pattern=%25", {"is_paused": True}),
+    "marks runs": lambda run: (
+        "PATCH",
+        "dags/~/dagRuns",
+        {"actions": [{"action": "update", "entities": [{"dag_id": "consume__orders", "dag_run_id": run, "note": "not mine"}]}]},
+    ),
+    "marks tasks": lambda run: (
+        "PATCH",
+        "dags/~/dagRuns/~/taskInstances",
+        {
+            "actions": [
+                {
+                    "action": "update",
+                    "entities": [{"dag_id": "consume__orders", "dag_run_id": run, "task_id": "consume", "new_state": "failed"}],
+                }
+            ]
+        },
+    ),
+    "clears runs": lambda run: (
+        "POST",
+        "dags/~/clearDagRuns",
+        {"dag_runs": [{"dag_id": "consume__orders", "dag_run_id": run}], "dry_run": False},
+    ),
+    "sends an event of an asset": lambda _: ("POST", "assets/events", {"asset_id": 1}),
+    "materializes an asset": lambda _: ("POST", "assets/1/materialize", {}),
+    "reads connections": lambda _: ("GET", "connections", None),
+    "reads variables": lambda _: ("GET", "variables", None),
+    "reads assets": lambda _: ("GET", "assets/events", None),
+}
+
+
+@pytest.mark.parametrize("what", BULK)
+def test_no_way_round(airflow: Airflow, what: str) -> None:
+    """Requests that name no DAG in their path do not reach another team's run."""
+    made = airflow.ask("admin", "POST", "dags/consume__orders/dagRuns", json={"logical_date": None}).json()
+    run = f"dags/consume__orders/dagRuns/{made['dag_run_id']}"
+
+    def state() -> Any:
+        tasks = airflow.ask("admin", "GET", f"{run}/taskInstances").json()["task_instances"]
+        dag = airflow.ask("admin", "GET", "dags/consume__orders").json()
+        found = airflow.ask("admin", "GET", run).json()
+        return dag["is_paused"], found["state"], found["note"], [(task["task_id"], task["state"], task["note"]) for task in tasks]
+
+    before = state()
+    method, path, body = BULK[what](made["dag_run_id"])
+    answer = airflow.ask("rita", method, path, **({} if body is None else {"json": body}))
+    assert state() == before
+    refused = answer.status_code == 403 or (answer.is_success and re.search("403|not authorized", answer.text))
+    assert refused, (answer.status_code, answer.text)
+
+
+def test_listed_role_that_airflow_does_not_have_stops_all_dags_of_a_file(airflow: Airflow) -> None:
+    """Why roles are listed at all: what one consumer names takes the others out of service, until the role exists or the name is gone."""
+    with_ghost = sorted(dag_id for dag_id in DAGS if dag_id.startswith(("consume", "rewind", "redrive")))
+    assert airflow.stale == [with_ghost, [], []]
+
+
+def test_role_that_is_not_listed_is_told_on_the_page_of_the_dag(airflow: Airflow) -> None:
+    """Other consumers keep their DAGs: Airflow would take them out of service for a role that it does not know."""
+    dag = airflow.ask("admin", "GET", "dags/consume__typo/details").json()
+    assert '"team-order" is not in TIDEMARK\\_ROLES: write team-orders' in dag["doc_md"]
+    assert "bad access" in [tag["name"] for tag in dag["tags"]]
+    (error,) = airflow.ask("admin", "GET", "importErrors").json()["import_errors"]
+    assert error["filename"] == "broken_consumers.py"
+    assert re.search(r'typo\.yaml:\d+:\d+: "team-order" is not in TIDEMARK_ROLES', error["stack_trace"])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+def test_team_member_sees_their_dags_and_starts_their_rewind_in_the_browser(airflow: Airflow) -> None:
+    """The list has their consumer's three DAGs and no other; the form has no field for consumers; another's page stays empty and has no
+    button to start a run."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        context = browser.new_context(viewport={"width": 1280, "height": 1300})
+        context.add_cookies([{"name": "_token", "value": airflow.token("olga"), "url": airflow.url}])
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        page.goto(f"{airflow.url}/dags")
+        for shown in ("orders (consume)", "orders (rewind)", "orders (redrive)"):
+            page.get_by_role("link", name=shown).first.wait_for()
+        assert page.get_by_text("3 Dags").count() == 1
+        for hidden in ("rides", "stray", "typo", "drain_retries", "maintain"):
+            assert page.get_by_text(hidden).count() == 0
+        page.goto(f"{airflow.url}/dags/rewind__orders")
+        page.get_by_role("button", name="Trigger").first.click()
+        dialog = page.locator("[role=dialog][aria-modal=true]")
+        dialog.get_by_role("button", name="What to rewind").click()
+        dialog.locator("[name=element_scope]").wait_for()
+        assert dialog.get_by_text("Consumers", exact=True).count() == 0
+        with page.expect_response(lambda answer: answer.url.endswith("/api/v2/dags/rewind__rides/details")) as asked:
+            page.goto(f"{airflow.url}/dags/rewind__rides")
+        assert asked.value.status == 403
+        page.get_by_text("Failed Runs").wait_for()
+        assert page.get_by_role("button", name="Trigger").count() == 0
+        browser.close()
