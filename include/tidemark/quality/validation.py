@@ -54,8 +54,8 @@ def validate(
     if this raises `BadSuite` (the suite file is unusable), `ExpectationError` (an expectation could not be evaluated, which says nothing
     about the data), `BadInput` (the group or table does not exist) or `DatabaseUnavailable`.
 
-    Reads the suite, and imports Great Expectations, only if the run committed something: that takes seconds once per process. Run one validation at a time in a process. The
-    only locks it waits for, briefly, are those of ②.
+    Reads the suite, and imports Great Expectations, only if the run committed something: that takes seconds once per process. Run one
+    validation at a time in a process. The only locks it waits for, briefly, are those of ②.
     """
     started = time.monotonic()
     with session(connection_url, application="tidemark validate") as connection:
