@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -41,6 +42,7 @@ __all__ = [
     "Cursor",
     "DatabaseUrl",
     "answering",
+    "complaint",
     "connect",
     "in_sight",
     "is_outage",
@@ -54,6 +56,7 @@ __all__ = [
     "statements",
     "transaction",
     "unavailable",
+    "without_values",
 ]
 
 log = logging.getLogger(__name__)
@@ -246,6 +249,40 @@ def unavailable(error: psycopg2.Error) -> DatabaseUnavailable:
     """Tidemark's error for an outage (`is_outage`)."""
     said = str(error).strip()
     return DatabaseReadOnly(cause=said) if error.pgcode == READ_ONLY else DatabaseUnavailable(cause=said)
+
+
+def complaint(error: psycopg2.Error) -> Complaint:
+    """What Postgres says of rows that it does not take, split into what names tables, columns and constraints, and what quotes values."""
+    message = error.diag.message_primary or str(error).strip()
+    detail = error.diag.message_detail
+    if (error.pgcode or "").startswith("22"):
+        redacted = without_values(message)
+        if redacted != message:
+            message, detail = redacted, " ".join(_sentence(said) for said in (message, detail) if said)
+    named = [f"{what} {name}" for what, name in (("column", error.diag.column_name), ("constraint", error.diag.constraint_name)) if name]
+    unsaid = [one for one in named if one.split(" ", 1)[1] not in message]
+    return Complaint(_sentence(f"{message.rstrip('.')} ({', '.join(unsaid)})" if unsaid else message), detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Postgres' message without the values of rows, and its own words that quote them (its DETAIL, a quoted value)."""
+
+    message: str
+    detail: str | None
+
+
+_QUOTED = re.compile("[\"'«»„“”‚‘’「」].*[\"'«»„“”‚‘’「」]", re.DOTALL)
+"""From the first quotation mark to the last: the value may have some itself, and ``lc_messages`` decides which ones Postgres writes."""
+
+
+def without_values(text: str) -> str:
+    """The message of a data error (SQLSTATE class 22) without the value that it quotes."""
+    return _QUOTED.sub("…", text)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
 
 
 def is_outage(error: psycopg2.Error) -> bool:

@@ -23,19 +23,22 @@ class Profile(StrEnum):
 
 
 TABLES = (
-    "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "failed_record", "failed_record_edit", "flow",
-    "group_member", "lost_range", "maintenance", "migration", "partition_offset", "redrive", "redrive_record", "retry_action", "rewind",
+    "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record",
+    "failed_record_edit", "flow", "group_member", "lost_range", "maintenance", "migration", "partition_offset", "redrive",
+    "redrive_record", "retry_action", "rewind",
     "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
     "role_profile", "topic", "undo_floor", "validation", "validation_result", "validation_row",
 )  # fmt: skip
 """Every profile may read these."""
 PAYLOADS: Mapping[str, Sequence[str]] = {
+    "erasure": ("salt", "digest"),
     "failed_record": ("key", "value", "headers"),
     "failed_record_edit": ("key", "value", "headers"),
     "rewound_failed_record": ("key", "value", "headers"),
     "rewound_row": ("kept",),
 }
-"""But not these columns, which hold what records and rows contain, unless the profile has `Rights.payloads`."""
+"""But not these columns, which hold what records and rows contain, or by which that could be guessed, unless the profile has
+`Rights.payloads`."""
 
 ALL: Sequence[str] = ()
 """All columns."""
@@ -43,6 +46,8 @@ _TRIED = ("state", "due_at", "hop_topic", "hop_topic_id", "hop_partition", "hop_
           "error_type", "error_text", "ladder_at", "changed_at")  # fmt: skip
 _POSITION = ("next_offset", "generation", "owner", "owner_epoch", "validated_offset", "committed_at", "seat", "leader_epoch")
 _GROUP = ("state", "state_since", "rebalance_reason", "generation", "protocol", "leader", "initial_until", "deadline", "server_start")
+_ERASED = ("sink_rows", "archived_rows", "overwritten_rows", "failed_records", "examples")
+_EMPTIED = ("key", "value", "headers", "error_text", "story", "publish_error", "emptied_at")
 _ENDED = ("state", "error", "ended_at")
 
 
@@ -98,26 +103,30 @@ RIGHTS: Mapping[Profile, Rights] = {
         sequences=("generation",),
     ),
     Profile.REWINDER: Rights(
-        "rewind consumers, and remove what is kept for a limited time",
+        "rewind consumers, erase a person's rows, and remove what is kept for a limited time",
         payloads=True,
-        insert=("backfill", "backfill_cut", "batch", "consumer_group", "failed_record", "lost_range", "maintenance", "partition_offset",
+        insert=("backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record", "lost_range",
+                "maintenance", "partition_offset",
                 "rewind", "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record",
                 "rewound_lost_range", "rewound_row", "topic", "undo_floor"),
         update={
             "attempt": _ENDED,
             "backfill": ("end_offset",),
             "backfill_cut": ("given_back_by",),
-            "failed_record": ("key", "value", "headers", "emptied_at"),
+            "erasure": ("state", "applied_by", "applied_at", *_ERASED),
+            "failed_record": _EMPTIED,
             "failed_record_edit": ("key", "value", "headers"),
             "lost_range": ("start_offset",),
             "maintenance": ("ended_at", "archives", "rows", "payloads"),
             "partition_offset": ("next_offset", "owner_epoch", "validated_offset", "committed_at", "leader_epoch"),
             "rewind": ("state", "decided_by", "decided_at", "applied_by", "applied_at", "applied_no", "dag_id", "run_id"),
-            "rewind_archive": ("put_back_at", "removed_at"),
+            "rewind_archive": ("put_back_at", "removed_at", "rows"),
             "rewind_group": ("told", "overwritten_removed_at"),
             "rewind_partition": ALL,
+            "rewound_failed_record": _EMPTIED,
             "rewound_row": ("rewind_id", "parked_by"),
             "undo_floor": ("sink", "rewind_id", "floor"),
+            "validation_result": ("detail",),
         },
         delete=("batch", "failed_record", "lost_range", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
                 "undo_floor"),

@@ -266,3 +266,22 @@ def test_several_consumers_move_together_or_not_at_all(group: Scenario) -> None:
     done = group.command("rewind", "plan", group.name, "other", "--to-earliest", *REASON)
     assert "no group 'other' has ever run here" in refused(done)
     assert rewinds(group) == []
+
+
+def test_erase_needs_the_plans_condition_and_tells_what_it_did_not_search(group: Scenario) -> None:
+    """Plan, apply, show and list; the condition is in none of them."""
+    done = group.command("erase", "plan", group.name, "--where", "payload = 'a1'", *REASON)
+    assert done.returncode == 0, done.stderr
+    assert f"1 rows in {group.table}" in done.stdout
+    assert "not searched: 0 records that made no rows" in done.stderr
+    assert b"a1" in group.rows("payload")
+    refused = group.command("erase", "apply", "1", "--where", "payload = 'a2'")
+    assert (refused.returncode, "Nothing was erased" in refused.stderr) == (1, True)
+    applied = group.command("erase", "apply", "1", "--where", "payload = 'a1'", "--output", "json")
+    assert applied.returncode == 0, applied.stderr
+    assert (json.loads(applied.stdout)["state"], json.loads(applied.stdout)["sink_rows"]) == ("APPLIED", 1)
+    assert b"a1" not in group.rows("payload")
+    assert "erasure 1 of" in group.command("erase", "show", "1").stdout
+    assert "APPLIED" in group.command("erase", "list", group.name).stdout
+    audit = group.command("audit", group.name)
+    assert audit.returncode == 0, audit.stdout + audit.stderr

@@ -220,6 +220,11 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     do(Profile.READER, "audit", name)
     do(rewinder, "seek", name, f"{topic}/0", "5", *WHY)
     do(rewinder, "maintain")
+    erased = ("--where", "kafka_offset = 0")
+    do(rewinder, "erase", "plan", name, *erased, *WHY)
+    do(rewinder, "erase", "apply", "1", *erased)
+    do(Profile.READER, "erase", "show", "1")
+    do(Profile.READER, "erase", "list")
     do(operator, "groups", "delete", name)
     for words in (("consume", name), ("retries", "drain", name), ("backfill", name)):  # these start Spark
         story.refuse(Profile.RUNNER, *words)
@@ -246,6 +251,8 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
         ("REWIND UNDONE", 1, roles[rewinder], who()),
         ("REWIND PLANNED", 3, roles[rewinder], who()),
         ("REWIND APPLIED", 3, roles[rewinder], who()),
+        ("ERASURE PLANNED", 1, roles[rewinder], who()),
+        ("ERASURE APPLIED", 1, roles[rewinder], who()),
         ("GROUP DELETED", None, roles[operator], who()),
     ]
     planned, applied = (next(one for one in events if one["kind"] == kind) for kind in ("REWIND PLANNED", "REWIND APPLIED"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemark.records.outcome import Disposition, RecordCounts, TransformOutput, reject
+from tidemark.records.outcome import Disposition, RecordCounts, TransformOutput, quoting, reject
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry.breaker import Breaker, BreakerTripped
 from tidemark.sink.table import Column, Layout
@@ -51,6 +51,14 @@ def test_breaker_trips_beyond_its_limits_and_not_at_them(breaker: Breaker, found
 def test_breaker_says_which_of_its_limits_it_was() -> None:
     with pytest.raises(BreakerTripped, match=r"flights/3 \[0, 1000\): 4 records in a row failed, retry\.breaker\.consecutive is 3\."):
         Breaker(0.9, 3, 100).check(PART, counts(996, 4), 4, REJECTS)
+
+
+def test_breaker_quotes_no_values_of_rows() -> None:
+    """Its error is logged: it ends before the DETAIL that a failed record may keep."""
+    refused = reject(1, Disposition.FAIL, quoting("duplicate key.", "Key (city)=(secret) already exists."), "UniqueViolation")
+    with pytest.raises(BreakerTripped) as raised:
+        Breaker(0.5, None, 1).check(PART, counts(0, 1), 1, [refused])
+    assert raised.value.commonest == "UniqueViolation: duplicate key."
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def test_command_has_the_common_options(command: str) -> None:
     """``--output`` where there is a result; ``--consumers`` wherever a consumer is named."""
     if command not in WITHOUT_RESULT:
         assert "output" in COMMANDS[command]
-    if {"name", "names"} & COMMANDS[command] and command != "rewind list":  # a history, also of consumers whose files are gone
+    histories = {"erase list", "rewind list"}  # also of consumers whose files are gone
+    if {"name", "names"} & COMMANDS[command] and command not in histories:
         assert "consumers" in COMMANDS[command]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from tidemark.records.outcome import quoting
 from tidemark.retry.filter import Filter
 from tidemark.retry.redrive import Destination, Phase, Preview, Redrive
 from tidemark.retry.show import lines, markdown
@@ -55,6 +56,15 @@ def test_plan_is_shown_with_counts_examples_and_what_is_no_part_of_it() -> None:
         "    1,200  of topic flights",
         "4711: flights/3@12 KeyError: '*dest*' <b>",
     ]
+
+
+def test_plan_quotes_no_values_of_rows() -> None:
+    """Airflow logs it: an example's text ends before the DETAIL that a failed record may keep."""
+    refused = quoting("duplicate key.", "Key (city)=(secret) already exists.")
+    made = replace(preview(), errors=[{"records": 1, "error_type": "E", "example": refused}], examples=[{**EXAMPLE, "error_text": refused}])
+    for text in ("\n".join(lines(made)), markdown(made)):
+        assert "duplicate key" in text
+        assert "secret" not in text
 
 
 def test_redrive_that_has_begun_is_shown_with_what_became_of_its_records() -> None:

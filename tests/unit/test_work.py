@@ -56,7 +56,7 @@ def judged(
 
 def stored(postgres: str, value: Any) -> Any:
     """What a column of this type gets for a Python value, or the reason of the record's failure."""
-    answer = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),)))
+    answer = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),), error_detail=True))
     if answer.rejects:
         assert answer.rows is None or answer.rows.num_rows == 0
         assert answer.rejects[0].disposition is Disposition.FAIL
@@ -160,6 +160,22 @@ def test_the_records_beside_a_bad_one_are_loaded() -> None:
     assert "population does not fit integer" in answer.rejects[0].error_text
 
 
+@pytest.mark.parametrize(
+    ("postgres", "value", "text"),
+    [
+        ("integer", "secret", "x does not fit integer: the value is of type str."),
+        ("integer", 4_000_000_007, "x does not fit integer: the value is of type int."),
+        ("date", 4_000_007, "x does not fit date: the value is a number."),
+    ],
+)
+def test_value_that_does_not_fit_is_not_quoted_unless_the_file_allows_it(postgres: str, value: Any, text: str) -> None:
+    """By default the text names the column and what is wrong. With ``sink.error_detail`` a line of its own quotes the value."""
+    (default,) = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),))).rejects
+    assert default.error_text == text
+    allowed = stored(postgres, value)
+    assert allowed.startswith(f"{text}\nDETAIL: {value!r}: ")
+
+
 def test_a_column_that_the_table_has_not_stops_the_slice() -> None:
     """A mistake in the function's code, not in a record."""
     unknown = r"flights/3 offset 100: it returned 'country', which is not a column of analytics\.departures"
@@ -251,16 +267,16 @@ def test_a_python_value_is_stored_as_it_is(postgres: str, value: Any, expected: 
 LOST: list[tuple[str, Any, str]] = [
     # type, value, why
     ("smallint", 40_000, "too large"),
-    ("integer", 2.5, "2.5 is not a whole number"),
-    ("bigint", decimal.Decimal("1.5"), "1.5 is not a whole number"),
+    ("integer", 2.5, "is not a whole number"),
+    ("bigint", decimal.Decimal("1.5"), "is not a whole number"),
     ("integer", float("nan"), "NaN"),
     ("integer", float("inf"), "infinity"),
     ("integer", "3", "str"),
     ("integer", True, "bool"),
-    ("integer[]", [1, 2.5], "2.5 is not a whole number"),
+    ("integer[]", [1, 2.5], "is not a whole number"),
     ("double precision", 2**53 + 1, "outside of the range"),
-    ("real", 1e300, "1e+300 is out of range"),
-    ("real", -1e39, "-1e+39 is out of range"),
+    ("real", 1e300, "is out of range"),
+    ("real", -1e39, "is out of range"),
     ("numeric(5,2)", decimal.Decimal("1.555"), "Rescaling"),
     ("numeric(5,2)", decimal.Decimal("1000"), "precision"),
     ("numeric(5,2)", 1.5, "float"),

@@ -12,6 +12,7 @@ Modules::
     common      consoles, options and connections that the commands share
     consume     `tidemark consume`
     doctor      `tidemark doctor`
+    erase       `tidemark erase`
     flow        `tidemark pause`, `resume` and `flow`
     groups      `tidemark groups`
     init        `tidemark init`

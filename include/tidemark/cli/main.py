@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tidemark.cli.common import Consumers, EventFormat, Name, Output, OutputFormat, Transforms, folders, print_json, stderr, who
+from tidemark.cli.erase import app as erase_app
 from tidemark.cli.local import app as local_app
 from tidemark.cli.redrive import app as redrive_app
 from tidemark.cli.retries import app as retries_app
@@ -38,6 +39,7 @@ app.add_typer(groups_app, name="groups")
 app.add_typer(rewind_app, name="rewind")
 app.add_typer(retries_app, name="retries")
 app.add_typer(redrive_app, name="redrive")
+app.add_typer(erase_app, name="erase")
 app.add_typer(local_app, name="local")
 
 

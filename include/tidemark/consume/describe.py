@@ -8,7 +8,7 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.consume.forms import TransformFailed
@@ -86,7 +86,8 @@ def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_sc
     function = transform.form is Form.FUNCTION
     output = _function_schema(transform, columns) if function else output_of(transform, spark_schema)
     aggregates = transform.form is Form.SPARK
-    return match(sink.table, columns, output, lineage_index=by_lineage, key=sink.key, key_index=by_key, aggregates=aggregates)
+    found = match(sink.table, columns, output, lineage_index=by_lineage, key=sink.key, key_index=by_key, aggregates=aggregates)
+    return replace(found, error_detail=sink.error_detail)
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidemark.consume.messages import all_headers, record_of, records
 from tidemark.errors import Refused
 from tidemark.kafka.config import KafkaConfig
-from tidemark.records.outcome import GIVEN, Disposition, Reject, TransformOutput, reject
+from tidemark.records.outcome import GIVEN, Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import HasOffset, Order, held
 from tidemark.sink.table import Layout
@@ -194,8 +194,10 @@ def _without_misfits(
             try:
                 _column([row.get(column.name)], column.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                text = f"{column.name} does not fit {column.type}: {error}"
-                bad.setdefault(offset, reject(offset, Disposition.FAIL, text, type(error).__name__))
+                why = error if isinstance(error, Misfit) else f"is of type {type(row[column.name]).__name__}"
+                text = f"{column.name} does not fit {column.type}: the value {why}."
+                detail = f"{row[column.name]!r}: {error}" if layout.error_detail else None
+                bad.setdefault(offset, reject(offset, Disposition.FAIL, quoting(text, detail), type(error).__name__))
     good = [(row, offset) for row, offset in zip(rows, offsets, strict=True) if offset not in bad]
     if len(good) == len(rows):
         raise TransformFailed(where=str(part), problem="its values fit their columns one by one but not as a batch.")
@@ -244,7 +246,11 @@ def _check_exact(values: list[Any], target: pa.DataType) -> None:
         _refuse(values, lambda value: isinstance(value, int | float) and FLOAT32_MAX < abs(value) < math.inf, "is out of range")
 
 
+class Misfit(ValueError):
+    """Arrow would change a value silently. The text says why, and does not quote the value."""
+
+
 def _refuse(values: list[Any], wrong: Callable[[Any], bool], why: str) -> None:
     for value in values:
         if wrong(value):
-            raise ValueError(f"{value} {why}")
+            raise Misfit(why)

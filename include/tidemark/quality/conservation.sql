@@ -1,11 +1,11 @@
 -- name: batch_violations
 -- Batches whose rows or failed records differ from the ledger. A record loaded by a retry counts with the batch that first read it: its
--- rows have that lineage. Reads only: one scan of the sink's lineage index per batch.
+-- rows have that lineage. Erased rows are in the ledger only. Reads only: one scan of the sink's lineage index per batch.
 WITH judged AS MATERIALIZED (
     SELECT * FROM tidemark.batch
      WHERE group_id = %(group_id)s AND (%(batch_ids)s::bigint[] IS NULL OR batch_id = ANY (%(batch_ids)s::bigint[])) AND NOT drained
 ), counted AS (
-    SELECT judged.*, sink.*, record.*
+    SELECT judged.*, sink.*, record.*, erased.*
       FROM judged
      CROSS JOIN LATERAL (
         SELECT count(*) AS found_rows, count(DISTINCT written.kafka_offset) AS found_loaded
@@ -20,13 +20,17 @@ WITH judged AS MATERIALIZED (
          WHERE record.group_id = judged.group_id AND record.topic_id = judged.topic_id AND record.partition = judged.partition
            AND record.record_offset >= judged.start_offset AND record.record_offset < judged.end_offset
      ) record
+     CROSS JOIN LATERAL (
+        SELECT count(DISTINCT record_offset) FILTER (WHERE whole) AS erased_loaded, coalesce(sum(rows), 0)::bigint AS erased_rows
+          FROM tidemark.erased WHERE erased.batch_id = judged.batch_id
+     ) erased
 )
 SELECT violation.kind, topic.name AS topic, counted.partition, counted.start_offset AS start, counted.end_offset AS end,
        violation.expected, violation.found
   FROM counted
   JOIN tidemark.topic USING (topic_id)
  CROSS JOIN LATERAL (
-    VALUES ('loaded', loaded + loaded_later, found_loaded), ('sink rows', sink_rows + rows_later, found_rows),
+    VALUES ('loaded', loaded + loaded_later - erased_loaded, found_loaded), ('sink rows', sink_rows + rows_later - erased_rows, found_rows),
            ('retried', retried, found_retried), ('failed', failed, found_failed)
  ) AS violation (kind, expected, found)
  WHERE CASE WHEN violation.kind = 'loaded' AND anchor_id IS NOT NULL THEN false -- its rows belong to no single record

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
+import psycopg2.errors
+
+from tidemark.db import without_values
 from tidemark.errors import Refused
 from tidemark.quality.ranges import Partition, Range, covers, predicate
 from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
@@ -270,7 +275,7 @@ def _result(expectation: Expectation, success: bool, observed: dict[str, Any], s
     if failing is not None:
         of = f"{failing:,} of " if "element_count" in observed else ""
         found = of + counted(observed.get("element_count", failing), "row fails", "rows fail")
-    elif "observed_value" in observed:
+    elif isinstance(observed.get("observed_value"), int | float):  # anything else may quote rows, and this text is logged
         found = f"observed {_plain(observed['observed_value'])}"
     else:
         found = "holds" if success else "does not hold"
@@ -289,10 +294,11 @@ def _exception(info: Mapping[str, Any] | None) -> str | None:
 
 
 def _first_words(message: str) -> str:
-    """Postgres' message and hint, without Great Expectations' long statement."""
+    """Postgres' message and hint, without Great Expectations' long statement, DETAIL and values of rows."""
     lines = message.split("[SQL:")[0].strip().splitlines() or [message]
-    kept = [lines[0].partition(") ")[2] if lines[0].startswith("(psycopg2.") else lines[0]]
-    return " ".join([*kept, *(line.strip() for line in lines[1:] if line.startswith(("HINT", "DETAIL")))])
+    kind, text = re.fullmatch(r"(?:\(psycopg2\.errors\.(\w+)\) )?(.*)", lines[0]).groups()  # type: ignore[union-attr]
+    of_data = kind is not None and issubclass(getattr(psycopg2.errors, kind, Exception), psycopg2.DataError)
+    return " ".join([without_values(text) if of_data else text, *(line.strip() for line in lines[1:] if line.startswith("HINT"))])
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ERROR_TEXT_LIMIT = 10_000
+DETAIL = "\nDETAIL: "
+"""Separates an error's text from what quotes values. Logs and errors stop before it."""
 GIVEN = ("kafka_topic", "kafka_partition", "kafka_offset")
 """The lineage columns that a transform gets and returns; the topic's id and the sequence number are added later."""
 OPTIONAL = ("disposition", "error")
@@ -82,6 +84,11 @@ def reject(offset: int, disposition: Disposition, error: str | None, error_type:
         match = re.match(r"([A-Z]\w+): (.+)", text, re.DOTALL)
         error_type, text = (match[1], match[2]) if match else ("Error", text)
     return Reject(offset, disposition, error_type, text)
+
+
+def quoting(text: str, detail: str | None) -> str:
+    """An error's text with what quotes values on a line of its own, as psql prints it. `None`: the text alone."""
+    return text if detail is None else f"{text}{DETAIL}{detail}"
 
 
 def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> TransformOutput:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused
+from tidemark.records.outcome import DETAIL
 from tidemark.records.ranges import Slice
 from tidemark.text.wording import counted
 
@@ -63,7 +64,8 @@ class Breaker:
         by_ratio = self.ratio is not None and judged >= self.minimum and failed > self.ratio * judged
         if not by_ratio and (self.consecutive is None or in_a_row <= self.consecutive):
             return
-        ((commonest, _),) = Counter(f"{reject.error_type}: {reject.error_text}"[:300] for reject in rejects).most_common(1)
+        texts = (f"{reject.error_type}: {reject.error_text.partition(DETAIL)[0]}" for reject in rejects)
+        ((commonest, _),) = Counter(text[:300] for text in texts).most_common(1)
         raise BreakerTripped(
             part=part,
             judged=judged,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemark.records.outcome import DETAIL
 from tidemark.text.moment import iso
 from tidemark.text.wording import counted, escaped
 
@@ -65,5 +66,6 @@ def _example(row: Mapping[str, Any]) -> str:
 
 
 def _cut(text: object) -> str:
-    said = " ".join(str(text or "").split())
+    """Short, and without what quotes values: Airflow logs it."""
+    said = " ".join(str(text or "").partition(DETAIL)[0].split())
     return said if len(said) <= TEXT_CHARACTERS else f"{said[: TEXT_CHARACTERS - 1]}…"

@@ -93,7 +93,8 @@ UPDATE tidemark.rewind_partition part SET failed_records = coalesce(records, 0)
 -- name: keep_heads
 -- Adds a batch for the part that stays of each batch that the rewind cuts. Its rows and failed records are counted. What became of the
 -- other records follows only from the whole batch: they were skipped if it had no unaccounted records, and loaded and replaced since if it
--- had neither skipped nor unaccounted records.
+-- had neither skipped nor unaccounted records. Rows that were erased since count as loaded, in the head as in the whole.
+WITH head AS (
 INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried, failed,
                             unaccounted, sink_rows, validation_id, committed_at, head_of)
 SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part.superseded_from, whole.owner_epoch, whole.attempt_id,
@@ -104,13 +105,19 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
   JOIN tidemark.rewind_partition part ON part.rewind_id = whole.rewound_by AND part.group_id = whole.group_id
        AND part.topic_id = whole.topic_id AND part.partition = whole.partition
  CROSS JOIN LATERAL (
-    SELECT sink.*, record.*
+    SELECT sink.sink_rows + erased.rows AS sink_rows, sink.in_sink + erased.records AS in_sink, record.*
       FROM (SELECT count(*) AS sink_rows, count(DISTINCT kafka_offset) AS in_sink FROM {table} written
              WHERE written.kafka_topic_id = whole.topic_id AND written.kafka_partition = whole.partition
                AND written.kafka_offset >= whole.start_offset AND written.kafka_offset < part.superseded_from
                AND NOT EXISTS (SELECT FROM tidemark.failed_record later -- rows that a retry made do not belong to the batch
                                 WHERE later.group_id = whole.group_id AND later.topic_id = whole.topic_id
                                   AND later.partition = whole.partition AND later.record_offset = written.kafka_offset)) sink
+     CROSS JOIN (SELECT coalesce(sum(rows), 0)::bigint AS rows, count(DISTINCT record_offset) FILTER (WHERE gone.whole) AS records
+                   FROM tidemark.erased gone
+                  WHERE gone.batch_id = whole.batch_id AND gone.record_offset < part.superseded_from
+                    AND NOT EXISTS (SELECT FROM tidemark.failed_record later
+                                     WHERE later.group_id = whole.group_id AND later.topic_id = whole.topic_id
+                                       AND later.partition = whole.partition AND later.record_offset = gone.record_offset)) erased
      CROSS JOIN (SELECT count(*) FILTER (WHERE disposition = 'retry') AS retried, count(*) FILTER (WHERE disposition = 'fail') AS failed
                    FROM tidemark.failed_record record
                   WHERE record.group_id = whole.group_id AND record.topic_id = whole.topic_id AND record.partition = whole.partition
@@ -123,7 +130,12 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
     SELECT CASE WHEN whole.skipped + whole.unaccounted = 0 THEN span.others ELSE found.in_sink END AS loaded,
            CASE WHEN whole.skipped + whole.unaccounted = 0 THEN 0 ELSE span.others - found.in_sink END AS rest
  ) head
- WHERE whole.rewound_by = %(rewind_id)s AND whole.group_id = %(group_id)s AND whole.start_offset < part.superseded_from;
+ WHERE whole.rewound_by = %(rewind_id)s AND whole.group_id = %(group_id)s AND whole.start_offset < part.superseded_from
+RETURNING batch_id, head_of, end_offset
+)
+INSERT INTO tidemark.erased (erasure_id, batch_id, record_offset, rows, whole)
+SELECT erasure_id, head.batch_id, record_offset, rows, gone.whole
+  FROM head JOIN tidemark.erased gone ON gone.batch_id = head.head_of WHERE record_offset < head.end_offset;
 
 -- name: keep_lost_heads
 INSERT INTO tidemark.lost_range (group_id, topic_id, partition, start_offset, end_offset, reason, attempt_id, recorded_at, rewind_id, head_of)

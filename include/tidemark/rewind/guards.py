@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import is_outage, rows, statements
+from tidemark.db import complaint, is_outage, rows, statements
 from tidemark.errors import Refused
 from tidemark.sink.table import quoted, quoted_table
 from tidemark.text.wording import counted
@@ -123,9 +123,7 @@ def answers(as_error: Callable[[str], Refused]) -> Iterator[None]:
     except psycopg2.Error as error:
         if is_outage(error) or error.pgcode is None or error.pgcode[:2] not in _USERS_CLASSES or error.pgcode == "42501":
             raise
-        raise as_error(
-            " ".join(f"{text.rstrip('.')}." for text in (error.diag.message_primary, error.diag.message_detail) if text)
-        ) from error
+        raise as_error(complaint(error).message) from None
 
 
 _FIX = "Let it return OLD, or disable it during the rewind."

@@ -167,14 +167,14 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
                 cur.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {limits}", (LOCK_TIMEOUT_MS, IDLE_TIMEOUT_MS))
                 receipts = store_parts(cur)
         except psycopg2.Error as error:
-            raise translated(error, target.layout.table, parts[0], of_rows=False) from error
+            raise translated(error, target.layout.table, parts[0], of_rows=False) from None
         if not all(receipt.twin for receipt in receipts):
             reached(Step.COMMIT, parts[0])
             try:
                 connection.commit()
             except psycopg2.Error as error:
                 if not is_outage(error):
-                    raise translated(error, target.layout.table, parts[0], of_rows=True) from error
+                    raise translated(error, target.layout.table, parts[0], of_rows=True) from None
                 log.warning("commit outcome unknown, reading the row slice=%s cause=%s", parts[0], str(error).strip())
                 _require_committed(target, parts[0], error)
     reached(Step.RECEIPT, parts[0])

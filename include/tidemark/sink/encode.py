@@ -31,7 +31,11 @@ class TypesChanged(Refused):
 
 
 class NotEncodable(ValueError):
-    """A value has the right type but cannot be stored in its column."""
+    """A value has the right type but cannot be stored in its column. ``detail`` quotes it."""
+
+    def __init__(self, message: str, detail: str | None = None) -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class CopyStream:
@@ -96,7 +100,7 @@ def _conformed(columns: Sequence[tuple[str, str]], batch: pa.RecordBatch) -> pa.
         try:
             arrays.append(conform(values, postgres))
         except pa.ArrowException as error:
-            raise NotEncodable(f"column {name} does not fit {postgres}: {error}") from error
+            raise NotEncodable(f"a value in column {name} does not fit {postgres}", str(error)) from None
     return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in columns])
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import is_outage, statements, unavailable
+from tidemark.db import complaint, is_outage, statements, unavailable
 from tidemark.errors import Broken, Refused
+from tidemark.records.outcome import quoting
 from tidemark.records.ranges import Slice
 from tidemark.sink import overwritten as kept
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
@@ -44,14 +45,20 @@ CARE_ROWS = 8192
 class SinkRejected(Refused):
     """Postgres rejected rows of a slice. ``of_rows``: some rows are bad, and the others may be fine.
 
-    ``error_type`` is Postgres' name for the condition (``NotNullViolation``), ``message`` its text.
+    ``error_type`` is Postgres' name for the condition (``NotNullViolation``), ``message`` its text without the values of rows. ``detail``
+    quotes them. It belongs to no text of an error or a log.
     """
 
     part: Slice
     table: str
     error_type: str
     message: str
+    detail: str | None = None
     of_rows: bool
+
+    def text(self, layout: Layout) -> str:
+        """The text to store with the record: with ``detail`` only if the spec allows it."""
+        return quoting(self.message, self.detail if layout.error_detail else None)
 
     def __str__(self) -> str:
         return f"{self.part}: {self.table} rejected the rows ({self.error_type}): {self.message} Nothing of this slice was stored."
@@ -106,7 +113,7 @@ def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[p
 
     def refuse(rows: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
-        tally.refuse(rows.column("kafka_offset")[0].as_py(), rows.num_rows, error.error_type, error.message)
+        tally.refuse(rows.column("kafka_offset")[0].as_py(), rows.num_rows, error.error_type, error.text(layout))
 
     check_at_once(cur)
     for rows in _whole_records(batches):
@@ -199,11 +206,13 @@ def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, a
                 kept.keep_older(cur, layout, source, any_partition=any_partition)
             return
     except psycopg2.Error as error:
-        raise translated(error, layout.table, part, of_rows=True) from error
+        raise translated(error, layout.table, part, of_rows=True) from None
     *values, topic, partition = strange
     told = ", ".join(f"{name}={value}" for name, value in zip(layout.key, values, strict=True))
-    message = f"the key ({told}) was loaded from {topic}/{partition}; all records of a key must come from one partition, in order."
-    raise SinkRejected(part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, of_rows=True)
+    message = f"the row's key was loaded from {topic}/{partition}; all records of a key must come from one partition, in order."
+    raise SinkRejected(
+        part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, detail=f"The key is ({told}).", of_rows=True
+    )
 
 
 def _counted(cur: Cursor, statement: str) -> tuple[int, ...]:
@@ -227,26 +236,35 @@ def copy(
         failure = stream.failure
         if isinstance(failure, NotEncodable):
             raise SinkRejected(
-                part=part, table=sink or table, error_type=type(failure).__name__, message=f"{failure}.", of_rows=sink is not None
-            ) from failure
+                part=part,
+                table=sink or table,
+                error_type=type(failure).__name__,
+                message=f"{failure}.",
+                detail=failure.detail,
+                of_rows=sink is not None,
+            ) from None
         if failure is not None:
             raise failure  # noqa: B904 - it keeps its own cause
-        raise translated(error, sink or table, part, of_rows=sink is not None) from error
+        raise translated(error, sink or table, part, of_rows=sink is not None) from None
     if cur.rowcount != stream.rows:
         raise CopyCountWrong(part=part, table=sink or table, encoded=stream.rows, stored=cur.rowcount)
     return stream.rows
 
 
 def translated(error: psycopg2.Error, table: str, part: Slice, *, of_rows: bool) -> Exception:
-    """Translates a Postgres error: an outage, or rejected rows. ``of_rows``: rows were being sent and may be the cause."""
+    """Translates a Postgres error: an outage, or rejected rows. ``of_rows``: rows were being sent and may be the cause.
+
+    Raise the result ``from None``: a traceback shows causes, and Postgres' own text quotes values.
+    """
     if is_outage(error):
         return unavailable(error)
-    message = error.diag.message_primary or str(error).strip()
-    text = " ".join(said if said.endswith(".") else f"{said}." for said in (message, error.diag.message_detail) if said)
+    said = complaint(error)
+    text = said.message
     if error.pgcode in NOT_FOUND:
         text += " Triggers and functions run with search_path pg_catalog: qualify names with schemas, or ALTER FUNCTION … SET search_path."
     name = type(error).__name__
-    return SinkRejected(part=part, table=table, error_type=name, message=text, of_rows=of_rows and _of_rows(error.pgcode or ""))
+    of_rows = of_rows and _of_rows(error.pgcode or "")
+    return SinkRejected(part=part, table=table, error_type=name, message=text, detail=said.detail, of_rows=of_rows)
 
 
 def _of_rows(sqlstate: str) -> bool:

@@ -308,7 +308,7 @@ def _load(cur: Cursor, target: Target, parts: Sequence[Slice], source: str) -> N
     try:
         cur.execute(SQL["append"].format(sink=quoted_table(layout.table), columns=names, source=source))
     except psycopg2.Error as error:
-        raise translated(error, layout.table, part, of_rows=layout.by_record) from error
+        raise translated(error, layout.table, part, of_rows=layout.by_record) from None
     stored = cur.rowcount
     if stored != (ready := _count(cur, source)):
         raise CopyCountWrong(part=part, table=layout.table, encoded=ready, stored=stored)
@@ -327,7 +327,7 @@ def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: 
 
         def refuse(span: range, error: SinkRejected, part: Slice = part) -> None:
             refusals.count(error)
-            said = {"error": f"{error.error_type}: {error.message}"}
+            said = {"error": f"{error.error_type}: {error.text(target.layout)}"}
             cur.execute(SQL["fail_span"].format(table=table, span=_of_span(part, span)), said)
 
         halve(cur, range(part.start, part.end), load_span, _half_spans, refuse)
@@ -352,11 +352,13 @@ def _require_one_place(cur: Cursor, target: Target, part: Slice, source: str) ->
     found = cur.fetchone()
     if found is None:
         return
-    told = ", ".join(f"{name}={value}" for name, value in zip(target.layout.key, found, strict=True))
     if target.layout.by_record:
-        problem = f"records of the key ({told}) came from several partitions, which have no order. All must come from one partition."
+        cur.execute(SQL["places"].format(source=source, same_key=" AND ".join(f"{quoted(name)} = %s" for name in target.layout.key)), found)
+        places = " and ".join(f"{topic}/{partition} offset {offset}" for topic, partition, offset in cur.fetchall())
+        problem = f"records of one key came from several partitions ({places}), which have no order. All must come from one partition."
         raise SinkRejected(part=part, table=target.layout.table, error_type=KEY_OF_OTHER_PARTITION, message=problem, of_rows=False)
-    raise BadOutput(part=part, problem=f"the output has the key ({told}) more than once. Without lineage columns no row is the last.")
+    columns = ", ".join(target.layout.key)
+    raise BadOutput(part=part, problem=f"the output has a key ({columns}) more than once. Without lineage columns no row is the last.")
 
 
 def _count(cur: Cursor, source: str) -> int:
@@ -443,7 +445,7 @@ def _without_data(batch: pa.RecordBatch, target: Target, error: SinkRejected) ->
     """A row that could not be staged, without its data."""
     import pyarrow as pa
 
-    said = {"disposition": REFUSED, "error": f"{error.error_type}: {error.message}".replace("\0", "\\0")}
+    said = {"disposition": REFUSED, "error": f"{error.error_type}: {error.text(target.layout)}".replace("\0", "\\0")}
     data = {column.name for column in target.layout.columns}
     arrays = [
         pa.nulls(1, values.type) if name in data else pa.array([said[name]], pa.string()) if name in said else values

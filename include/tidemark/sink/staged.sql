@@ -50,6 +50,11 @@ INSERT INTO {sink} ({columns}) SELECT {columns} FROM {source} AS source;
 -- A key with several rows of which none is the last.
 SELECT {key} FROM {source} AS source GROUP BY {key} HAVING {several} LIMIT 1;
 
+-- name: places
+-- From where the rows of a key came: the first record of each partition.
+SELECT topic.name, kafka_partition, min(kafka_offset) FROM {source} AS source JOIN tidemark.topic ON topic_id = kafka_topic_id
+ WHERE {same_key} GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 3;
+
 -- name: ready_span
 (SELECT * FROM pg_temp.tidemark_ready WHERE {span})
 

@@ -47,13 +47,15 @@ class Layout:
     """How rows are written to a sink: the data columns in COPY order, then the lineage columns.
 
     ``key``: a row replaces the existing row with the same values in these columns; empty for append. ``by_record``: each row comes from one
-    record. Otherwise (aggregates) it comes from the whole batch, and its lineage is the start of the batch's first slice.
+    record. Otherwise (aggregates) it comes from the whole batch, and its lineage is the start of the batch's first slice. ``error_detail``:
+    the text of a failed record may quote values of its rows.
     """
 
     table: str
     columns: tuple[Column, ...]
     key: tuple[str, ...] = ()
     by_record: bool = True
+    error_detail: bool = False
 
     @property
     def copy_columns(self) -> list[str]:

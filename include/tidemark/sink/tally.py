@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidemark.records.outcome import GIVEN, OPTIONAL, BadOutput, Disposition, RecordCounts, Reject, TransformOutput, reject, row_offsets
+from tidemark.records.outcome import (
+    DETAIL,
+    GIVEN,
+    OPTIONAL,
+    BadOutput,
+    Disposition,
+    RecordCounts,
+    Reject,
+    TransformOutput,
+    reject,
+    row_offsets,
+)
 from tidemark.records.ranges import Slice
 from tidemark.sink.table import Layout
 from tidemark.sink.types import fits
@@ -123,9 +134,8 @@ class Tally:
 
         index = int(self._places(np.array([offset]))[0])
         if self._rows[index] != rows:
-            problem = (
-                f"rows of record {offset} were rejected ({error}), but its other rows came separately: return a record's rows together."
-            )
+            said = error.partition(DETAIL)[0]
+            problem = f"rows of record {offset} were rejected ({said}), but its other rows came separately: return them together."
             raise BadOutput(part=self._part, problem=problem)
         self._said[index] = Disposition.FAIL
         self._rows[index] = 0

@@ -94,6 +94,8 @@ class Sink(_Part):
     """``append``: each batch adds rows. ``upsert``: the last record of a key wins."""
     key: tuple[Annotated[str, AfterValidator(checks.column_name)], ...] = ()
     """The columns that identify the row in an upsert. Only with ``mode: upsert``."""
+    error_detail: bool = False
+    """Whether the text of a failed record may quote values of its rows: Postgres' DETAIL, and a value that does not fit its column."""
 
     @property
     def schema_name(self) -> str:

@@ -392,7 +392,7 @@ def test_an_aggregate_that_a_batch_outside_the_rewind_has_written_since_refuses_
     totals(lab, 20, 40, cities={"ulm": 2})
     done = lab.rewind(ToOffset(20), f"{lab.topic}:1")
     totals(lab, 30, 20, cities={"ulm": 3})
-    with pytest.raises(RowsRefused, match=r"Key \(city\)=\(ulm\) already exists"):
+    with pytest.raises(RowsRefused, match="duplicate key value violates unique constraint"):
         lab.undo(done.rewind_id)
     assert found(lab) == {"ulm": 3}
 

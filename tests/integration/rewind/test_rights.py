@@ -13,6 +13,8 @@ from tests.documented import grants
 from tests.integration.rewind.lab import Lab
 
 from tidemark.db import connect
+from tidemark.erase import erasure
+from tidemark.erase.erasure import EraseNotAllowed
 from tidemark.offsets.store import SessionNotEnded
 from tidemark.profiles import Profile
 from tidemark.rewind import apply as applying
@@ -120,3 +122,25 @@ def test_a_role_that_may_not_end_a_commits_session_is_told_which_right_is_missin
             commit.cursor().execute("UPDATE tidemark.partition_offset SET next_offset = next_offset")
             with pytest.raises(SessionNotEnded, match="pg_signal_backend"):
                 lab.apply(planned.rewind_id, connection=connection)
+
+
+def test_erasure_needs_every_right_and_sight_of_every_row(lab: Lab, grant: Callable[..., str]) -> None:
+    """Rows that row security hides would stay, so the role is refused, as is one that may not delete."""
+    url = grant("DELETE ON {table}")
+    lab.read(20)
+    where, reason = "city = 'city 13'", "asked for by the customer"
+    with contextlib.closing(connect(url, application="tidemark erase")) as connection:
+        made = erasure.plan(connection, lab.spec, where, reason=reason, by="ann")
+        with pytest.raises(EraseNotAllowed, match="permission denied for table"):
+            erasure.apply(connection, lambda _: lab.spec, made.erasure_id, where, by="ann")
+        grant()
+        lab.sql(f"CREATE POLICY few_cities ON {lab.table} USING (kafka_offset < 10)")
+        lab.sql(f"ALTER TABLE {lab.table} ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(EraseNotAllowed, match="row-level security"):
+            erasure.plan(connection, lab.spec, where, reason=reason, by="ann")
+        with pytest.raises(EraseNotAllowed, match="row-level security"):
+            erasure.apply(connection, lambda _: lab.spec, made.erasure_id, where, by="ann")
+        assert 13 in lab.offsets()
+        lab.sql(f"ALTER TABLE {lab.table} DISABLE ROW LEVEL SECURITY")
+        assert erasure.apply(connection, lambda _: lab.spec, made.erasure_id, where, by="ann").sink_rows == 1
+    assert 13 not in lab.offsets()
