@@ -135,7 +135,7 @@ class Tally:
         index = int(self._places(np.array([offset]))[0])
         if self._rows[index] != rows:
             said = error.partition(DETAIL)[0]
-            problem = f"rows of record {offset} were rejected ({said}), but its other rows came separately: return a record's rows together."
+            problem = f"rows of record {offset} were rejected ({said}), but its other rows came separately: return them together."
             raise BadOutput(part=self._part, problem=problem)
         self._said[index] = Disposition.FAIL
         self._rows[index] = 0
