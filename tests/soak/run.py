@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ IDEMPOTENT_SHARE = 0.4
 THREADS = 64
 YOUNG_S = 20.0
 """A hung transaction is ended by the broker at the latest 3 s + 10 s after its producer died."""
+MORE_S = 240.0
 CATCH_UP_LIMIT_S = 240.0
 CLOSE_LIMIT_S = 90.0
 END_LIMIT_S = 20.0
@@ -55,7 +56,8 @@ _LOOK_S = 0.5
 @dataclass(frozen=True, slots=True)
 class Options:
     """``rate``: records a second of all producers. ``every_s``: seconds between faults, on average; ``patience_s``: how much longer the
-    next fault waits for progress. ``folder`` is kept; without one a temporary folder is made, and kept only if something is wrong."""
+    next fault waits for progress. ``enough``: do these faults suffice? If not when the time is up, faults go on, up to `MORE_S`. ``folder``
+    is kept; without one a temporary folder is made, and kept only if something is wrong."""
 
     seconds: float
     seed: int
@@ -64,6 +66,7 @@ class Options:
     patience_s: float = 15.0
     consumers: tuple[str, ...] = tuple(one.name for one in CONSUMERS)
     kinds: tuple[Fault, ...] = tuple(Fault)
+    enough: Callable[[Collection[Fault]], bool] = lambda _: True
     folder: Path | None = None
 
     @property
@@ -152,6 +155,9 @@ class _Soak:
         watcher = self._pool.submit(self._watcher.run, self._watching_over)
         faults = self._pool.submit(injector.run, planned)
         self._wait([*producers, *consumers, watcher, faults], time.monotonic() + options.seconds)
+        more = time.monotonic() + MORE_S
+        while not options.enough(set(injector.happened)) and time.monotonic() < more:
+            self._wait([*producers, *consumers, watcher, faults], time.monotonic() + _LOOK_S)
 
         self._say("the time is up: faults end")  # ③
         self._faults_over.set()
