@@ -150,8 +150,7 @@ uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=told["port"], log_le
 
 def commands(page: str) -> list[list[str]]:
     """The calls of ``airflow`` in a page's shell blocks."""
-    text = (project.root() / page).read_text(encoding="utf-8")
-    return [shlex.split(line)[1:] for block in snippets(text, "sh") for line in block.splitlines() if line.startswith("airflow ")]
+    return [shlex.split(line)[1:] for block in snippets(page, "sh") for line in block.splitlines() if line.startswith("airflow ")]
 
 
 class Airflow:
