@@ -30,7 +30,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 EXAMPLE = dict(line.split("=", 1) for line in (ROOT / ".env.example").read_text().splitlines() if line and not line.startswith("#"))
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("tidemark:")]
 AIRFLOW = [name for name in OURS if name.startswith("airflow-")]
-LONG_RUNNING = [name for name in SERVICES if name not in ("airflow-init", "tidemark-migrate")]
+LONG_RUNNING = [name for name in SERVICES if name not in ("airflow-init", "tidemark-migrate", "tidemark-doctor")]
 PORTS = {"postgres": 5432, "kafka": 9092, "spark-master": 7077, "airflow-api-server": 8080}
 """Where each server listens inside the network."""
 
@@ -64,7 +64,7 @@ def test_the_file_is_valid_by_the_compose_schema() -> None:
 def test_services_are_the_ones_that_a_deployment_needs() -> None:
     """Kafka, Postgres, a Spark master with two workers, and Airflow's four processes, from one image but for Postgres."""
     assert set(SERVICES) == {
-        *("postgres", "kafka", "spark-master", "spark-worker-1", "spark-worker-2", "tidemark-migrate"),
+        *("postgres", "kafka", "spark-master", "spark-worker-1", "spark-worker-2", "tidemark-migrate", "tidemark-doctor"),
         *("airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"),
     }
     assert [name for name in SERVICES if name not in OURS] == ["postgres"]
@@ -75,7 +75,20 @@ def test_services_are_the_ones_that_a_deployment_needs() -> None:
 def test_a_service_knows_only_keys_services_and_volumes_that_exist(name: str) -> None:
     """A mistyped key or name would be an error, or worse, ignored."""
     service = SERVICES[name]
-    keys = ["image", "build", "init", "restart", "environment", "volumes", "depends_on", "healthcheck", "command", "hostname", "ports"]
+    keys = [
+        "image",
+        "build",
+        "init",
+        "restart",
+        "environment",
+        "volumes",
+        "depends_on",
+        "healthcheck",
+        "command",
+        "hostname",
+        "ports",
+        "profiles",
+    ]
     assert set(service) <= set(keys)
     assert set(service.get("depends_on", {})) <= set(SERVICES)
     for volume in service.get("volumes", []):
@@ -182,6 +195,13 @@ def test_connections_are_those_that_tidemark_reads_and_lead_to_the_services() ->
     assert (postgres["host"], postgres["port"]) == ("postgres", PORTS["postgres"])
     assert kafka["extra"]["bootstrap.servers"] == f"kafka:{PORTS['kafka']}"
     assert (spark["host"], spark["port"]) == ("spark://spark-master", PORTS["spark-master"])
+    doctor = SERVICES["tidemark-doctor"]["environment"]
+    assert (doctor["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"], doctor["TIDEMARK_SPARK_MASTER"]) == (
+        kafka["extra"]["bootstrap.servers"],
+        f"{spark['host']}:{spark['port']}",
+    )
+    assert doctor["TIDEMARK_DATABASE_URL"].rpartition("@")[2] == f"{postgres['host']}:{postgres['port']}/{postgres['schema']}"
+    assert json.loads(doctor["TIDEMARK_SPARK_CONF"])["spark.authenticate.secret"] == spark["extra"]["conf"]["spark.authenticate.secret"]
     secrets = {SERVICES[name]["environment"]["SPARK_AUTH_SECRET"] for name in ("spark-master", "spark-worker-1", "spark-worker-2")}
     assert secrets == {spark["extra"]["conf"]["spark.authenticate.secret"]}
     assert guarded(f"{spark['host']}:{spark['port']}", spark["extra"]["conf"]), "authenticated, and encrypted by the driver"
