@@ -87,7 +87,7 @@ def test_migrate_leaves_a_newer_database_alone(scenario: Scenario) -> None:
 def test_migration_that_was_killed_half_way_is_gone_on_with(blank: Scenario, left: str, tmp_path: Path) -> None:
     """What a killed process may leave - a schema, the bookkeeping, some migrations - is no obstacle to the next one."""
     if left == "a migration":
-        for file in sorted(project.migrations().glob("*.sql"))[:-1]:
+        for file in (one for one in project.migrations().glob("*.sql") if one.name < "0015"):  # the one that brings roles
             (tmp_path / file.name).write_text(file.read_text())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(project, "migrations", lambda: tmp_path)
