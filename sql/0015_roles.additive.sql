@@ -1,4 +1,4 @@
--- Roles: which profiles a role has, the events of the audit log, and a ledger that only grows.
+-- Roles: which profiles a role has, the events of the audit log, and an append-only ledger.
 
 -- In the order in which commits lock them: this migration and a commit cannot wait for each other.
 LOCK TABLE tidemark.consumer_group, tidemark.partition_offset, tidemark.batch IN SHARE ROW EXCLUSIVE MODE;
@@ -44,23 +44,23 @@ END
 $$;
 
 -- Refuses the statement to all but the table's owner.
-CREATE FUNCTION tidemark.only_grows() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION tidemark.append_only() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
         RAISE insufficient_privilege USING MESSAGE = format('permission denied for table %s', TG_TABLE_NAME),
-            DETAIL = format('tidemark.%s only grows: %s is for its owner.', TG_TABLE_NAME, TG_OP);
+            DETAIL = format('tidemark.%s is append-only: only its owner may %s.', TG_TABLE_NAME, TG_OP);
     END IF;
     RETURN NULL;
 END
 $$;
-CREATE TRIGGER only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON tidemark.audit_event
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.only_grows();
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON tidemark.audit_event
+    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.append_only();
 -- What changes in the ledger is which validation has judged a batch, and on which batch its rows are anchored.
-CREATE TRIGGER only_grows BEFORE TRUNCATE OR UPDATE OF batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch,
+CREATE TRIGGER append_only BEFORE TRUNCATE OR UPDATE OF batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch,
         attempt_id, loaded, skipped, retried, failed, unaccounted, sink_rows, committed_at, head_of, drained ON tidemark.batch
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.only_grows();
-CREATE TRIGGER only_grows BEFORE UPDATE OR TRUNCATE ON tidemark.rewound_batch
-    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.only_grows();
+    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.append_only();
+CREATE TRIGGER append_only BEFORE UPDATE OR TRUNCATE ON tidemark.rewound_batch
+    FOR EACH STATEMENT EXECUTE FUNCTION tidemark.append_only();
 
 -- A batch that leaves the ledger is in a rewind's archive with the same numbers, or is the head that a rewind made of one that is. A batch
 -- that leaves the archive is in the ledger again.

@@ -109,7 +109,7 @@ def held(roles: Roles, role: str) -> list[tuple[Any, ...]]:
 
 def _command(words: Sequence[str]) -> str:
     """Noun and verb, or the only word."""
-    nouns = ("groups", "retries", "rewind", "redrive")
+    nouns = ("erase", "groups", "retries", "rewind", "redrive")
     return " ".join(words[:2]) if words[0] in nouns else words[0]
 
 
@@ -330,7 +330,7 @@ def test_more_grants_than_profiles_give_do_not_open_what_only_grows(roles: Roles
         "UPDATE tidemark.batch SET loaded = loaded WHERE false",
         "UPDATE tidemark.rewound_batch SET loaded = loaded WHERE false",
     ):
-        with pytest.raises(InsufficientPrivilege, match="only grows"):
+        with pytest.raises(InsufficientPrivilege, match="append-only"):
             query(roles, roles.run, statement)
         query(roles, roles.owner, statement)
 
