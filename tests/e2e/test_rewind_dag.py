@@ -210,7 +210,7 @@ def test_form_can_be_filled_without_documentation(lab, consumers):
 
 
 def test_dag_of_one_consumer_rewinds_it_and_no_other(lab, consumers):
-    """Whoever may start ``rewind__owned`` has access to that consumer only. A conf that names consumers is refused, even this one."""
+    """A user who may start ``rewind__owned`` has access to that consumer only. A conf that names any consumer is refused."""
     own, asked = f"{DAG}__owned", {"scenario": "to-offset", "value": "40", "reason": "a test of its own DAG", "consume": False}
     for named in (["unasked"], ["owned", "unasked"], ["owned"]):
         run = lab.client.trigger(own, {**asked, "consumers": named})

@@ -272,8 +272,8 @@ def test_erase_needs_the_plans_condition_and_tells_what_it_did_not_search(group:
     """Plan, apply, show and list; the condition is in none of them."""
     done = group.command("erase", "plan", group.name, "--where", "payload = 'a1'", *REASON)
     assert done.returncode == 0, done.stderr
-    assert f"1 rows in {group.table}" in done.stdout
-    assert "not searched: 0 records that made no rows" in done.stderr
+    assert f"1 row in {group.table}" in done.stdout
+    assert "not searched: 0 records without rows" in done.stderr
     assert b"a1" in group.rows("payload")
     refused = group.command("erase", "apply", "1", "--where", "payload = 'a2'")
     assert (refused.returncode, "Nothing was erased" in refused.stderr) == (1, True)

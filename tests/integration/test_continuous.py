@@ -256,7 +256,7 @@ def test_run_goes_on_with_a_password_that_changes_in_the_file(
     scenario: Scenario, topics: Topics, begin, tmp_path: Path, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a batch runs, the role gets another password, the file does, and every session but the driver's own ends. The batch, which was
-    given the old one, is refused and tried again; whoever listens for changes of the group connects again."""
+    given the old one, is refused and tried again; the listener for changes of the group connects again."""
     monkeypatch.setattr(watch, "LOOK_EVERY_S", 1.0)
     topic = topics.create()
     scenario.write(topics=topic, run="continuous", run_for=HOUR, members=members).make_sink()

@@ -122,7 +122,7 @@ def test_archive_that_lost_all_of_its_rows_stays_for_the_undo(lab: Lab) -> None:
 
 
 def test_replay_reads_the_records_again(lab: Lab) -> None:
-    """Only Kafka's retention or a tombstone removes them there: a rewind brings the rows back, and the ledger counts them anew."""
+    """Only retention or a tombstone removes records from Kafka. A rewind loads the rows again, and the ledger counts them again."""
     lab.read(20)
     erase(lab, "city = 'city 13'")
     lab.rewind(ToOffset(0))

@@ -86,7 +86,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def test_secrets_may_stand_in_files(files: dict[str, str]) -> None:
-    """The values are the same as in the variables; the driver is told the files, so that it can read them again."""
+    """The values are the same as from the variables. The driver gets the paths of the files, so that it can read them again."""
     found = from_env(files)
     assert found.read() == Connections(
         GOOD[DATABASE_URL],
@@ -105,7 +105,7 @@ def test_a_connection_of_airflows_overrides_an_inherited_file(files: dict[str, s
 
 
 def test_a_file_is_read_again(files: dict[str, str]) -> None:
-    """Whoever holds the connections sees a new password without being told."""
+    """A new password is in force at the next read of the connections."""
     found = from_env(files)
     before = found.read()
     Path(files[FILES[DATABASE_URL]]).write_text("postgresql://me:new@db/x")

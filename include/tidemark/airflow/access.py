@@ -37,7 +37,7 @@ def access_of(spec: ConsumerSpec, specs: Iterable[ConsumerSpec]) -> AccessContro
 
 
 def problems(spec: ConsumerSpec) -> list[Problem]:
-    """Why the ``access`` of a consumer cannot be in force in this Airflow. Empty if it can, or if there is none."""
+    """The reasons why this Airflow cannot enforce a consumer's ``access``. Empty if it can, or if the consumer has none."""
     if spec.access is None:
         return []
     manager = conf.get("core", "auth_manager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,15 +22,15 @@ def show_findings(names: Sequence[str], consumers: Path | None, output: OutputFo
     """Examines these consumers, or all, and prints each finding when it is made. Returns whether nothing will fail."""
     folder = consumers or project.consumers()
     found: list[Finding] = []
+    broken: list[Finding] = []
     if names:
         specs = [find_consumer(name, folder) for name in names]
     else:
         good, bad = read_folder(folder)
         specs = list(good.values())
-        found += [failure(f"{error.name}: file", str(error), "") for error in bad]
-    for one in (*found, *examine(from_env(), specs)):
-        if one not in found:
-            found.append(one)
+        broken = [failure(f"{error.name}: file", str(error), "") for error in bad]
+    for one in itertools.chain(broken, examine(from_env(), specs)):
+        found.append(one)
         if output is OutputFormat.TABLE:
             _print(one)
     if output is OutputFormat.JSON:

@@ -23,6 +23,7 @@ from tidemark.cli.common import (
     who,
 )
 from tidemark.profiles import Profile
+from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
     from tidemark.erase.erasure import Erasure
@@ -47,7 +48,7 @@ def plan(name: Name, where: Where, reason: Reason, consumers: Consumers = None, 
         with transaction(connection) as cur:
             left = not_searched(cur, made.group_id)
     _print(made, output)
-    _say(f"not searched: {left:,} records that made no rows (tidemark retries list {name}), and the topics in Kafka")
+    _say(f"not searched: {counted(left, 'record')} without rows (tidemark retries list {name}), and the topics in Kafka")
     _say(f"nothing has changed yet; to erase it permanently: tidemark erase apply {made.erasure_id} --where SQL, with the same condition")
 
 
@@ -101,9 +102,9 @@ def _print(one: Erasure, output: OutputFormat) -> None:
     applied = f" by {one.applied_by} at {minute(one.applied_at)} UTC" if one.applied_at else ""
     for text in (
         f"erasure {one.erasure_id} of {one.consumer}: {one.state}{applied}",
-        f"  {one.sink_rows:,} rows in {one.sink}",
-        f"  {one.archived_rows:,} rows in archives of rewinds, {one.overwritten_rows:,} overwritten rows",
-        f"  {one.failed_records:,} payloads of failed records, the examples of {one.examples:,} validation results",
+        f"  {counted(one.sink_rows, 'row')} in {one.sink}",
+        f"  {counted(one.archived_rows, 'row')} in archives of rewinds, {counted(one.overwritten_rows, 'overwritten row')}",
+        f"  {counted(one.failed_records, 'payload')} of failed records, the examples of {counted(one.examples, 'validation result')}",
         f"  reason: {one.reason} ({one.planned_by}, {minute(one.planned_at)} UTC)",
     ):
         stdout.print(text, markup=False, highlight=False)

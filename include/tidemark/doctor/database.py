@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tidemark import roles, schema
-from tidemark.db import Connection, DatabaseUrl, pooled, rows, session, statements, transaction
+from tidemark.db import Connection, Cursor, DatabaseUrl, pooled, rows, session, statements, transaction
 from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
@@ -73,7 +73,7 @@ def _statement_timeout(server: dict[str, Any]) -> Iterator[Finding]:
     if limit:
         fix = f"ALTER ROLE {server['role']} SET statement_timeout = 0; a large slice or a rewind is one statement."
         found = f"statement_timeout is {limit:g} s for this role"
-        yield failure("postgres time-outs", found, fix) if limit < COMMIT_S else warning("postgres time-outs", found, fix)
+        yield failure("postgres timeouts", found, fix) if limit < COMMIT_S else warning("postgres timeouts", found, fix)
 
 
 def _clock(connection: Connection) -> Iterator[Finding]:
@@ -86,12 +86,18 @@ def _clock(connection: Connection) -> Iterator[Finding]:
 
 
 def clock_ahead_s(connection: Connection) -> float:
-    """How far this host's clock is ahead of the database's, in seconds; the answer's way takes part of it."""
+    """How far this host's clock is ahead of the database's, in seconds. Assumes that the answer takes half of the round trip."""
     with transaction(connection) as cur:
         before = time.time()
-        cur.execute(SQL["clock"])
-        (database,) = cur.fetchone() or (0.0,)
-        return (before + time.time()) / 2 - float(database)
+        database = clock(cur)
+        return (before + time.time()) / 2 - database
+
+
+def clock(cur: Cursor) -> float:
+    """The database's clock, in seconds since 1970."""
+    cur.execute(SQL["clock"])
+    (seconds,) = cur.fetchone() or (0.0,)
+    return float(seconds)
 
 
 def _sessions(connection: Connection, server: dict[str, Any]) -> Iterator[Finding]:
@@ -122,7 +128,7 @@ def _kept(connection: Connection) -> Iterator[Finding]:
     if kept["overdue"]:
         last = kept["maintained_at"]
         since = f"last maintained {last:%Y-%m-%d}" if last else "never maintained"
-        late = f"{counted(kept['overdue'], 'archive')} older than {keep} and {format_duration(OVERDUE)}"
+        late = f"{counted(kept['overdue'], 'archive')} more than {format_duration(OVERDUE)} past the retention of {keep}"
         yield warning("retention", f"{found}; {late}, {since}", "Unpause the DAG maintain, or run: tidemark maintain")
     else:
         yield ok("retention", found)

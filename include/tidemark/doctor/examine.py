@@ -37,13 +37,9 @@ def _network(connections: Connections) -> Iterator[Finding]:
 def _kafka(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:
     cluster = Cluster(connections.kafka)
     yield from examine_brokers(cluster)
-    for spec in specs:
-        yield from attempted(f"{spec.name}: topics", partial(_topics, cluster, connections, spec))
-
-
-def _topics(cluster: Cluster, connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
-    read = None
+    read = {}
     with contextlib.suppress(TidemarkError), session(connections.database_url, application="tidemark doctor") as connection:
-        schema.require_current(connection)
-        read = read_by(connection, spec.group)  # what is wrong with the database is a finding of its own
-    yield from examine_topics(cluster, spec, read)
+        schema.require_current(connection)  # what is wrong with the database is a finding of its own
+        read = {spec.name: read_by(connection, spec.group) for spec in specs}
+    for spec in specs:
+        yield from attempted(f"{spec.name}: topics", partial(examine_topics, cluster, spec, read.get(spec.name)))

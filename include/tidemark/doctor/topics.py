@@ -6,7 +6,8 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidemark.db import Connection, statements, transaction
+from tidemark.db import Connection, transaction
+from tidemark.doctor.database import clock
 from tidemark.doctor.finding import Finding, failure, ok, warning
 from tidemark.kafka.cluster import Cluster, Setting, Topic
 from tidemark.offsets import store
@@ -15,8 +16,6 @@ from tidemark.records.ranges import TopicPartition
 from tidemark.retry.topics import largest_of, look_at, wanted
 from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import about, counted
-
-SQL = statements("tidemark.doctor", "topics.sql")
 
 CONNECT_S = 5.0
 RETENTION_USED = 0.75
@@ -55,9 +54,7 @@ class Read:
 
 def read_by(connection: Connection, group: str) -> Read:
     with transaction(connection) as cur:
-        cur.execute(SQL["now"])
-        (now_ms,) = cur.fetchone() or (0,)
-        return Read(store.positions(cur, group), int(now_ms))
+        return Read(store.positions(cur, group), int(clock(cur) * 1000))
 
 
 def examine_topics(cluster: Cluster, spec: ConsumerSpec, read: Read | None) -> Iterator[Finding]:

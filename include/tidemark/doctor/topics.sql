@@ -1,2 +1,0 @@
--- name: now
-SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
