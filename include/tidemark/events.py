@@ -5,17 +5,23 @@ Triggers write ``tidemark.audit_event`` in the transaction of each action (`sql/
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
+from tidemark.errors import Unavailable
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
 
 SQL = statements("tidemark", "events.sql")
+
+SETTLE_S = 60.0
+"""How long a reader that resumes waits for transactions that write events."""
+LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +43,46 @@ class Event:
     details: Mapping[str, Any]
 
 
-def read(connection: Connection, *, since: datetime | None = None, group: str | None = None) -> list[Event]:
-    """The events, oldest first."""
+@dataclass(kw_only=True, eq=False)
+class EventsUnfinished(Unavailable):
+    """A transaction that writes an event does not end."""
+
+    waited_s: float
+
+    def __str__(self) -> str:
+        return f"An action that writes an event has not ended within {self.waited_s:.0f} s. Nothing was read. Try again when it has ended."
+
+
+def read(
+    connection: Connection, *, since: datetime | None = None, after: int | None = None, group: str | None = None
+) -> list[Event]:
+    """The events, oldest first.
+
+    With ``after``, those with a higher id, so that a reader that resumes with the last id it has seen misses none and gets none twice.
+    An event's id is older than its commit, so the read waits up to `SETTLE_S` for lower ids in flight. Raises `EventsUnfinished`.
+    """
+    last = None if after is None else _settled(connection)
     with transaction(connection) as cur:
-        cur.execute(SQL["read"], {"since": since, "group": group})
+        cur.execute(SQL["read"], {"since": since, "after": after, "last": last, "group": group})
         return [Event(**row) for row in rows(cur)]
+
+
+def _settled(connection: Connection) -> int:
+    """The newest event's id, once every event with a lower id is committed or will never be."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["last"])
+        (last,) = cur.fetchone() or (0,)
+    writers = _writers(connection)  # after `last`: who begins later gets a higher id
+    deadline = time.monotonic() + SETTLE_S
+    while writers:
+        if time.monotonic() > deadline:
+            raise EventsUnfinished(waited_s=SETTLE_S)
+        time.sleep(LOOK_EVERY_S)
+        writers &= _writers(connection)
+    return int(last)
+
+
+def _writers(connection: Connection) -> set[str]:
+    with transaction(connection) as cur:
+        cur.execute(SQL["writers"])
+        return {name for (name,) in cur.fetchall()}

@@ -7,6 +7,7 @@ import json
 import pytest
 from tests.scenario import Scenario
 
+from tidemark.cli.common import who
 from tidemark.db import session
 from tidemark.group.coordinator import Coordinator, JoinRequest
 from tidemark.group.requests import GroupConfig
@@ -55,7 +56,10 @@ def test_groups_are_listed_described_emptied_and_deleted(team: Scenario) -> None
     assert (refused.returncode, "Stop them, or remove them" in refused.stderr) == (1, True)
     wrong = team.command("groups", "remove-member", group, "dag/task/8")
     assert "Write one of dag/task/7" in wrong.stderr
-    assert team.command("groups", "remove-member", group, "dag/task/7").returncode == 0
+    assert team.command("groups", "remove-member", group, "dag/task/7", "--reason", "its host is gone").returncode == 0
+    told = json.loads(team.command("audit-log", "--group", group, "--output", "json").stdout)
+    (removed,) = [one for one in told if one["kind"] == "MEMBER REMOVED"]
+    assert (removed["claimed_by"], removed["reason"], removed["details"]["instance"]) == (who(), "its host is gone", "dag/task/7")
     assert json.loads(team.command("groups", "list", "--state", "Empty", "--output", "json").stdout)[0]["members"] == 0
     assert team.command("groups", "delete", group).returncode == 0
     assert f"There is no group {group}" in team.command("groups", "describe", group).stderr

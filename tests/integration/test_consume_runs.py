@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from psycopg2.extensions import parse_dsn
 from tests.records import numbers
 from tests.scenario import Scenario, eventually
 from tests.transforms import FORMS
@@ -383,3 +384,22 @@ def fail_when(condition: Callable[[Slice], bool]) -> Callable[[Slice], None]:
 
 def has_hash(scenario: Scenario) -> bool:
     return bool(scenario.sql("SELECT 1 FROM pg_attribute WHERE attrelid = 'tidemark.migration'::regclass AND attname = 'migration_hash'"))
+
+
+def test_run_warns_once_of_servers_across_a_network_that_are_not_verified(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
+    """However many batches it has. The first server of each list answers; nobody is at the other one."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, numbers(0, 6))
+    scenario.write(topics=topic, batch={"max_records": 2}).make_sink()
+    ours = scenario.connections.kafka["bootstrap.servers"]
+    at = parse_dsn(scenario.database_url)
+    url = f"postgresql://{at['user']}:{at.get('password', '')}@{at['host']}:{at['port']},192.0.2.255:1/{at['dbname']}"
+    scenario.connections = Connections(url, {"bootstrap.servers": f"{ours},192.0.2.255:1"}, "local[2]")
+    scenario.run()
+    assert scenario.engine is not None
+    assert len(scenario.engine.batches) == 3
+    told = [text.partition(":")[0] for text in caplog.messages if "192.0.2.255" in text and " is " in text.partition(":")[0]]
+    assert told == [
+        "Kafka at 192.0.2.255 is reached in plain text",
+        "Postgres at 192.0.2.255 is not verified, and may be reached in plain text",
+    ]

@@ -6,27 +6,35 @@ import contextlib
 import csv
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg2.errors import InsufficientPrivilege
+from tests.documented import blocks, grants
 from tests.kafka_topics import Topics
 from tests.roles import Roles, made_roles
-from tests.scenario import Scenario, tidy_imports
+from tests.scenario import Scenario, eventually, tidy_imports
 from typer.testing import CliRunner
 
-from tidemark import project, schema
+from tidemark import events, project, schema
 from tidemark import roles as granting
 from tidemark.cli.common import who
 from tidemark.cli.main import app
+from tidemark.connections import DATABASE_URL
 from tidemark.db import session, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Level
 from tidemark.errors import BadInput
+from tidemark.group.coordinator import Coordinator, JoinRequest
 from tidemark.local import LocalStack
 from tidemark.profiles import PAYLOADS, RIGHTS, TABLES, Profile
 from tidemark.roles import NotTheOwner, RoleLacks
@@ -272,6 +280,66 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     assert "REWIND UNDONE" in story.call(reader, "audit-log").stdout
 
 
+def test_audit_log_after_an_event_waits_for_events_in_flight_and_misses_none(roles: Roles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lower id may be committed later. A transaction that has ended or that begins later is not waited for."""
+    roles.give(roles.run, Profile.OPERATOR)
+    insert = "INSERT INTO tidemark.audit_event (kind) VALUES ('%s') RETURNING event_id"
+    with session(roles.url(roles.run)) as connection, contextlib.closing(psycopg2.connect(roles.url(roles.owner))) as slow:
+        before = events.read(connection)[-1].event_id
+        with slow.cursor() as cur:
+            cur.execute(insert % "SLOW")
+        query(roles, roles.owner, insert % "FAST")
+        assert [one.kind for one in events.read(connection) if one.event_id > before] == ["FAST"]
+        monkeypatch.setattr(events, "SETTLE_S", 0.3)
+        with pytest.raises(events.EventsUnfinished):
+            events.read(connection, after=before)
+        monkeypatch.setattr(events, "SETTLE_S", 60.0)
+        with ThreadPoolExecutor() as pool:
+            later = pool.submit(events.read, connection, after=before)
+            with session(roles.url(roles.run)) as watcher, watcher.cursor() as cur:
+                eventually(lambda: _looks_for_writers(cur))
+            slow.commit()
+            assert [one.kind for one in later.result(60)] == ["SLOW", "FAST"]
+        last = events.read(connection)[-1].event_id
+        assert events.read(connection, after=last) == []
+
+
+def test_events_are_copied_to_a_topic_as_the_page_says(roles: Roles, topics: Topics) -> None:
+    """Its pipe with another producer, twice: the second begins after the last event that the topic has."""
+    (pipe,) = [block.code.strip() for block in blocks("sh", page="docs/security.md") if "--after" in block.code]
+    topic, known = topics.create(), 0
+    env = os.environ | {DATABASE_URL: roles.url(roles.run), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for profile in (Profile.READER, Profile.RUNNER):
+        roles.give(roles.run, profile)
+        command = pipe.replace("4711", str(known)).rpartition(" | kcat")[0]
+        told = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=env, capture_output=True, text=True, check=True)
+        topics.produce(topic, told.stdout.splitlines())
+        copied = [json.loads(value) for value in _values(topics.servers, topic)]
+        known = copied[-1]["event_id"]
+    assert [(event["event_id"],) for event in copied] == query(roles, roles.owner, "SELECT event_id FROM tidemark.audit_event ORDER BY event_id")
+    assert [event["kind"] for event in copied][-2:] == ["ROLE GRANTED", "ROLE GRANTED"]
+
+
+def _values(servers: str, topic: str) -> list[bytes]:
+    """All records of the topic's only partition."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic, "enable.partition.eof": True, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found = []
+    while (record := consumer.poll(60)) is not None and record.error() is None:
+        found.append(record.value())
+    consumer.close()
+    assert record is not None
+    assert record.error().code() == KafkaError._PARTITION_EOF
+    return found
+
+
+def _looks_for_writers(cur: Any) -> bool:
+    cur.execute("SELECT FROM pg_stat_activity WHERE usename = session_user AND pid <> pg_backend_pid() AND query LIKE '%pg_locks%'")
+    found = cur.fetchone() is not None
+    cur.connection.rollback()
+    return found
+
+
 def test_a_run_whose_transform_shuffles_needs_the_profile_stager(story: Story) -> None:
     story.run()
     runner, stager = (
@@ -310,7 +378,19 @@ REWRITES = (
     "UPDATE tidemark.retry_action SET reason = 'another reason'",
     "UPDATE tidemark.rewind SET reason = 'another reason'",
     "UPDATE tidemark.redrive SET planned_by = 'somebody else'",
-    "DELETE FROM tidemark.maintenance",
+    *(
+        f"UPDATE tidemark.{table} SET {column} = {column}"
+        for table, columns in (
+            ("attempt", ("dag_id", "run_id", "task_id", "started_at")),
+            ("rewind", ("planned_by", "planned_at", "reason", "digest")),
+            ("redrive", ("planned_by", "planned_at", "reason", "digest", "filter", "dag_id", "run_id")),
+            ("retry_action", ("done_by", "done_at", "reason", "kind", "filter")),
+            ("maintenance", ("done_by", "begun_at", "keep", "dag_id", "run_id")),
+            ("validation", ("verdict", "validated_at", "dag_id", "run_id")),
+        )
+        for column in columns
+    ),
+    *(f"DELETE FROM tidemark.{table}" for table in ("attempt", "rewind", "redrive", "retry_action", "maintenance", "validation")),
 )
 
 
@@ -343,6 +423,142 @@ def test_nobody_can_have_the_triggers_write_an_event_that_never_happened(roles: 
         trap = "CREATE TEMPORARY TABLE flow (LIKE tidemark.flow); CREATE TRIGGER mine AFTER INSERT ON flow"
         with pytest.raises(InsufficientPrivilege, match="permission denied for function"):
             query(roles, roles.run, f"{trap} FOR EACH ROW EXECUTE FUNCTION tidemark.{function}()")
+
+
+MADE_UP = """
+    INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
+                                failed, unaccounted, sink_rows)
+    SELECT group_id, topic_id, partition, end_offset + 10, end_offset + 11, owner_epoch, attempt_id, 1, 0, 0, 0, 0, 1 FROM tidemark.batch
+"""
+ROW = """
+    INSERT INTO {sink} (payload, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)
+    SELECT payload, kafka_topic_id, kafka_partition, kafka_offset + 1000, kafka_seq FROM {sink}
+"""
+MOVE = "UPDATE tidemark.partition_offset SET next_offset = next_offset + 1"
+REMOVE = "DELETE FROM tidemark.group_member"
+PAYLOAD = "SELECT value FROM tidemark.failed_record"
+STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("reader", "can"): {
+        "see topics, offsets, names of users and error texts": (
+            "SELECT name FROM tidemark.topic",
+            "SELECT next_offset FROM tidemark.partition_offset",
+            "SELECT claimed_by, database_role FROM tidemark.audit_event WHERE claimed_by IS NOT NULL",
+            "SELECT error_text FROM tidemark.failed_record",
+        ),
+    },
+    ("reader", "cannot"): {"see payloads": (PAYLOAD,), "change anything": ("{changes}", "CREATE TABLE tidemark.mine ()", ROW)},
+    ("stager", "can"): {"create tables in the schema": ("CREATE TABLE tidemark.mine AS SELECT 1",)},
+    ("stager", "cannot"): {"see payloads": (PAYLOAD,), "change other tables": ("{changes}", "DROP TABLE tidemark.batch", ROW)},
+    ("runner", "can"): {
+        "write rows into its sinks": (ROW,),
+        "record batches and verdicts that never were": (
+            MADE_UP,
+            "INSERT INTO tidemark.validation (group_id, verdict, sink_rows, seconds) SELECT group_id, 'passed', 1, 1 FROM tidemark.flow",
+        ),
+        "move positions": (MOVE,),
+        "mark failed records as loaded": (
+            "UPDATE tidemark.failed_record SET state = 'LOADED', sink_rows = 1, tried_at = now(), tried_late = 1 WHERE state = 'FAILED'",
+        ),
+        "read payloads of failed records": (PAYLOAD,),
+        "remove members": (REMOVE,),
+    },
+    ("runner", "cannot"): {
+        "change or delete ledger rows": ("UPDATE tidemark.batch SET sink_rows = 0", "DELETE FROM tidemark.batch"),
+        "change or delete rows of its sinks": ("UPDATE {sink} SET payload = NULL", "DELETE FROM {sink}", "TRUNCATE {sink}"),
+        "edit payloads": ("UPDATE tidemark.failed_record SET value = NULL",),
+        "rewind": ("INSERT INTO tidemark.rewind DEFAULT VALUES", "INSERT INTO tidemark.rewound_batch DEFAULT VALUES"),
+    },
+    ("operator", "can"): {
+        "change the state and payload of failed records": (
+            "UPDATE tidemark.failed_record SET value = '{{}}', error_text = 'fine'",
+            "UPDATE tidemark.failed_record SET state = 'DISCARDED' WHERE state = 'FAILED'",
+        ),
+        "pause consumers": ("INSERT INTO tidemark.flow (group_id, topic, paused) SELECT group_id, 'other', true FROM tidemark.flow",),
+        "fence runs": ("UPDATE tidemark.partition_offset SET owner = NULL, owner_epoch = owner_epoch + 1",),
+        "remove members and groups": (REMOVE, "UPDATE tidemark.consumer_group SET name = name || ' (deleted)'"),
+    },
+    ("operator", "cannot"): {
+        "write to sinks or the ledger": (ROW, MADE_UP, "UPDATE tidemark.batch SET validation_id = NULL"),
+        "move positions": (MOVE,),
+        "change reasons and names of earlier actions": (
+            "UPDATE tidemark.retry_action SET reason = 'another reason'",
+            "UPDATE tidemark.retry_action SET done_by = 'somebody else'",
+            "UPDATE tidemark.redrive SET reason = 'another reason'",
+            "UPDATE tidemark.redrive SET planned_by = 'somebody else'",
+        ),
+    },
+    ("rewinder", "can"): {
+        "take rows out of sinks, erase them": ("DELETE FROM {sink}",),
+        "record batches that never were": (MADE_UP,),
+        "move positions": (MOVE,),
+        "drop archives that it made": ("CREATE TABLE tidemark.mine AS SELECT 1; DROP TABLE tidemark.mine; SELECT 1",),
+        "read and empty payloads": (
+            PAYLOAD,
+            "UPDATE tidemark.failed_record SET key = NULL, value = NULL, headers = '[]', emptied_at = now() WHERE state = 'DISCARDED'",
+        ),
+    },
+    ("rewinder", "cannot"): {
+        "delete ledger rows without an archive": ("DELETE FROM tidemark.batch",),
+        "drop archives of other roles": ("DROP TABLE tidemark.another_archive",),
+        "change reasons and names of earlier plans": (
+            "UPDATE tidemark.rewind SET reason = 'another reason'",
+            "UPDATE tidemark.rewind SET planned_by = 'somebody else'",
+        ),
+    },
+}
+"""The table of docs/security.md: for each item the statements that do it, or are refused."""
+
+
+def documented_thefts() -> dict[tuple[str, str], list[str]]:
+    _, _, table = PAGE.partition("| role | can | cannot |\n")
+    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()[1:]]
+    return {(role.strip("`"), kind): cell.split("; ") for role, *cells in rows for kind, cell in zip(("can", "cannot"), cells, strict=True)}
+
+
+def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> None:
+    """Each item, with SQL, under a role with that profile and the documented grants on the sink. The rights hold for all consumers: the
+    groups are not the role's own. What can be done changes something, and is rolled back."""
+    assert documented_thefts() == {role_and_kind: list(items) for role_and_kind, items in STOLEN.items()} | {
+        ("the owner", "can"): ["everything"], ("the owner", "cannot"): ["-"],
+    }  # fmt: skip
+    story.run()
+    roles, name = story.roles, story.name
+    story.call(story.only[Profile.OPERATOR], "pause", name, "--reason", "a look at the sink")
+    assert story.call(story.only[Profile.OPERATOR], "retries", "discard", name, "--number", "2", *WHY).exit_code == 0
+    with session(roles.url(roles.owner)) as connection:
+        Coordinator(connection, "others").join(JoinRequest("", "seat", "cli", (("range", {"topics": []}),)))
+    roles.own("CREATE TABLE tidemark.another_archive ()")
+    columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'tidemark' AND is_identity = 'NO'"
+    changes = [f"UPDATE tidemark.{table} SET {column} = {column}" for table, column in query(roles, roles.owner, columns)]
+    changes += [f"{verb} tidemark.{table}" for table in TABLES for verb in ("DELETE FROM", "TRUNCATE")]
+    changes += [f"INSERT INTO tidemark.{table} DEFAULT VALUES" for table in TABLES]
+    thieves = {profile: roles.new(f"thief_{profile}", profile) for profile in Profile}
+    for page, thief in (("docs/deployment.md", Profile.RUNNER), ("docs/rewind.md", Profile.REWINDER)):
+        (block,) = grants(page)
+        roles.own(block.replace("tidemark_run", thieves[thief]).replace("lake.cities", story.table))
+    wrong = []
+    for (profile, kind), items in STOLEN.items():
+        with contextlib.closing(psycopg2.connect(roles.url(thieves[Profile(profile)]))) as connection, connection.cursor() as cur:
+            for item, statements in items.items():
+                for statement in changes if "{changes}" in statements else ():
+                    wrong += _tried(cur, (profile, kind, item, statement), statement)
+                for statement in statements:
+                    if statement != "{changes}":
+                        wrong += _tried(cur, (profile, kind, item, statement), statement.format(sink=story.table))
+    assert wrong == []
+
+
+def _tried(cur: Any, what: tuple[str, ...], statement: str) -> list[tuple[str, ...]]:
+    """What turned out otherwise than documented."""
+    try:
+        cur.execute(statement)
+        said = "changed or showed something" if cur.rowcount > 0 else "did nothing"
+    except InsufficientPrivilege:
+        said = "refused"
+    except psycopg2.Error as error:
+        said = str(error)
+    cur.connection.rollback()
+    return [] if said == {"can": "changed or showed something", "cannot": "refused"}[what[1]] else [(*what, said)]
 
 
 def test_rewinder_moves_batches_into_an_archive_unchanged_and_deletes_none(story: Story) -> None:

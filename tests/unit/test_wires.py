@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tidemark.connections import Connections
 from tidemark.errors import BadInput
-from tidemark.wires import AUTHENTICATE, ENCRYPTED_BY, SECRET, guarded, of_kafka, of_postgres, of_servers, of_spark, on_loopback
+from tidemark.spark.session import _guards
+from tidemark.wires import AUTHENTICATE, ENCRYPTED_BY, ENCRYPTION, SECRET, guarded, of_kafka, of_postgres, of_servers, of_spark, on_loopback
 
 PASSWORD = "hunter2"
 REMOTE = "spark://m:7077"
@@ -124,6 +125,16 @@ def test_an_authenticated_application_is_encrypted_unless_its_settings_decide_ot
     assert not (any(conf.get(name) == "true" for name in ENCRYPTED_BY) and ENCRYPTED_BY[0] in added)
     told = [str(one) for one in of_spark(REMOTE, conf | added)]
     assert ["is not encrypted" in one and PASSWORD not in one for one in told] == ([] if encrypted else [True])
+
+
+def test_start_of_spark_warns_of_what_stays_open(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is added to an application that spark-submit has started."""
+    authenticated = {AUTHENTICATE: "true", SECRET: PASSWORD}
+    assert _guards(REMOTE, authenticated).keys() == ENCRYPTION.keys()
+    assert caplog.messages == []
+    assert _guards(REMOTE, {AUTHENTICATE: "false"}) == _guards(None, {"spark.master": REMOTE, **authenticated}) == {}
+    assert ["spark.authenticate is false" in caplog.messages[0], "is not encrypted" in caplog.messages[1]] == [True, True]
+    assert len(caplog.messages) == 2
 
 
 def test_servers_are_judged_by_what_the_file_of_the_url_holds(tmp_path: Path) -> None:

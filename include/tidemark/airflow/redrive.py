@@ -333,8 +333,9 @@ def _stored(context: Context) -> tuple[Redrive, ConsumerSpec]:
 
 
 def _words(made: Redrive) -> str:
-    """Identifies the plan in the question that Airflow records. The time suffices, because the records are fixed when the plan is made."""
-    return f"redrive {made.redrive_id}, planned at {made.planned_at.isoformat()}"
+    """Identifies the plan in the question that Airflow records. A plan that is older than the digest goes by its time."""
+    what = f"planned at {made.planned_at.isoformat()}" if made.digest is None else f"digest {made.digest}"
+    return f"redrive {made.redrive_id}, {what}"
 
 
 class _Progress:

@@ -12,10 +12,10 @@ from tidemark.cli.common import EventFormat, connected, json_value, one_line, pr
 from tidemark.text.moment import iso, parse_moment
 
 
-def show_events(since: str | None, group: str | None, output: EventFormat) -> None:
+def show_events(since: str | None, after: int | None, group: str | None, output: EventFormat) -> None:
     moment = None if since is None else parse_moment(since)
     with connected("tidemark audit-log") as connection:
-        found = events.read(connection, since=moment, group=group)
+        found = events.read(connection, since=moment, after=after, group=group)
     if output is EventFormat.JSON:
         print_json(found)
     elif output is EventFormat.CSV:

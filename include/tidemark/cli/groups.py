@@ -65,7 +65,7 @@ def remove_members(group: str, names: Sequence[str], reason: str, output: Output
             fix = f"Write one of {there}." if there else "The group has no members."
             raise BadInput(what=f"member of group {group}", found=", ".join(missing), fix=fix)
         leaving = [Leaving(ids[name].member_id, ids[name].instance_id, reason) for name in names]
-        for error in Coordinator(connection, group).leave(leaving):
+        for error in Coordinator(connection, group).leave(leaving, by=who()):
             if error is not None:
                 raise error
     stderr.print(f"removed {', '.join(names)}", markup=False, highlight=False)

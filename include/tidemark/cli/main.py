@@ -282,13 +282,17 @@ def audit_log(
     since: Annotated[
         str | None, typer.Option(metavar="MOMENT", help="Only events from then on, such as 2026-03-24T14:00:00Z (default: all).")
     ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(metavar="EVENT_ID", min=0, help="Only later events; waits for unfinished ones, so that none is missed (default: all)."),
+    ] = None,
     group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,
     output: Annotated[EventFormat, typer.Option("--output", help="Output format.")] = EventFormat.TABLE,
 ) -> None:
-    """Show who did what, oldest first: rewinds, redrives, discards, edits, pauses, deletions, maintenance, migrations, grants."""
+    """Show who did what, oldest first: rewinds, redrives, discards, edits, pauses, removals, deletions, maintenance, migrations, grants."""
     from tidemark.cli.audit_log import show_events
 
-    show_events(since, group, output)
+    show_events(since, after, group, output)
 
 
 app.command()(seek)

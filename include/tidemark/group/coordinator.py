@@ -144,11 +144,25 @@ class Coordinator:
         who = self._who(member_id, instance_id)
         self._asked_again("heartbeat", who, instance_id, generation, lambda group: group.heartbeat(who, instance_id, generation))
 
-    def leave(self, leaving: Sequence[Leaving]) -> list[GroupError | None]:
-        """LeaveGroup: the error for each member, or `None`. An operator removes a static member with ``Leaving("", instance_id)``."""
+    def leave(self, leaving: Sequence[Leaving], *, by: str = "") -> list[GroupError | None]:
+        """LeaveGroup: the error for each member, or `None`. An operator removes a static member with ``Leaving("", instance_id)``.
+
+        ``by`` is the operator, for the audit log; without it, the members leave by themselves, which is no event.
+        """
         nobody = [UnknownMemberId(group=self._group, member_id=each.member_id, instance_id=each.instance_id) for each in leaving]
+
+        def remove(group: Group, cur: Cursor, _group_id: int) -> list[GroupError | None]:
+            known = dict(group.members)
+            answers = group.leave(leaving)
+            if by:
+                names = {each.member_id or each.instance_id for each in leaving}
+                ids = [each.member_id for each in known.values() if names & {each.member_id, each.instance_id}]
+                on_behalf(cur, by, leaving[0].reason)
+                cur.execute(SQL["name_removed"], {"members": json.dumps(ids)})
+            return answers
+
         try:
-            return self._locked(lambda group: group.leave(leaving), GroupIdNotFound(group=self._group))
+            return self._locked_rows(remove, GroupIdNotFound(group=self._group))
         except GroupIdNotFound:
             return [*nobody]
 

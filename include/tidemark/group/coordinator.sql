@@ -70,6 +70,10 @@ UPDATE tidemark.consumer_group grp
 -- Locks their rows, in order of arrival.
 DELETE FROM tidemark.group_member WHERE member_no = ANY (%(numbers)s);
 
+-- name: name_removed
+-- Names the members whose removal in this transaction is an event of the audit log (`sql/0018_audit.additive.sql`).
+SELECT set_config('tidemark.removed_members', %(members)s, true);
+
 -- name: add_members
 INSERT INTO tidemark.group_member (group_id, member_id, instance_id, client_id, pending, joining, synced, session_timeout_ms,
                                    rebalance_timeout_ms, expected_members, protocols, assignment)

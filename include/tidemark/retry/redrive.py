@@ -1,6 +1,6 @@
 """Redrives: failed records are retried again. A plan fixes the set of records; apply then works through it in bounded portions.
 
-    ① plan: choose, store and count the records   ② apply: take the group's lock   ③ record who applies it, and why
+    ① plan: choose, store and count the records   ② apply: take the group's lock   ③ record who applies it, and why; check the digest
     ④ a portion, in one transaction: check its records, make them wait, record it   ⑤ repeat ④, no faster than the cap   ⑥ record the end
 
 A redrive only changes rows: its records are then like records just handed off, and relay and drain do the rest. ``ladder`` sends them to
@@ -82,6 +82,8 @@ class Redrive:
     started_at: datetime | None
     ended_at: datetime | None
     approved_by: str | None
+    digest: str | None
+    """A hash of the settings and the numbers of the records. `None`: planned before migration 0018."""
     planned: int
     redriven: int
     passed_over: int
@@ -134,6 +136,16 @@ class NoLadder(Refused):
         return f"{self.consumer} has no ladder (retry.delays). Nothing was changed. Redrive with --to now, or set retry.delays."
 
 
+@dataclass(kw_only=True, eq=False)
+class PlanAltered(Refused):
+    """The stored plan is not what was planned: somebody has written to its rows."""
+
+    redrive_id: int
+
+    def __str__(self) -> str:
+        return f"The records or settings of redrive {self.redrive_id} do not match its digest. No record was redriven. Plan it again."
+
+
 def plan(
     connection: Connection,
     spec: ConsumerSpec,
@@ -162,12 +174,12 @@ def plan(
         raise BadInput(what="state", found=f"records that are {strange[0]} cannot be redriven", fix=fix)
     with transaction(connection) as cur:
         key = group_key(cur, spec.group)
-        asked = {**key, **wanted.parameters(spec.group), "max_redrives": max_redrives}
+        discarded = RecordState.DISCARDED in wanted.states
+        asked = {**key, **wanted.parameters(spec.group), "max_redrives": max_redrives, "limit": limit, "discarded": discarded}
         values = {"consumer": spec.name, "destination": destination.value, "filter": json.dumps(wanted.as_json())}
         for_run = {"dag_id": dag_id, "run_id": run_id}
         cur.execute(SQL["add"], {**asked, **values, **for_run, "per_second": per_second, "reason": why, "by": by})
         (redrive_id,) = cur.fetchone() or (0,)
-        cur.execute(SQL["choose"], {**asked, "redrive_id": redrive_id, "limit": limit, "discarded": RecordState.DISCARDED in wanted.states})
         made = _preview(cur, redrive_id)
         if not made.redrive.records:
             wait, were = counted(made.waiting, "already waits", "already wait"), counted(made.worn_out, "was", "were")
@@ -192,7 +204,7 @@ def apply(
     """Redrives the planned records that are left and returns the result. Safe to repeat: records already redriven stay so.
 
     Between portions, no transaction holds rows. Ends early, without an error, if stopped (`stop`). Raises
-    `RedriveInProgress`, `NoLadder`, `TopicsUnfit` (for the topic of immediate tries), `DatabaseUnavailable` or `BrokerUnavailable`;
+    `RedriveInProgress`, `PlanAltered`, `NoLadder`, `TopicsUnfit` (for the topic of immediate tries), `DatabaseUnavailable` or `BrokerUnavailable`;
     earlier portions stay applied.
     """
     known = read(connection, redrive_id)
@@ -206,6 +218,9 @@ def apply(
             cur.execute(SQL["start"], {"redrive_id": redrive_id, "approved_by": approved_by})
             if cur.fetchone() is None:
                 return _preview(cur, redrive_id)
+            cur.execute(SQL["digest"], {"redrive_id": redrive_id})
+            if known.digest is not None and cur.fetchone() != (known.digest,):
+                raise PlanAltered(redrive_id=redrive_id)
             action = add_action(cur, group_id, "REDRIVE", known.filter, known.reason, by)
         begun, progress = time.monotonic(), Progress(known.records, known.redriven, known.passed_over)
         size = portion if known.per_second is None else max(1, min(portion, known.per_second))

@@ -6,21 +6,34 @@
 SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: add
-INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by, dag_id, run_id)
-VALUES (%(group_id)s, %(consumer)s, %(destination)s, %(filter)s, %(per_second)s, %(max_redrives)s, %(reason)s, %(by)s, %(dag_id)s, %(run_id)s)
-RETURNING redrive_id;
+-- Stores a redrive and fixes its set of records: those that match and can be redriven. Locks nothing. Of nothing, the digest is null.
+WITH chosen AS MATERIALIZED (
+    SELECT failed_record_id FROM tidemark.failed_record record
+     WHERE group_id = %(group_id)s AND {where} AND redrives < %(max_redrives)s
+       AND (state = 'FAILED' OR (state = 'WAITING' AND publish_error IS NOT NULL) OR (state = 'DISCARDED' AND %(discarded)s))
+     ORDER BY failed_record_id LIMIT %(limit)s
+), added AS (
+    INSERT INTO tidemark.redrive (group_id, consumer, destination, filter, per_second, max_redrives, reason, planned_by, dag_id, run_id, digest)
+    SELECT %(group_id)s, %(consumer)s, %(destination)s, %(filter)s::jsonb, %(per_second)s::integer, %(max_redrives)s, %(reason)s, %(by)s,
+           %(dag_id)s, %(run_id)s, tidemark.redrive_digest(%(consumer)s, %(destination)s, %(filter)s, %(per_second)s, %(max_redrives)s,
+                                                           array_agg(failed_record_id ORDER BY failed_record_id))
+      FROM chosen
+    RETURNING redrive_id
+), noted AS (
+    INSERT INTO tidemark.redrive_record (redrive_id, failed_record_id) SELECT redrive_id, failed_record_id FROM added, chosen
+)
+SELECT redrive_id FROM added;
 
 -- name: of_run
 -- The first redrive planned by an Airflow run. Locks nothing.
 SELECT redrive_id FROM tidemark.redrive WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s ORDER BY redrive_id LIMIT 1;
 
--- name: choose
--- Fixes the set of records: those that match and can be redriven. Locks nothing.
-INSERT INTO tidemark.redrive_record (redrive_id, failed_record_id)
-SELECT %(redrive_id)s, failed_record_id FROM tidemark.failed_record record
- WHERE group_id = %(group_id)s AND {where} AND redrives < %(max_redrives)s
-   AND (state = 'FAILED' OR (state = 'WAITING' AND publish_error IS NOT NULL) OR (state = 'DISCARDED' AND %(discarded)s))
- ORDER BY failed_record_id LIMIT %(limit)s;
+-- name: digest
+-- The digest of what is stored now. Locks nothing.
+SELECT tidemark.redrive_digest(consumer, destination, filter, per_second, max_redrives,
+                               (SELECT array_agg(failed_record_id ORDER BY failed_record_id) FROM tidemark.redrive_record record
+                                 WHERE record.redrive_id = redrive.redrive_id))
+  FROM tidemark.redrive WHERE redrive_id = %(redrive_id)s;
 
 -- name: left_out
 -- Of the matching records not chosen: how many already wait for a retry, how many have reached the limit of redrives. Locks nothing.
@@ -34,7 +47,7 @@ SELECT count(*) FILTER (WHERE state = 'HELD' OR (state = 'WAITING' AND publish_e
 -- name: read
 -- Redrives of a group, or a single one, with the number of records in each state, newest first. Locks nothing.
 SELECT redrive.redrive_id, redrive.state, consumer, grp.name AS group_name, destination, filter, per_second, max_redrives, reason, planned_by,
-       planned_at, started_at, ended_at, approved_by, coalesce(planned, 0) AS planned, coalesce(redriven, 0) AS redriven,
+       planned_at, started_at, ended_at, approved_by, digest, coalesce(planned, 0) AS planned, coalesce(redriven, 0) AS redriven,
        coalesce(passed_over, 0) AS passed_over
   FROM tidemark.redrive JOIN tidemark.consumer_group grp USING (group_id)
   LEFT JOIN LATERAL (

@@ -136,3 +136,16 @@ def test_a_long_reason_is_cut_off(scene: Scene) -> None:
     scene.start(a, b)
     b.leave("x" * 1000)
     assert scene.of_group("rebalance_reason") == "a member leaves: " + "x" * 255
+
+
+def test_only_an_operators_removal_is_an_event(scene: Scene) -> None:
+    """Not that a member leaves, or expires, even within the operator's call."""
+    a, b, c = scene.player("a"), scene.player("b", instance="i-b"), scene.player("c")
+    scene.start(a, b, c)
+    assert c.leave("the run is over") is None
+    scene.expire(a)
+    assert kinds(scene.coordinator().leave([Leaving("", "i-b", "its host is gone")], by="ann@host")) == [None]
+    assert scene.members() == []
+    assert scene.sql("SELECT kind, group_name, claimed_by, reason, details FROM tidemark.audit_event WHERE group_name = %s", scene.group) == [
+        ("MEMBER REMOVED", scene.group, "ann@host", "its host is gone", {"member": b.member_id, "instance": "i-b"}),
+    ]

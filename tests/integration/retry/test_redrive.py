@@ -27,7 +27,7 @@ from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.retry import admin, redrive
 from tidemark.retry.admin import Payload
 from tidemark.retry.filter import Filter, RecordState
-from tidemark.retry.redrive import Destination, NoLadder, Phase, Preview, RedriveInProgress
+from tidemark.retry.redrive import Destination, NoLadder, Phase, PlanAltered, Preview, RedriveInProgress
 from tidemark.retry.topics import TopicsUnfit
 
 WHY = {"reason": "the service is back again", "by": "ann@host"}
@@ -169,6 +169,29 @@ def test_the_set_is_fixed_when_it_is_planned(outbox: Outbox) -> None:
     done = apply(outbox, planned.redrive_id)
     assert (done.redrive.records, done.redrive.redriven) == (3, 3)
     assert states(outbox) == ["WAITING"] * 3 + ["FAILED"] * 3
+
+
+def test_plan_that_was_written_to_is_refused_by_its_digest(outbox: Outbox) -> None:
+    """The digest of settings and records is in the events. It stays the same while the redrive goes on."""
+    for _ in range(3):
+        outbox.add(failed=True)
+    outbox.make_topics()
+    made = plan(outbox, limit=2).redrive
+    for change, back in (
+        ("INSERT INTO tidemark.redrive_record VALUES (%(id)s, 3)", "DELETE FROM tidemark.redrive_record WHERE failed_record_id = 3"),
+        ("UPDATE tidemark.redrive SET destination = 'now'", "UPDATE tidemark.redrive SET destination = 'ladder'"),
+    ):
+        outbox.sql(change, id=made.redrive_id)
+        before = image(outbox)
+        with pytest.raises(PlanAltered, match="do not match its digest"):
+            apply(outbox, made.redrive_id)
+        assert (image(outbox), states(outbox)) == (before, ["FAILED"] * 3)
+        outbox.sql(back, id=made.redrive_id)
+    assert apply(outbox, made.redrive_id, portion=1).redrive.redriven == 2
+    told = outbox.sql("SELECT kind, digest FROM tidemark.audit_event WHERE kind LIKE 'REDRIVE%%' ORDER BY event_id", id=0)
+    assert told == [(f"REDRIVE {kind}", made.digest) for kind in ("PLANNED", "STARTED", "DONE")]
+    other = plan(outbox).redrive
+    assert len({None, made.digest, other.digest}) == 3
 
 
 def test_what_changed_since_the_plan_is_passed_over_with_the_reason(outbox: Outbox) -> None:
