@@ -378,10 +378,12 @@ def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_admin
     hold for all DAGs. The files give the same serialized form each time, though roles and permissions are sets."""
     (tmp_path / "orders.yaml").write_text(OWNED)
     (tmp_path / "news.yaml").write_text(SMALL)
+    (tmp_path / "closed.yaml").write_text(SMALL.replace("news", "closed") + "access: {}\n")
     found = {file: read(tmp_path, f"{file}.py", **FAB) for file in ("consume", "rewind", "redrive", "drain_retries", "maintain")}
     dags = {dag_id: dag for each in found.values() for dag_id, dag in each["dags"].items()}
     assert {dag_id: dag["access"] for dag_id, dag in dags.items()} == {
         **dict.fromkeys(("consume__orders", "rewind__orders", "redrive__orders"), GRANTED),
+        **{dag_id: {} for dag_id in ("consume__closed", "rewind__closed", "redrive__closed")},
         **{dag_id: {} for dag_id in ("consume__news", "rewind", "redrive", "drain_retries", "maintain")},
     }
     assert "edit: team-orders; view: analysts" in dags["consume__orders"]["doc"]

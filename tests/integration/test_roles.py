@@ -263,6 +263,7 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
         ("ERASURE APPLIED", 1, roles[rewinder], who()),
         ("GROUP DELETED", None, roles[operator], who()),
     ]
+    assert not re.search("bad [123]|good", json.dumps(events)), "values of the records"
     planned, applied = (next(one for one in events if one["kind"] == kind) for kind in ("REWIND PLANNED", "REWIND APPLIED"))
     assert planned["digest"] == applied["digest"] == story.consumer.sql("SELECT digest FROM tidemark.rewind WHERE rewind_id = 1")[0][0]
     assert (applied["reason"], applied["details"]["sink_rows"]) == (WHY[1], 2)
@@ -430,6 +431,11 @@ MADE_UP = """
                                 failed, unaccounted, sink_rows)
     SELECT group_id, topic_id, partition, end_offset + 10, end_offset + 11, owner_epoch, attempt_id, 1, 0, 0, 0, 0, 1 FROM tidemark.batch
 """
+MADE_UP_FOR_A_MOVE = """
+    INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
+                                failed, unaccounted, sink_rows)
+    SELECT group_id, topic_id, partition, end_offset, end_offset + 1, owner_epoch, attempt_id, 0, 1, 0, 0, 0, 0 FROM tidemark.batch
+"""
 ROW = """
     INSERT INTO {sink} (payload, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)
     SELECT payload, kafka_topic_id, kafka_partition, kafka_offset + 1000, kafka_seq FROM {sink}
@@ -444,6 +450,9 @@ STOLEN: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "SELECT next_offset FROM tidemark.partition_offset",
             "SELECT claimed_by, database_role FROM tidemark.audit_event WHERE claimed_by IS NOT NULL",
             "SELECT error_text FROM tidemark.failed_record",
+            "SELECT filter FROM tidemark.retry_action",
+            "SELECT count(filter) FROM tidemark.redrive",
+            "SELECT count(detail) FROM tidemark.validation_result",
         ),
     },
     ("reader", "cannot"): {"see payloads": (PAYLOAD,), "change anything": ("{changes}", "CREATE TABLE tidemark.mine ()", ROW)},
@@ -559,6 +568,49 @@ def _tried(cur: Any, what: tuple[str, ...], statement: str) -> list[tuple[str, .
         said = str(error)
     cur.connection.rollback()
     return [] if said == {"can": "changed or showed something", "cannot": "refused"}[what[1]] else [(*what, said)]
+
+
+def test_sql_of_its_own_leaves_no_event_and_audit_finds_a_position_without_a_ledger(story: Story) -> None:
+    """Unless a made-up batch explains it."""
+    story.run()
+    roles, reader = story.roles, story.only[Profile.READER]
+    before = query(roles, reader, "SELECT count(*) FROM tidemark.audit_event")
+    assert story.call(reader, "audit", story.name).exit_code == 0
+    for profile in (Profile.RUNNER, Profile.REWINDER):
+        query(roles, story.only[profile], MOVE)
+        assert story.call(reader, "audit", story.name).exit_code == 1
+        query(roles, story.only[profile], f"{MADE_UP_FOR_A_MOVE} ORDER BY batch_id DESC LIMIT 1")
+        assert story.call(reader, "audit", story.name).exit_code == 0
+    query(roles, story.only[Profile.OPERATOR], "UPDATE tidemark.failed_record SET value = 'another'")
+    query(roles, story.only[Profile.RUNNER], "UPDATE tidemark.failed_record SET state = 'SKIPPED'")
+    assert query(roles, reader, "SELECT count(*) FROM tidemark.audit_event") == before
+    assert story.call(reader, "retries", "actions", story.name, "--output", "json").stdout.strip() == "[]"
+
+
+def test_rejected_rewinds_stopped_redrives_deleted_offsets_and_migrations_are_events_too(story: Story) -> None:
+    """Those of the page that the story of all commands does not come to."""
+    story.run()
+    roles, name = story.roles, story.name
+    operator, rewinder = story.only[Profile.OPERATOR], story.only[Profile.REWINDER]
+    for words in (("rewind", "plan", name, "--to-earliest", *WHY), ("redrive", "plan", name, "--error", "Fail", *WHY)):
+        assert story.call(rewinder if words[0] == "rewind" else operator, *words).exit_code == 0
+    query(roles, rewinder, "UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = 'ann', decided_at = clock_timestamp()")
+    query(roles, operator, "UPDATE tidemark.redrive SET state = 'RUNNING', started_at = clock_timestamp()")
+    assert story.call(operator, "redrive", "stop", "1", "--reason", "the service is down").exit_code == 0
+    query(roles, rewinder, "INSERT INTO tidemark.consumer_group (name) VALUES ('others')")
+    query(
+        roles, rewinder, """INSERT INTO tidemark.partition_offset (group_id, topic_id, partition, next_offset, validated_offset)
+                            SELECT group_id, topic_id, 0, 7, 0 FROM tidemark.consumer_group, tidemark.topic
+                             WHERE consumer_group.name = 'others' LIMIT 1""",
+    )  # fmt: skip
+    with session(roles.url(roles.owner)) as connection:
+        Coordinator(connection, "others").delete_offsets([story.topic])
+        found = {one.kind: one for one in events.read(connection)}
+    digests = query(roles, roles.owner, "SELECT rewind.digest, redrive.digest FROM tidemark.rewind, tidemark.redrive")
+    rejected, stopped = found["REWIND REJECTED"], found["REDRIVE STOPPED"]
+    assert (rejected.claimed_by, stopped.reason, [(rejected.digest, stopped.digest)]) == ("ann", "the service is down", digests)
+    assert (found["OFFSETS DELETED"].group, found["OFFSETS DELETED"].details["next_offset"]) == ("others", 7)
+    assert found["MIGRATED"].database_role == roles.owner
 
 
 def test_rewinder_moves_batches_into_an_archive_unchanged_and_deletes_none(story: Story) -> None:

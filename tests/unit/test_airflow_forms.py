@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,3 +58,10 @@ def test_conf_that_names_a_consumer_is_refused() -> None:
             rewind_form.read_form({**REWOUND, **conf}, conf, "orders")
     with pytest.raises(Exception, match="consumer cannot be set: this DAG is for orders only"):
         redrive.read_form({**REDRIVEN, "consumer": "rides"}, {"consumer": "rides"}, "orders")
+
+
+def test_approval_of_a_redrive_is_for_its_digest() -> None:
+    """What Airflow records with the question. A plan from before the digests goes by its time."""
+    at = datetime(2026, 3, 24, tzinfo=UTC)
+    told = [redrive._words(SimpleNamespace(redrive_id=7, planned_at=at, digest=digest)) for digest in ("ab12", "cd34", None)]  # type: ignore[arg-type]
+    assert told == ["redrive 7, digest ab12", "redrive 7, digest cd34", "redrive 7, planned at 2026-03-24T00:00:00+00:00"]
