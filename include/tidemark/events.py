@@ -53,9 +53,7 @@ class EventsUnfinished(Unavailable):
         return f"An action that writes an event has not ended within {self.waited_s:.0f} s. Nothing was read. Try again when it has ended."
 
 
-def read(
-    connection: Connection, *, since: datetime | None = None, after: int | None = None, group: str | None = None
-) -> list[Event]:
+def read(connection: Connection, *, since: datetime | None = None, after: int | None = None, group: str | None = None) -> list[Event]:
     """The events, oldest first.
 
     With ``after``, those with a higher id, so that a reader that resumes with the last id it has seen misses none and gets none twice.

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
@@ -23,6 +24,7 @@ from tests.documented import blocks, grants
 from tests.kafka_topics import Topics
 from tests.roles import Roles, made_roles
 from tests.scenario import Scenario, eventually, tidy_imports
+from tests.unit.test_airflow_forms import REDRIVEN, REWOUND
 from typer.testing import CliRunner
 
 from tidemark import events, project, schema
@@ -317,7 +319,9 @@ def test_events_are_copied_to_a_topic_as_the_page_says(roles: Roles, topics: Top
         topics.produce(topic, told.stdout.splitlines())
         copied = [json.loads(value) for value in _values(topics.servers, topic)]
         known = copied[-1]["event_id"]
-    assert [(event["event_id"],) for event in copied] == query(roles, roles.owner, "SELECT event_id FROM tidemark.audit_event ORDER BY event_id")
+    assert [(event["event_id"],) for event in copied] == query(
+        roles, roles.owner, "SELECT event_id FROM tidemark.audit_event ORDER BY event_id"
+    )
     assert [event["kind"] for event in copied][-2:] == ["ROLE GRANTED", "ROLE GRANTED"]
 
 
@@ -350,6 +354,30 @@ def test_a_run_whose_transform_shuffles_needs_the_profile_stager(story: Story) -
     with pytest.raises(RoleLacks, match="profile stager"):
         make_staging(runner, 1)
     assert make_staging(stager, 1) == f"tidemark.staged_{stager.attempt_id}_1"
+
+
+def test_dags_that_rewind_redrive_and_maintain_need_their_profile_too(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As their commands: refused to the role that has all others, before anything is planned or removed."""
+    story.run()
+    for name, value in (story.consumer.env() | {"AIRFLOW_HOME": str(tmp_path / "airflow")}).items():
+        monkeypatch.setenv(name, value)
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from tidemark.airflow.maintain import MaintainOperator
+    from tidemark.airflow.redrive import PlanRedriveOperator
+    from tidemark.airflow.rewind import PlanRewindOperator
+
+    for operator, dag_id, profile, params in (
+        (PlanRewindOperator, "rewind", Profile.REWINDER, REWOUND | {"consumers": [story.name]}),
+        (PlanRedriveOperator, "redrive", Profile.OPERATOR, REDRIVEN | {"consumer": story.name}),
+        (MaintainOperator, "maintain", Profile.REWINDER, {"keep": "30d"}),
+    ):
+        monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_POSTGRES", story.roles.url(story.without[profile]))
+        run = SimpleNamespace(dag_id=dag_id, run_id="by hand", conf={})
+        with pytest.raises(AirflowFailException, match=f"lacks rights of the profile {profile}:"):
+            operator(task_id="plan").execute({"params": params, "dag_run": run})
 
 
 def test_doctor_reports_a_role_that_cannot_run_with_the_command_that_helps(roles: Roles) -> None:
@@ -555,6 +583,8 @@ def test_a_stolen_role_can_do_what_the_page_says_and_no_more(story: Story) -> No
                     if statement != "{changes}":
                         wrong += _tried(cur, (profile, kind, item, statement), statement.format(sink=story.table))
     assert wrong == []
+    roles.own(f"GRANT UPDATE ON {story.table} TO {thieves[Profile.RUNNER]}")  # as an upsert sink needs it
+    assert query(roles, thieves[Profile.RUNNER], f"UPDATE {story.table} SET payload = NULL RETURNING 1") == [(1,), (1,)]
 
 
 def _tried(cur: Any, what: tuple[str, ...], statement: str) -> list[tuple[str, ...]]:
@@ -636,12 +666,21 @@ def test_rewinder_moves_batches_into_an_archive_unchanged_and_deletes_none(story
 
 
 def test_event_of_an_action_is_written_without_the_products_code(roles: Roles) -> None:
-    """With the role that logged in; nobody has claimed to be a user."""
+    """With the role that logged in, whatever name it claims; and not without the action."""
     roles.give(roles.run, Profile.OPERATOR)
     query(roles, roles.run, "INSERT INTO tidemark.consumer_group (name) VALUES ('cities')")
     query(roles, roles.run, "INSERT INTO tidemark.flow (group_id, paused) SELECT group_id, true FROM tidemark.consumer_group")
     (event,) = query(roles, roles.run, "SELECT kind, database_role, claimed_by FROM tidemark.audit_event WHERE group_name = 'cities'")
     assert event == ("FLOW PAUSED", roles.run, None)
+    query(roles, roles.run, "SELECT set_config('tidemark.claimed_by', 'the boss', true); UPDATE tidemark.flow SET paused = false")
+    with contextlib.closing(psycopg2.connect(roles.url(roles.run))) as connection, connection.cursor() as cur:
+        cur.execute("UPDATE tidemark.flow SET paused = true")
+        connection.rollback()
+    told = "SELECT kind, database_role, claimed_by FROM tidemark.audit_event WHERE group_name = 'cities' ORDER BY event_id"
+    assert query(roles, roles.run, told)[1:] == [("FLOW RESUMED", roles.run, "the boss")]
+    for other in ("SET ROLE {}", "SET SESSION AUTHORIZATION {}"):
+        with pytest.raises(InsufficientPrivilege):
+            query(roles, roles.run, other.format(roles.owner))
 
 
 def test_runner_can_neither_delete_nor_change_what_is_stored_nor_plan_a_rewind(story: Story) -> None:

@@ -1,9 +1,8 @@
 """Each claim of docs/security.md is in ``tests/security_claims.txt``, with the tests that prove it.
 
-There, a claim stands on a line of its own, and each line below it, indented, is a test (``file::function``), or one of two words: ``advice``
-tells the reader what to do or where to look, ``elsewhere`` states what other software does. A claim is a sentence, a bullet's sentence or a
-row of a table. An item of the table "What a stolen role can do" is one, too. A row may be cut with ``…`` where its test compares it with the
-code, cell by cell.
+There, a claim stands on a line of its own. Each line below it, indented, is a test (``file::function``), or one of two words: ``advice``
+tells the reader what to do or where to look, ``elsewhere`` states what other software does. A claim is a sentence, or a row of a table; in
+the table "What a stolen role can do", an item. A row may be cut with ``…`` where its test compares it with the code, cell by cell.
 """
 
 from __future__ import annotations
@@ -90,7 +89,8 @@ def test_each_proof_is_a_test_that_exists() -> None:
 
 def test_page_is_split_into_its_claims() -> None:
     page = (
-        "# Title\n\nOne `a.b`. Two\nlines: `x` does.\n\n- A bullet. With two\n  sentences.\n- Another\n\n| a | b |\n|---|---|\n| 1 | 2. X |\n\n"
+        "# Title\n\nOne `a.b`. Two\nlines: `x` does.\n\n- A bullet. With two\n  sentences.\n- Another\n\n"
+        "| a | b |\n|---|---|\n| 1 | 2. X |\n\n"
         "```sh\nno claim.\n```\n\n| role | can | cannot |\n|---|---|---|\n| `r` | do this; do, that | fly |\n| o | all | - |\n"
     )
     assert claims(page) == [

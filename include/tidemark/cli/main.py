@@ -284,7 +284,9 @@ def audit_log(
     ] = None,
     after: Annotated[
         int | None,
-        typer.Option(metavar="EVENT_ID", min=0, help="Only later events; waits for unfinished ones, so that none is missed (default: all)."),
+        typer.Option(
+            metavar="EVENT_ID", min=0, help="Only later events; waits for unfinished ones, so that none is missed (default: all)."
+        ),
     ] = None,
     group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,
     output: Annotated[EventFormat, typer.Option("--output", help="Output format.")] = EventFormat.TABLE,

@@ -204,8 +204,8 @@ def apply(
     """Redrives the planned records that are left and returns the result. Safe to repeat: records already redriven stay so.
 
     Between portions, no transaction holds rows. Ends early, without an error, if stopped (`stop`). Raises
-    `RedriveInProgress`, `PlanAltered`, `NoLadder`, `TopicsUnfit` (for the topic of immediate tries), `DatabaseUnavailable` or `BrokerUnavailable`;
-    earlier portions stay applied.
+    `RedriveInProgress`, `PlanAltered`, `NoLadder`, `TopicsUnfit` (for the topic of immediate tries), `DatabaseUnavailable` or
+    `BrokerUnavailable`; earlier portions stay applied.
     """
     known = read(connection, redrive_id)
     if known.state is Phase.DONE:

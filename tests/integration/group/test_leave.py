@@ -146,6 +146,8 @@ def test_only_an_operators_removal_is_an_event(scene: Scene) -> None:
     scene.expire(a)
     assert kinds(scene.coordinator().leave([Leaving("", "i-b", "its host is gone")], by="ann@host")) == [None]
     assert scene.members() == []
-    assert scene.sql("SELECT kind, group_name, claimed_by, reason, details FROM tidemark.audit_event WHERE group_name = %s", scene.group) == [
+    assert scene.sql(
+        "SELECT kind, group_name, claimed_by, reason, details FROM tidemark.audit_event WHERE group_name = %s", scene.group
+    ) == [
         ("MEMBER REMOVED", scene.group, "ann@host", "its host is gone", {"member": b.member_id, "instance": "i-b"}),
     ]
