@@ -30,6 +30,7 @@ def redrive(**facts: object) -> Redrive:
         started_at=None,
         ended_at=None,
         approved_by=None,
+        digest=None,
         planned=1200,
         redriven=0,
         passed_over=0,
