@@ -31,7 +31,7 @@ from tidemark.rewind import backfill, guards, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import Plan, RewindState
-from tidemark.rewind.plan import ClusterOf, basis_of, torn
+from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, torn
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
 from tidemark.sink.table import on_table
 from tidemark.spec import ConsumerSpec
@@ -134,7 +134,9 @@ def apply(
             positions = [_lock_position(cur, part) for part in planned]  # ③
             for side in backfill.to_lock(cur, key):
                 _lock_position(cur, side)
-            moved = _expired(locked) + _moved(cur, key, specs) + _crossed(plan, planned, positions, found)  # ④
+            moved = (
+                _expired(locked) + _altered(cur, key, locked, planned) + _moved(cur, key, specs) + _crossed(plan, planned, positions, found)
+            )  # ④
             if not moved:
                 cur.execute(SQL["keep_before_image"], key)  # ⑤
                 images = rows(cur)
@@ -228,6 +230,17 @@ def _locked(cur: Cursor, statement: str, parameters: Mapping[str, Any]) -> list[
 
 def _expired(locked: Mapping[str, Any]) -> list[str]:
     return [f"The plan expired at {locked['expires_at']}."] if locked["expired"] else []
+
+
+def _altered(cur: Cursor, key: Mapping[str, Any], locked: Mapping[str, Any], planned: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether somebody has changed the plan's rows since it was made: what was approved is what its digest covers."""
+    cur.execute(SQL["groups"], key)
+    bases = {group["group_id"]: group["basis"] for group in rows(cur)}
+    columns = ("group_id", "topic_id", "partition", "hold", "target", "new_offset", "superseded_from")
+    moves = [[part[name] for name in columns] for part in planned]
+    if digest_of(locked["scenario"], locked["allow_loss"], locked["backfill"], bases, moves) == locked["digest"]:
+        return []
+    return ["The plan was altered: its moves, or the state that it was made from, do not match its digest."]
 
 
 def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> list[str]:

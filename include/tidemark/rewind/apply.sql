@@ -11,8 +11,8 @@ SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transa
 SELECT pg_advisory_xact_lock(%(class)s, %(group_id)s);
 
 -- name: lock_rewind
--- Locks the rewind's row and reads its current state and expiry.
-SELECT state, undo_of, expires_at, expires_at <= clock_timestamp() AS expired FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;
+-- Locks the rewind's row and reads its current state, its expiry and what its digest covers.
+SELECT state, undo_of, expires_at, expires_at <= clock_timestamp() AS expired, scenario, allow_loss, backfill, digest FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s FOR UPDATE;
 
 -- name: groups
 -- The basis of the plan, one row per consumer. Locks nothing.

@@ -300,14 +300,19 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]
 
 
 def _digest(rewind: Mapping[str, Any], consumers: Sequence[Consumer]) -> str:
-    """Two plans with the same digest make the same moves from the same state."""
-    said = [rewind["scenario"], rewind["allow_loss"], rewind["backfill"]]
-    state = [
-        [
-            consumer.group_id,
-            consumer.basis,
-            [[move.place.topic_id, move.place.partition.partition, move.hold, move.target, move.to] for move in consumer.moves],
-        ]
+    bases = {consumer.group_id: consumer.basis for consumer in consumers}
+    moves = [
+        (consumer.group_id, move.place.topic_id, move.place.partition.partition, move.hold, move.target, move.to, move.superseded_from)
         for consumer in consumers
+        for move in consumer.moves
     ]
-    return hashlib.sha256(json.dumps([said, state], sort_keys=True).encode()).hexdigest()
+    return digest_of(json.loads(rewind["scenario"]), rewind["allow_loss"], rewind["backfill"], bases, moves)
+
+
+def digest_of(
+    scenario: Mapping[str, Any], allow_loss: bool, backfill: bool, bases: Mapping[int, Mapping[str, Any]], moves: Iterable[Sequence[Any]]
+) -> str:
+    """Two plans with the same digest make the same moves from the same state. ``bases`` are by group id; each of ``moves`` is the group's
+    and the topic's id, partition, hold, target, new offset, and the offset from which rows are superseded."""
+    said = [scenario, allow_loss, backfill, sorted(bases.items()), sorted(map(list, moves))]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -39,6 +39,29 @@ def test_progress_since_the_plan_is_superseded_too(lab: Lab) -> None:
     lab.check()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE tidemark.rewind_partition SET new_offset = 10, superseded_from = 10, target = 10 WHERE partition = 0",
+        "UPDATE tidemark.rewind_partition SET hold = true WHERE partition = 0",
+        "UPDATE tidemark.rewind SET backfill = true",
+        "UPDATE tidemark.rewind_group SET basis = jsonb_set(basis, '{columns}', '[]')",
+        "DELETE FROM tidemark.rewind_partition WHERE partition = 1",
+    ],
+    ids=["offset", "hold", "backfill", "basis", "partition"],
+)
+def test_plan_that_was_written_to_is_refused_by_its_digest(lab: Lab, change: str) -> None:
+    """What was approved is what the digest covers."""
+    lab.read(50)
+    lab.read(50, 1)
+    planned = lab.plan(ToOffset(20))
+    with lab.watch.cursor() as cur:
+        cur.execute("SET session_replication_role = replica")  # without triggers, as the owner can
+        cur.execute(change)
+        cur.execute("RESET session_replication_role")
+    assert "The plan was altered" in refused(lab, planned.rewind_id)
+
+
 def test_another_rewind_of_the_group_makes_a_plan_stale(lab: Lab) -> None:
     lab.read(50)
     planned = lab.plan(ToOffset(20), f"{lab.topic}:0")
