@@ -201,7 +201,7 @@ class Rewinds(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, PARTITIONS - 1), number=st.integers(0, 10))
     def erase(self, partition: int, number: int) -> None:
-        """Of some records, or of a key: from the sink, and from what is kept for undos. No replay and no undo brings the rows back."""
+        """Of some records, or of a key: from the sink, and from what is kept for undos. No replay and no undo brings them back."""
         place, key = self.places[partition], f"key {partition} {number}"
         where = f"city = '{key}'" if self.upsert else f"kafka_partition = {partition} AND kafka_offset % 11 = {number}"
         kept = [rows for one in self.done if not one.undone and partition in one.before for rows in [one.before[partition][3][0]]]
@@ -211,6 +211,9 @@ class Rewinds(RuleBasedStateMachine):
                 name, below = (row[1], place.position if in_sink else row[0] + 1) if self.upsert else (row[0], LOG_END)
                 place.erased[name] = max(place.erased.get(name, 0), below)
         erase(self.lab, where)
+        end = place.position
+        self.rewound(FromFile({TopicPartition(self.lab.topic, partition): 0}), {partition: 0})
+        self.read(partition, end, 0, 17)
 
     # ---- what always holds
 
