@@ -2,9 +2,9 @@
 
     ① begin   ② compare-and-set the partition row   ③ COPY the rows   ④ COPY the failed records   ⑤ ledger row   ⑥ commit   ⑦ receipt
 
-② comes first: a zombie waits there for the row lock and fails before it has sent a byte. Then the commit looks up which records erasures have
-suppressed. A failure before ⑥ leaves nothing behind.
-If the answer to ⑥ is lost, the row is read again to find out whether the commit happened; nothing is repeated blindly.
+② comes first: a zombie waits there for the row lock and fails before it has sent a byte. Then the commit looks up which records
+erasures have suppressed. A failure before ⑥ leaves nothing behind. If the answer to ⑥ is lost, the row is read again to find out whether
+the commit happened; nothing is repeated blindly.
 """
 
 from __future__ import annotations
