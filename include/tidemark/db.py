@@ -33,6 +33,7 @@ from tidemark import secret
 from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable
 
 __all__ = [
+    "ERASE_LOCK",
     "FIX_PATH",
     "MIGRATION_LOCK",
     "REDRIVE_LOCK",
@@ -68,6 +69,8 @@ MIGRATION_LOCK = 0x7469_6465  # "tide"
 """Key of the advisory lock that a process holds while it migrates a database; others wait for it."""
 REWIND_LOCK = 0x7265_7769  # "rewi"
 """With a group's id, the key of the advisory lock that a rewind takes exclusively. Work that must not run during a rewind shares it."""
+ERASE_LOCK = 0x6572_6173  # "eras"
+"""With a group's id, the key of the advisory lock that an erasure takes exclusively, and each commit of the group shares."""
 REDRIVE_LOCK = 0x7265_6472  # "redr"
 """With a group's id, the key of the advisory lock that a redrive holds while it runs."""
 

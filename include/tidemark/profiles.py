@@ -27,7 +27,7 @@ TABLES = (
     "failed_record_edit", "flow", "group_member", "lost_range", "maintenance", "migration", "partition_offset", "redrive",
     "redrive_record", "retry_action", "rewind",
     "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
-    "role_profile", "topic", "undo_floor", "validation", "validation_result", "validation_row",
+    "role_profile", "suppressed", "suppressed_key", "topic", "undo_floor", "validation", "validation_result", "validation_row",
 )  # fmt: skip
 """Every profile may read these."""
 PAYLOADS: Mapping[str, Sequence[str]] = {
@@ -36,6 +36,7 @@ PAYLOADS: Mapping[str, Sequence[str]] = {
     "failed_record_edit": ("key", "value", "headers"),
     "rewound_failed_record": ("key", "value", "headers"),
     "rewound_row": ("kept",),
+    "suppressed_key": ("digest", "salt"),
 }
 """But not these columns, which hold what records and rows contain, or by which that could be guessed, unless the profile has
 `Rights.payloads`."""
@@ -46,8 +47,8 @@ _TRIED = ("state", "due_at", "hop_topic", "hop_topic_id", "hop_partition", "hop_
           "error_type", "error_text", "ladder_at", "changed_at")  # fmt: skip
 _POSITION = ("next_offset", "generation", "owner", "owner_epoch", "validated_offset", "committed_at", "seat", "leader_epoch")
 _GROUP = ("state", "state_since", "rebalance_reason", "generation", "protocol", "leader", "initial_until", "deadline", "server_start")
-_ERASED = ("sink_rows", "archived_rows", "overwritten_rows", "failed_records", "examples")
-_EMPTIED = ("key", "value", "headers", "error_text", "story", "publish_error", "emptied_at")
+_ERASED = ("sink_rows", "archived_rows", "overwritten_rows", "failed_records", "examples", "suppressed", "not_suppressed")
+_EMPTIED = ("key", "value", "headers", "error_text", "story", "publish_error", "emptied_at", "state", "due_at", "changed_at")
 _ENDED = ("state", "error", "ended_at")
 
 
@@ -108,7 +109,7 @@ RIGHTS: Mapping[Profile, Rights] = {
         insert=("backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record", "lost_range",
                 "maintenance", "partition_offset",
                 "rewind", "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record",
-                "rewound_lost_range", "rewound_row", "topic", "undo_floor"),
+                "rewound_lost_range", "rewound_row", "suppressed", "suppressed_key", "topic", "undo_floor"),
         update={
             "attempt": _ENDED,
             "backfill": ("end_offset",),
@@ -125,6 +126,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "rewind_partition": ALL,
             "rewound_failed_record": _EMPTIED,
             "rewound_row": ("rewind_id", "parked_by"),
+            "suppressed_key": ("below",),
             "undo_floor": ("sink", "rewind_id", "floor"),
             "validation_result": ("detail",),
         },

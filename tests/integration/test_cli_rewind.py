@@ -274,6 +274,8 @@ def test_erase_needs_the_plans_condition_and_tells_what_it_did_not_search(group:
     assert done.returncode == 0, done.stderr
     assert f"1 row in {group.table}" in done.stdout
     assert "not searched: 0 records without rows" in done.stderr
+    assert "  Kafka still holds 1 message in" in done.stdout
+    assert "1 record or key that no replay loads again" in done.stdout
     assert b"a1" in group.rows("payload")
     refused = group.command("erase", "apply", "1", "--where", "payload = 'a2'")
     assert (refused.returncode, "Nothing was erased" in refused.stderr) == (1, True)
@@ -282,6 +284,14 @@ def test_erase_needs_the_plans_condition_and_tells_what_it_did_not_search(group:
     assert (json.loads(applied.stdout)["state"], json.loads(applied.stdout)["sink_rows"]) == ("APPLIED", 1)
     assert b"a1" not in group.rows("payload")
     assert "erasure 1 of" in group.command("erase", "show", "1").stdout
+    twice = group.command("erase", "plan", group.name, "--where", "true", "--key", "a", *REASON)
+    assert (twice.returncode, "exactly one of --where, --key and --key-hex" in twice.stderr) == (2, True)
+    by_key = group.command("erase", "plan", group.name, "--key-hex", "6e6f", "--output", "json", *REASON)
+    assert "found 0 records of the key" in by_key.stderr
+    told = json.loads(by_key.stdout)
+    assert (told["sink_rows"], told["suppressed"], told["in_kafka"], told["older_rows"]) == (0, 0, [], 0)
+    assert group.command("erase", "apply", "2", "--where", "no").returncode == 1
+    assert group.command("erase", "apply", "2", "--key", "no").returncode == 0
     assert "APPLIED" in group.command("erase", "list", group.name).stdout
     audit = group.command("audit", group.name)
     assert audit.returncode == 0, audit.stdout + audit.stderr

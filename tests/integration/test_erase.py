@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from tests.integration.rewind.lab import Lab, lab_on
+from tests.integration.rewind.lab import Lab, lab_on, of_all_kinds
 from tests.kafka_topics import Topics
+from tests.ledger import eventually, payloads
 from tests.scenario import Scenario
 
-from tidemark.db import transaction
+from tidemark.db import ERASE_LOCK, transaction
 from tidemark.erase import erasure
-from tidemark.erase.erasure import Erasure, ErasureState, OtherCondition
+from tidemark.erase.erasure import Erasure, ErasureState, OtherCondition, Person, Planned
+from tidemark.erase.topics import Keyed, records_of
 from tidemark.errors import BadInput
+from tidemark.records.outcome import TransformOutput
+from tidemark.records.ranges import Slice
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import ToOffset
+from tidemark.sink.commit import commit_slice
+from tidemark.spec import ConsumerSpec
 
 REASON = "asked for by the customer"
 
@@ -25,18 +36,34 @@ def lab(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
         yield lab
 
 
-def planned(lab: Lab, where: str) -> Erasure:
+def person(of: str | bytes) -> Person:
+    return Person(where=of) if isinstance(of, str) else Person(key=of)
+
+
+def reading(lab: Lab) -> Callable[[ConsumerSpec, bytes], Keyed]:
+    return lambda spec, key: records_of(lab.cluster, lab.consumer.connections.kafka, spec, key, lambda _: None)
+
+
+def told(lab: Lab, of: str | bytes) -> Planned:
     with lab.session() as connection:
-        return erasure.plan(connection, lab.spec, where, reason=REASON, by="ann")
+        return erasure.plan(connection, lab.cluster, lab.spec, person(of), reading(lab), reason=REASON, by="ann")
 
 
-def applied(lab: Lab, made: Erasure, where: str) -> Erasure:
+def planned(lab: Lab, of: str | bytes) -> Erasure:
+    return told(lab, of).erasure
+
+
+def applied(lab: Lab, made: Erasure, of: str | bytes) -> Erasure:
     with lab.session() as connection:
-        return erasure.apply(connection, lambda _: lab.spec, made.erasure_id, where, by="bob")
+        return erasure.apply(connection, lambda _: lab.spec, made.erasure_id, person(of), reading(lab), by="bob")
 
 
-def erase(lab: Lab, where: str) -> Erasure:
-    return applied(lab, planned(lab, where), where)
+def erase(lab: Lab, of: str | bytes) -> Erasure:
+    """By a condition over the sink, or by the key of messages. The plan counts what the erasure removes."""
+    made = planned(lab, of)
+    done = applied(lab, made, of)
+    assert (counts(made), made.failed_records, made.suppressed) == (counts(done), done.failed_records, done.suppressed)
+    return done
 
 
 def counts(one: Erasure) -> tuple[int, int, int]:
@@ -121,13 +148,16 @@ def test_archive_that_lost_all_of_its_rows_stays_for_the_undo(lab: Lab) -> None:
     lab.check()
 
 
-def test_replay_reads_the_records_again(lab: Lab) -> None:
-    """Only retention or a tombstone removes records from Kafka. A rewind loads the rows again, and the ledger counts them again."""
+def test_replay_does_not_bring_rows_back(lab: Lab) -> None:
+    """The record is in Kafka, and the ledger counts it as skipped. A record that keeps other rows is loaded again."""
     lab.read(20)
-    erase(lab, "city = 'city 13'")
+    done = erase(lab, "city = 'city 13' OR kafka_offset = 14 AND kafka_seq = 1")
+    assert (done.suppressed, done.not_suppressed) == (1, 1)
     lab.rewind(ToOffset(0))
-    lab.read(20)
-    assert 13 in lab.offsets()
+    (receipt,) = lab.read(20)
+    assert (receipt.counts.skipped, receipt.counts.unaccounted) == (3, 0)
+    assert 13 not in lab.offsets()
+    assert len([row for row in lab.rows() if row[1] == 14]) == 3
     lab.check()
 
 
@@ -190,3 +220,174 @@ def test_sink_whose_trigger_keeps_the_rows_refuses_the_erasure(lab: Lab) -> None
     with lab.session() as connection, transaction(connection) as cur:
         assert erasure.read(cur, made.erasure_id).state is ErasureState.PLANNED
     lab.check()
+
+
+def keyed_lab(scenario: Scenario, topics: Topics, **options: Any) -> contextlib.AbstractContextManager[Lab]:
+    """40 records; those at the offsets 23, 24, 31 and 32 have the key ``ann``, the others none."""
+
+    @contextlib.contextmanager
+    def made() -> Iterator[Lab]:
+        with lab_on(scenario, topics, [23], **options) as lab:
+            for count, key in ((2, "ann"), (6, None), (2, "ann"), (7, None)):
+                topics.produce(lab.topic, ["x"] * count, key=key)
+            yield lab
+
+    return made()
+
+
+def test_person_is_found_by_the_key_of_messages(scenario: Scenario, topics: Topics) -> None:
+    """Rows, failed records in every state, and records that are not consumed yet: those are skipped when they are."""
+    with keyed_lab(scenario, topics) as lab:
+        lab.read(32)
+        made = told(lab, b"ann")
+        assert (made.older_rows, made.erasure.sink_rows, made.erasure.failed_records, made.erasure.suppressed) == (0, 4, 1, 4)
+        assert [(one.messages, one.topic) for one in made.in_kafka] == [(4, lab.topic)]
+        with pytest.raises(OtherCondition):
+            applied(lab, made.erasure, b"bob")
+        with pytest.raises(OtherCondition):
+            applied(lab, made.erasure, "ann")
+        assert erase(lab, b"ann").suppressed == 4
+        assert not {23, 24} & set(lab.offsets())
+        record = "SELECT state, key, value, headers::text, error_text, due_at FROM tidemark.failed_record WHERE record_offset = 31"
+        assert lab.sql(record) == [("DISCARDED", None, None, "[]", "erased", None)]
+        lab.check()
+        (receipt,) = lab.read(40)
+        assert (receipt.counts.skipped, receipt.counts.failed) == (1, 0)
+        done = lab.rewind(ToOffset(0))
+        lab.read(40)
+        assert not {23, 24} & set(lab.offsets())
+        assert lab.sql("SELECT count(*) FROM tidemark.failed_record WHERE record_offset IN (31, 32)") == [(0,)]
+        lab.check()
+        lab.undo(done.rewind_id)
+        lab.check()
+        assert not {23, 24} & set(lab.offsets())
+
+
+def test_failed_record_is_found_by_the_key_it_was_stored_with(scenario: Scenario, topics: Topics) -> None:
+    """Its message may have left Kafka, a rewind may have taken it out, an edit may have changed it. None of the payloads stays."""
+    with keyed_lab(scenario, topics) as lab:
+        lab.read(20)  # `payloads` gives those of even offsets the key k\0: 2 and 12
+        lab.sql("INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, records)"
+                " VALUES (%s, 'EDIT', '{}', 'a wrong key was in it', 'ann', 1)", lab.group_id)  # fmt: skip
+        lab.sql("INSERT INTO tidemark.failed_record_edit (action_id, failed_record_id, key, value, headers)"
+                " SELECT act.action_id, failed_record_id, 'old', value, '[]' FROM tidemark.retry_action act, tidemark.failed_record"
+                " WHERE record_offset = 1")  # fmt: skip
+        lab.sql("UPDATE tidemark.failed_record SET state = 'HELD', key = 'k2', due_at = NULL WHERE record_offset = 11")
+        done = lab.rewind(ToOffset(10))
+        assert erase(lab, b"k\0").failed_records == 2
+        assert erase(lab, b"old").failed_records == 1
+        assert erase(lab, b"k2").failed_records == 1
+        lab.check()
+        lab.undo(done.rewind_id)
+        lab.check()
+        records = lab.sql("SELECT record_offset, state, value FROM tidemark.failed_record ORDER BY 1")
+        assert records == [(offset, "DISCARDED", None) for offset in (1, 2, 11, 12)]
+        assert lab.sql("SELECT key, value FROM tidemark.failed_record_edit") == [(None, None)]
+
+
+def test_key_does_not_find_rows_from_before_the_log(scenario: Scenario, topics: Topics) -> None:
+    """The plan says how many rows that are: for them there is the condition."""
+    with keyed_lab(scenario, topics) as lab:
+        lab.read(40)
+        topics.trim(lab.topic, {0: 30})
+        made = told(lab, b"ann")
+        assert (made.erasure.sink_rows, made.erasure.suppressed) == (0, 2)
+        assert made.older_rows == len([row for row in lab.rows() if row[1] < 30])
+
+
+def test_key_is_refused_for_aggregates(lab: Lab) -> None:
+    """Their rows belong to batches. A condition finds them, and the plan says that a replay makes them again."""
+    lab.read(20)
+    lab.sql("UPDATE tidemark.batch SET anchor_id = batch_id")
+    with pytest.raises(BadInput, match="belong to whole batches"):
+        planned(lab, b"ann")
+    made = planned(lab, "city = 'city 13'")
+    assert (made.suppressed, made.not_suppressed) == (0, 1)
+
+
+def test_upsert_sink_suppresses_the_keys_of_rows(scenario: Scenario, topics: Topics) -> None:
+    """The condition finds the record that wrote the row last. Older ones of the same key stay out too, a later one is loaded."""
+    with lab_on(scenario, topics, [100], key=["city"]) as lab:
+        lab.read(40, transform=lambda offset: [f"city {offset % 20}"])
+        assert erase(lab, "city IN ('city 7', 'city 8')").suppressed == 2
+        lab.rewind(ToOffset(0))
+        lab.read(40, transform=lambda offset: [f"city {offset % 20}"], step=15)
+        assert not {7, 8, 27, 28} & set(lab.offsets())
+        assert {26, 29} <= set(lab.offsets())
+        lab.check()
+        lab.read(48, transform=lambda offset: [f"city {offset % 20}"])
+        assert {47} == {7, 8, 27, 28, 47} & set(lab.offsets())
+        lab.check()
+        assert "city 8" not in everything(lab)
+
+
+def test_erasure_waits_for_a_commit_in_flight(lab: Lab) -> None:
+    """Its rows are found too. A commit that begins during the erasure waits for it, and skips what it has suppressed."""
+    lab.read(10)
+    made, begun, go, part = planned(lab, "city = 'city 13'"), threading.Event(), threading.Event(), lab.slice(20)
+
+    def slow(part: Slice) -> Iterator[TransformOutput]:
+        begun.set()
+        assert go.wait(60)
+        yield from of_all_kinds(part)
+
+    def waiting(count: int) -> bool:
+        return lab.sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database ="
+                       " (SELECT oid FROM pg_database WHERE datname = current_database())") == [(count,)]  # fmt: skip
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(commit_slice, lab.target(), part, slow(part), payloads)
+        assert begun.wait(60)
+        erasing = pool.submit(applied, lab, made, "city = 'city 13'")
+        eventually(lambda: waiting(1))
+        assert not erasing.done()
+        go.set()
+        assert first.result(60).counts.loaded == 7
+        assert erasing.result(60).sink_rows == 1
+    lab.check()
+    made = planned(lab, "city = 'city 14'")
+    with lab.session() as connection, transaction(connection) as cur, ThreadPoolExecutor(2) as pool:
+        cur.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (ERASE_LOCK, lab.group_id))  # a commit elsewhere
+        erasing = pool.submit(applied, lab, made, "city = 'city 14'")
+        eventually(lambda: waiting(1))
+        later = pool.submit(lab.read, 30)
+        eventually(lambda: waiting(2))
+        connection.commit()
+        assert erasing.result(60).sink_rows == 3
+        assert later.result(60)[0].counts.loaded == 7
+    assert not {13, 14} & set(lab.offsets())
+    lab.check()
+
+
+def test_retry_that_is_under_way_does_not_bring_a_row_back(lab: Lab) -> None:
+    """A rewind took out a waiting record, its replay loaded it, the row was erased: the undo does not bring back what waited."""
+    lab.read(20)
+    done = lab.rewind(ToOffset(0))
+    lab.read(20)
+    lab.sql(f"INSERT INTO {lab.table} (city, population, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
+            " VALUES ('late', 1, %s, 0, 11, 0)", lab.topic_id)  # fmt: skip
+    lab.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL, sink_rows = 1 WHERE record_offset = 11")
+    assert erase(lab, "city = 'late'").failed_records == 2
+    lab.undo(done.rewind_id)
+    assert lab.sql("SELECT state, value FROM tidemark.failed_record WHERE record_offset = 11") == [("DISCARDED", None)]
+    lab.check()
+
+
+def test_plan_says_until_when_kafka_keeps_the_messages(lab: Lab, topics: Topics) -> None:
+    """By the newest message found and the topic's retention; a topic without a limit keeps them permanently."""
+    lab.read(20)
+    topics.alter(lab.topic, retention_ms="604800000")
+    (held,) = told(lab, "city IN ('city 13', 'city 14')").in_kafka
+    assert (held.topic, held.messages) == (lab.topic, 2)
+    assert held.until is not None
+    assert timedelta(days=6, hours=23) < held.until - datetime.now(UTC) < timedelta(days=7, minutes=1)
+    topics.alter(lab.topic, retention_ms="-1")
+    (held,) = told(lab, "city = 'city 13'").in_kafka
+    assert str(held) == f"1 message in {lab.topic}, kept permanently; set the topic's retention.ms"
+    topics.alter(lab.topic, cleanup_policy="compact")
+    (held,) = told(lab, "city = 'city 13'").in_kafka
+    assert "write a tombstone" in str(held)
+    failed = topics.create()
+    lab.sql("UPDATE tidemark.failed_record SET hop_topic = %s WHERE record_offset = 12", failed)
+    lab.sql("UPDATE tidemark.failed_record SET key = 'ann' WHERE record_offset = 12")
+    assert {one.topic: one.messages for one in told(lab, b"ann").in_kafka} == {lab.topic: 1, failed: 1}

@@ -233,6 +233,8 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     erased = ("--where", "kafka_offset = 0")
     do(rewinder, "erase", "plan", name, *erased, *WHY)
     do(rewinder, "erase", "apply", "1", *erased)
+    do(rewinder, "erase", "plan", name, "--key", "nobody", *WHY)
+    do(rewinder, "erase", "apply", "2", "--key", "nobody")
     do(Profile.READER, "erase", "show", "1")
     do(Profile.READER, "erase", "list")
     do(operator, "groups", "delete", name)
@@ -263,6 +265,8 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
         ("REWIND APPLIED", 3, roles[rewinder], who()),
         ("ERASURE PLANNED", 1, roles[rewinder], who()),
         ("ERASURE APPLIED", 1, roles[rewinder], who()),
+        ("ERASURE PLANNED", 2, roles[rewinder], who()),
+        ("ERASURE APPLIED", 2, roles[rewinder], who()),
         ("GROUP DELETED", None, roles[operator], who()),
     ]
     assert not re.search("bad [123]|good", json.dumps(events)), "values of the records"

@@ -13,7 +13,9 @@ from tests.spark_here import run_here, spark_session
 
 from tidemark.consume import launch, run
 from tidemark.db import session, transaction
+from tidemark.erase import erasure
 from tidemark.errors import DatabaseUnavailable
+from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
 from tidemark.quality import ValidatedRun, Verdict, Violation, check_conservation, validate
 from tidemark.records.outcome import BadOutput
@@ -223,6 +225,65 @@ def test_upsert_of_a_staged_batch(staged: Staged) -> None:
 
 
 # ---- rows that no single record explains
+
+
+def erase(staged: Staged, where: str) -> erasure.Erasure:
+    spec, person = staged.scenario.spec, erasure.Person(where=where)
+
+    def no_key(*_: Any) -> Any:
+        raise AssertionError
+
+    with session(staged.scenario.database_url, application="tidemark erase") as connection:
+        cluster = Cluster(staged.scenario.connections.kafka)
+        made = erasure.plan(connection, cluster, spec, person, no_key, reason="asked for by ulm", by="ann").erasure
+        return erasure.apply(connection, lambda _: spec, made.erasure_id, person, no_key, by="ann")
+
+
+def replay(staged: Staged) -> None:
+    """From the start, with all records of a slice in one batch."""
+    done = staged.scenario.command("rewind", "plan", staged.scenario.name, "--to-earliest", "--reason", "read it all again")
+    assert done.returncode == 0, done.stderr
+    number = str(staged.scenario.sql("SELECT max(rewind_id) FROM tidemark.rewind")[0][0])
+    assert staged.scenario.command("rewind", "apply", number).returncode == 0
+    staged.run()
+
+
+def test_erased_records_are_skipped_in_a_staged_batch(staged: Staged) -> None:
+    """Also those that fail by now. Of aggregates a replay makes the rows again, and the plan says so."""
+    staged.write(LATEST)
+    staged.produce(("ulm", 1), ("bonn", 2), ("ulm", 3), ("rom", -1))
+    staged.produce(("york", 4), partition=1)
+    staged.run()
+    assert erase(staged, "city IN ('ulm', 'york')").suppressed == 2
+    staged.scenario.transform(TRANSFORM.format(lineage=LINEAGE, result=LATEST.replace("people < 0", "people < 0 OR city = 'york'")))
+    replay(staged)
+    assert staged.rows() == [("bonn", 2)]
+    assert staged.scenario.failed("record_offset") == [(3,)]
+    assert staged.violations() == []
+    staged.scenario.transform(TRANSFORM.format(lineage=LINEAGE, result=COUNTS))
+    replay(staged)
+    assert ("ulm", 4) in staged.rows()
+    done = erase(staged, "city = 'ulm'")
+    assert (done.suppressed, done.not_suppressed) == (0, 1)
+    replay(staged)
+    assert ("ulm", 4) in staged.rows()
+    assert staged.violations() == []
+
+
+def test_erased_keys_are_dropped_from_a_staged_upsert(staged: Staged) -> None:
+    """Of an older record of the key too; a later one is loaded."""
+    staged.write(SHUFFLED, "city text PRIMARY KEY, people bigint", sink={"table": staged.scenario.table, "mode": "upsert", "key": ["city"]})
+    staged.produce(("ulm", 1), ("bonn", 2))
+    staged.run()
+    staged.produce(("ulm", 3))
+    staged.run()
+    assert erase(staged, "people = 3").suppressed == 1
+    replay(staged)
+    assert staged.rows() == [("bonn", 2)]
+    staged.produce(("ulm", 5))
+    staged.run()
+    assert staged.rows() == [("bonn", 2), ("ulm", 5)]
+    assert staged.violations() == []
 
 
 def test_aggregates_have_their_batch_as_lineage(staged: Staged) -> None:

@@ -40,6 +40,19 @@ def tally() -> Tally:
     return Tally(PART, LAYOUT)
 
 
+def test_suppressed_record_is_skipped_whatever_became_of_it() -> None:
+    """Loaded, skipped, to be retried, failed or held: no row, no failed record, no vote in the breaker. One that is not in the output is
+    not mentioned."""
+    counted = Tally(PART, LAYOUT, frozenset(range(START, START + 8)))
+    output = rows(START, START, START + 9)
+    said = [reject(START + number, kind, "x") for number, kind in ((2, Disposition.RETRY), (3, Disposition.FAIL), (4, Disposition.HELD))]
+    loaded = counted.take(TransformOutput(output, [START + 1], said))
+    assert loaded is not None
+    assert loaded.column("kafka_offset").to_pylist() == [START + 9]
+    assert (counted.counts().loaded, counted.counts().skipped, counted.counts().unaccounted) == (1, 5, SPAN - 6)
+    assert (counted.rejects, counted.held(), counted.longest_failure()) == ({}, 0, 0)
+
+
 OFFSETS = st.integers(START, START + SPAN - 1)
 OUTPUT = st.lists(st.tuples(OFFSETS, st.sampled_from(sorted(WORDS))), max_size=20)
 

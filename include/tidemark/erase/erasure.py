@@ -1,8 +1,9 @@
 """Plans and applies erasures, in one transaction each, while the group runs.
 
 A plan and its application find rows by the same condition: in the sink, in archives of rewinds and among overwritten rows. Failed
-records that were loaded later and examples of validations are found by the lineage of these rows. Applying removes them, and stores per
-batch what the ledger counts and the sink lacks since.
+records and examples of validations are found by the lineage of these rows. A person who is named by the key of messages is the condition
+that a row's record has that key. Applying removes what is found, stores per batch what the ledger counts and the sink lacks since, and
+suppresses the records (`tidemark.sink.suppressed`), so that no replay brings the rows back.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -21,12 +22,16 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import psycopg2.errors
 
-from tidemark.db import REWIND_LOCK, complaint, rows, statements, transaction
+from tidemark.db import ERASE_LOCK, REWIND_LOCK, complaint, rows, statements, transaction
+from tidemark.erase.topics import InKafka, Keyed, in_kafka, of_logs
 from tidemark.errors import BadInput, Refused
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import store
 from tidemark.quality.conservation import group_number
 from tidemark.rewind import guards
 from tidemark.rewind.archive import relation_of
 from tidemark.rewind.guards import RowsStay
+from tidemark.sink import suppressed
 from tidemark.sink.table import quoted_table
 from tidemark.spec import ConsumerSpec
 
@@ -58,6 +63,10 @@ class Erasure:
     failed_records: int
     examples: int
     """Results of validations whose example rows go."""
+    suppressed: int
+    """Records, or keys of an upsert sink, that no replay loads again."""
+    not_suppressed: int
+    """Records found whose rows a replay makes again: they keep other rows, or are part of an aggregate."""
     reason: str
     planned_by: str
     planned_at: datetime
@@ -65,16 +74,51 @@ class Erasure:
     applied_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Whose data goes: a condition over the sink's columns (SQL), or the key of messages in the consumer's topics."""
+
+    where: str | None = None
+    key: bytes | None = None
+
+    @property
+    def condition(self) -> str:
+        if self.where is not None:
+            return self.where
+        return "(kafka_topic_id, kafka_partition, kafka_offset) IN (TABLE pg_temp.tidemark_person)"
+
+    def digest(self, salt: bytes) -> bytes:
+        """Slow on purpose: it names one person, and there are not that many numbers to try. A key is never equal to a condition."""
+        text = (self.where or "").strip().encode() if self.key is None else b"\0key\0" + self.key
+        return hashlib.scrypt(text, salt=salt, n=2**14, r=8, p=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, with what it cannot remove."""
+
+    erasure: Erasure
+    in_kafka: Sequence[InKafka]
+    not_searched: int
+    """Failed records without rows, which a condition does not find."""
+    older_rows: int
+    """Rows in the sink from before the start of the topics, which a key does not find."""
+
+
+ReadKafka = Callable[[ConsumerSpec, bytes], Keyed]
+"""Finds the records of a key in the consumer's topics."""
+
+
 @dataclass(kw_only=True, eq=False)
 class OtherCondition(Refused):
-    """The condition is not the one of the plan."""
+    """The condition or the key is not the one of the plan."""
 
     erasure_id: int
 
     def __str__(self) -> str:
         return (
-            f"The condition is not the one that erasure {self.erasure_id} was planned with. Nothing was erased. Repeat it character by "
-            "character, or make a new plan."
+            f"The condition or key is not the one that erasure {self.erasure_id} was planned with. Nothing was erased. Repeat it character "
+            "by character, or make a new plan."
         )
 
 
@@ -88,52 +132,102 @@ class EraseNotAllowed(Refused):
         return f"Nothing was erased: {self.message} Use the role that owns the sink and the schema tidemark, or one with BYPASSRLS."
 
 
-def plan(connection: Connection, spec: ConsumerSpec, where: str, *, reason: str, by: str) -> Erasure:
-    """Counts what the condition finds and stores the counts, with a salted hash of the condition. Removes nothing.
+def plan(
+    connection: Connection, cluster: Cluster, spec: ConsumerSpec, person: Person, read_kafka: ReadKafka, *, reason: str, by: str
+) -> Planned:
+    """Counts what is found and stores the counts, with a salted hash of the condition or key. Removes nothing.
 
-    ``where`` is SQL over the sink's columns. Raises `BadInput` if Postgres cannot evaluate it.
+    Raises `BadInput` if Postgres cannot evaluate the condition, or for the key if the sink's rows belong to no single record.
     """
+    keyed = None if person.key is None else read_kafka(spec, person.key)
+    sink = spec.sink
     with _allowed(), transaction(connection) as cur:
         group_id = group_number(cur, spec.group)
         cur.execute(SQL["make_found"])
-        found = _find(cur, group_id, spec.sink.table, where)
+        ids = _add_keyed(cur, group_id, person, keyed)
         salt = secrets.token_bytes(16)
-        said = {"consumer": spec.name, "sink": spec.sink.table, "salt": salt, "digest": _digest(where, salt), "reason": reason, "by": by}
-        cur.execute(SQL["add"], {**found, **said, "group_id": group_id})
+        search = _Search(cur, group_id, sink.table, sink.key, person, salt)
+        found = search.count()
+        values = {"consumer": spec.name, "sink": sink.table, "salt": salt, "digest": person.digest(salt), "reason": reason, "by": by}
+        cur.execute(SQL["add"], {**found, **values, "group_id": group_id})
         (erasure_id,) = cur.fetchone() or (0,)
-        return _read(cur, erasure_id, None, 1)[0]
+        older = 0
+        if keyed is not None:
+            logs = of_logs({partition: log.start for partition, log in keyed.logs.items()}, ids)
+            old = [topic_id for topic_id in search.topic_ids if topic_id not in ids.values()]
+            cur.execute(SQL["older_rows"].format(table=quoted_table(sink.table).replace("%", "%%")), {**logs, "old": old})
+            (older,) = cur.fetchone() or (0,)
+        left = not_searched(cur, group_id) if person.key is None else 0
+        return Planned(_read(cur, erasure_id, None, 1)[0], in_kafka(cur, cluster, spec, group_id), left, older)
 
 
-def apply(connection: Connection, spec_of: Callable[[str], ConsumerSpec], erasure_id: int, where: str, *, by: str) -> Erasure:
-    """Removes all that the condition finds now, or nothing, and returns the erasure with the actual numbers. Safe to repeat.
+def apply(
+    connection: Connection, spec_of: Callable[[str], ConsumerSpec], erasure_id: int, person: Person, read_kafka: ReadKafka, *, by: str
+) -> Erasure:
+    """Removes all that is found now, or nothing, and returns the erasure with the actual numbers. Safe to repeat.
 
-    Waits a minute for rewinds of the group. Raises `OtherCondition`, `BadInput`, and `RowsStay` if the sink keeps rows.
+    Waits a minute for rewinds and drains of the group, and ten minutes for its commits. Raises `OtherCondition`, `BadInput`, and `RowsStay`
+    if the sink keeps rows.
     """
     with _allowed(), transaction(connection) as cur:
-        erasure = read(cur, erasure_id)
-        sink = spec_of(erasure.consumer).sink.table
-        if sink != erasure.sink:
-            raise BadInput(what="erasure", found=f"the sink was {erasure.sink} and is now {sink}", fix="Plan again.")
-        cur.execute(SQL["begin"], {"class": REWIND_LOCK, "group_id": erasure.group_id})
-        cur.execute(SQL["lock"], {"erasure_id": erasure_id})
-        state, salt, digest = cur.fetchone() or (None, b"", b"")
-        if not hmac.compare_digest(_digest(where, bytes(salt)), bytes(digest)):
-            raise OtherCondition(erasure_id=erasure_id)
-        if state == ErasureState.APPLIED:
-            return read(cur, erasure_id)
+        erasure, salt = _same(cur, erasure_id, person)
+    spec = spec_of(erasure.consumer)
+    sink = spec.sink
+    if sink.table != erasure.sink:
+        raise BadInput(what="erasure", found=f"the sink was {erasure.sink} and is now {sink.table}", fix="Plan again.")
+    if erasure.state is ErasureState.APPLIED:
+        return erasure
+    keyed = None if person.key is None else read_kafka(spec, person.key)
+    key = {"group_id": erasure.group_id, "erasure_id": erasure_id}
+    with _allowed(), transaction(connection) as cur:
+        cur.execute(SQL["begin"], {**key, "rewinds": REWIND_LOCK, "commits": ERASE_LOCK})
+        erasure, salt = _same(cur, erasure_id, person)
+        if erasure.state is ErasureState.APPLIED:
+            return erasure
         cur.execute(SQL["make_found"])
-        found = _remove(cur, erasure.group_id, sink, where)
-        key = {"group_id": erasure.group_id, "erasure_id": erasure_id}
+        _add_keyed(cur, erasure.group_id, person, keyed)
+        if sink.key:
+            cur.execute(SQL["key_salt"], {"sink": sink.table})
+            salt = bytes((cur.fetchone() or (secrets.token_bytes(16),))[0])
+        search = _Search(cur, erasure.group_id, sink.table, sink.key, person, salt)
+        found = search.remove()
         cur.execute(SQL["record"], key)
+        cur.execute(SQL["suppress_keys" if search.by_row else "suppress_records"], {**key, "sink": sink.table, "salt": salt})
         cur.execute(SQL["applied"], {**found, **key, "by": by})
-        with guards.answers(lambda message: RowsStay(table=sink, message=message)):
+        with guards.answers(lambda message: RowsStay(table=sink.table, message=message)):
             cur.execute("SET CONSTRAINTS ALL IMMEDIATE")
         done = read(cur, erasure_id)
     log.info(
-        "erased consumer=%s erasure=%s rows=%s archived=%s overwritten=%s failed_records=%s",
-        done.consumer, erasure_id, done.sink_rows, done.archived_rows, done.overwritten_rows, done.failed_records,
+        "erased consumer=%s erasure=%s rows=%s archived=%s overwritten=%s failed_records=%s suppressed=%s",
+        done.consumer, erasure_id, done.sink_rows, done.archived_rows, done.overwritten_rows, done.failed_records, done.suppressed,
     )  # fmt: skip
     return done
+
+
+def _same(cur: Cursor, erasure_id: int, person: Person) -> tuple[Erasure, bytes]:
+    """Locks a stored erasure and returns it, with its salt. Raises `OtherCondition` unless it was planned for this person."""
+    cur.execute(SQL["lock"], {"erasure_id": erasure_id})
+    salt, digest = map(bytes, (cur.fetchone() or (b"", b"")))
+    erasure = read(cur, erasure_id)
+    if not hmac.compare_digest(person.digest(salt), digest):
+        raise OtherCondition(erasure_id=erasure_id)
+    return erasure, salt
+
+
+def _add_keyed(cur: Cursor, group_id: int, person: Person, keyed: Keyed | None) -> dict[str, int]:
+    """Stores which records have the key, and returns the ids of the consumer's topics. Without a key: nothing."""
+    if keyed is None:
+        return {}
+    cur.execute(SQL["aggregates"], {"group_id": group_id})
+    if (cur.fetchone() or (False,))[0]:
+        found = "rows of the sink belong to whole batches (aggregates), not to records, so that a key finds none"
+        raise BadInput(what="--key", found=found, fix="Use --where.")
+    ids = {name: store.ensure_topic(cur, name, uuid) for name, uuid in keyed.uuids.items()}
+    for partition, offsets in keyed.offsets.items():
+        place = {"topic_id": ids[partition.topic], "partition": partition.partition}
+        cur.execute(SQL["add_records"], {**place, "offsets": list(offsets)})
+    cur.execute(SQL["add_failed"], {"group_id": group_id, "key": person.key})
+    return ids
 
 
 def read(cur: Cursor, erasure_id: int) -> Erasure:
@@ -164,66 +258,78 @@ def _read(cur: Cursor, erasure_id: int | None, consumer: str | None, limit: int)
     return [Erasure(**{**row, "state": ErasureState(row["state"])}) for row in rows(cur)]
 
 
-def _digest(where: str, salt: bytes) -> bytes:
-    """Slow on purpose: a condition names one person, and there are not that many numbers to try."""
-    return hashlib.scrypt(where.strip().encode(), salt=salt, n=2**14, r=8, p=1)
+class _Search:
+    """What is found in one transaction. ``by_row``: keys of an upsert sink are suppressed, not records: a record may have other rows."""
 
+    def __init__(self, cur: Cursor, group_id: int, sink: str, key: Sequence[str], person: Person, salt: bytes) -> None:
+        self._cur, self._group_id, self._sink, self._person = cur, group_id, sink, person
+        self.by_row = bool(key) and person.key is None
+        self._digest = suppressed.digest(key, "present", salt) if self.by_row else "NULL::bytea"
+        cur.execute(SQL["topics"], self._key)
+        self.topic_ids = [topic_id for (topic_id,) in cur.fetchall()]
 
-def _find(cur: Cursor, group_id: int, sink: str, where: str) -> dict[str, int]:
-    for table, key in _places(cur, group_id, sink):
-        with _condition_on(table):
-            cur.execute(_filled("find", table, where), key)
-    return _found(cur, group_id, sink, where)
+    @property
+    def _key(self) -> dict[str, Any]:
+        return {"group_id": self._group_id, "sink": self._sink, "upsert": self.by_row, "by_row": self.by_row}
 
+    def count(self) -> dict[str, int]:
+        for table, key in self._places():
+            with _condition_on(table):
+                self._cur.execute(self._filled("find", table), key)
+            self._cur.execute(SQL["mark_left_over"].format(table=table), {**key, "planned": True})
+        return self._found()
 
-def _remove(cur: Cursor, group_id: int, sink: str, where: str) -> dict[str, int]:
-    for table, key in _places(cur, group_id, sink):
-        with guards.answers(lambda message, table=table: RowsStay(table=table, message=message)):  # type: ignore[misc]
-            cur.execute(_filled("remove", table, where), key)
-        cur.execute(_filled("left", table, where), key)
-        (left,) = cur.fetchone() or (0,)
-        if left:
-            kept_by = " and ".join(guards.hooks(cur, sink, "DELETE")) or "another session, which has added them meanwhile"
-            raise RowsStay(table=table, message=f"{left:,} rows remain, because of {kept_by}.")
-        cur.execute(SQL["mark_left_over"].format(table=table), key)
-        if key["rewind_id"] is not None:
-            cur.execute(SQL["shrink_archive"], key)
-    found = _found(cur, group_id, sink, where)
-    cur.execute(SQL["remove_overwritten"])
-    cur.execute(SQL["empty_edits"], {"group_id": group_id})
-    for records in ("failed_record", "rewound_failed_record"):
-        cur.execute(SQL["empty_failed"].format(records=records), {"group_id": group_id})
-    cur.execute(SQL["remove_examples"])
-    return found
+    def remove(self) -> dict[str, int]:
+        cur = self._cur
+        for table, key in self._places():
+            with guards.answers(lambda message, table=table: RowsStay(table=table, message=message)):  # type: ignore[misc]
+                cur.execute(self._filled("remove", table), key)
+            cur.execute(self._filled("left", table), key)
+            (left,) = cur.fetchone() or (0,)
+            if left:
+                kept_by = " and ".join(guards.hooks(cur, self._sink, "DELETE")) or "another session, which has added them meanwhile"
+                raise RowsStay(table=table, message=f"{left:,} rows remain, because of {kept_by}.")
+            cur.execute(SQL["mark_left_over"].format(table=table), {**key, "planned": False})
+            if key["rewind_id"] is not None:
+                cur.execute(SQL["shrink_archive"], key)
+        found = self._found()
+        cur.execute(SQL["remove_overwritten"])
+        cur.execute(SQL["empty_edits"])
+        for records in ("failed_record", "rewound_failed_record"):
+            cur.execute(SQL["empty_failed"].format(records=records))
+        cur.execute(SQL["remove_examples"])
+        return found
 
+    def _found(self) -> dict[str, int]:
+        """The counts, once the rows of the sink and the archives are found; finds the overwritten rows, records and keys first."""
+        cur = self._cur
+        with _condition_on("tidemark.rewound_row"):
+            cur.execute(self._filled("find_overwritten", quoted_table(self._sink)), self._key)
+        if self._person.key is None:
+            cur.execute(SQL["mark_again"], self._key)
+            cur.execute(SQL["choose"])
+        cur.execute(SQL["mark_failed"], self._key)
+        counts: dict[str, int] = {}
+        for name in ("count_found", "count_suppressed"):
+            cur.execute(SQL[name], self._key)
+            counts |= rows(cur)[0]
+        for name, statement in (("failed_records", "count_failed"), ("examples", "count_examples")):
+            cur.execute(SQL[statement])
+            (counts[name],) = cur.fetchone() or (0,)
+        return counts
 
-def _found(cur: Cursor, group_id: int, sink: str, where: str) -> dict[str, int]:
-    """The counts, once the rows of the sink and the archives are found; finds the overwritten rows first."""
-    with _condition_on("tidemark.rewound_row"):
-        cur.execute(_filled("find_overwritten", quoted_table(sink), where), {"group_id": group_id, "sink": sink})
-    cur.execute(SQL["count_found"])
-    (counts,) = rows(cur)
-    for name in ("failed", "examples"):
-        cur.execute(SQL[f"count_{name}"], {"group_id": group_id})
-        (counts["failed_records" if name == "failed" else name],) = cur.fetchone() or (0,)
-    return counts
+    def _places(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The sink and the archives of its rewinds, each as SQL and with the parameters of its statements."""
+        self._cur.execute(SQL["archives"], self._key)
+        archives = rows(self._cur)
+        yield quoted_table(self._sink), {"place": "sink", "rewind_id": None, "topic_ids": self.topic_ids}
+        for archive in archives:
+            relation = relation_of(archive["rewind_id"], archive["number"], archive["relation"])
+            yield relation, {**archive, "place": relation, "topic_ids": self.topic_ids}
 
-
-def _places(cur: Cursor, group_id: int, sink: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sink and the archives of its rewinds, each as SQL and with the parameters of its statements."""
-    key = {"group_id": group_id, "sink": sink}
-    cur.execute(SQL["topics"], key)
-    topic_ids = [topic_id for (topic_id,) in cur.fetchall()]
-    cur.execute(SQL["archives"], key)
-    archives = rows(cur)
-    yield quoted_table(sink), {"place": "sink", "rewind_id": None, "topic_ids": topic_ids}
-    for archive in archives:
-        relation = relation_of(archive["rewind_id"], archive["number"], archive["relation"])
-        yield relation, {**archive, "place": relation, "topic_ids": topic_ids}
-
-
-def _filled(name: str, table: str, where: str) -> str:
-    return SQL[name].format(table=table.replace("%", "%%"), where=where.replace("%", "%%"))
+    def _filled(self, name: str, table: str) -> str:
+        where, digest = self._person.condition, self._digest
+        return SQL[name].format(table=table.replace("%", "%%"), where=where.replace("%", "%%"), digest=digest.replace("%", "%%"))
 
 
 @contextlib.contextmanager

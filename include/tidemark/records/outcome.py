@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,18 @@ def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> T
         [offset for offset in judged.skipped if offset not in offsets],
         [reject_ for reject_ in judged.rejects if reject_.offset not in offsets],
     )
+
+
+def skipping(judged: TransformOutput, offsets: Set[int], part: Slice) -> TransformOutput:
+    """The output with these records of ``part`` skipped, whatever became of them. Others of ``offsets`` are not mentioned in it."""
+    said = {*judged.skipped, *(reject_.offset for reject_ in judged.rejects)}
+    if judged.rows is not None:
+        said.update(row_offsets(judged.rows, part).tolist())
+    gone = said & offsets
+    if not gone:
+        return judged
+    kept = without(judged, gone, part)
+    return TransformOutput(kept.rows, [*kept.skipped, *sorted(gone)], kept.rejects)
 
 
 def row_offsets(rows: pa.RecordBatch, part: Slice) -> Any:

@@ -13,6 +13,7 @@ Modules::
     spool          transform output kept outside the transaction
     staged         the commit of a whole batch by the driver
     steps          the numbers of the seven steps
+    suppressed     what erasures keep out of the sink
     table          the sink's columns, its requirements and its DDL
     tally          accounts for every record, and adds the lineage (I3)
     target         where and by which rules a slice is committed

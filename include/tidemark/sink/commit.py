@@ -2,8 +2,9 @@
 
     ① begin   ② compare-and-set the partition row   ③ COPY the rows   ④ COPY the failed records   ⑤ ledger row   ⑥ commit   ⑦ receipt
 
-② comes first: a zombie waits there for the row lock and fails before it has sent a byte. A failure before ⑥ leaves nothing behind.
-If the answer to ⑥ is lost, the row is read again to find out whether the commit happened; nothing is repeated blindly.
+② comes first: a zombie waits there for the row lock and fails before it has sent a byte. Then the commit looks up which records
+erasures have suppressed. A failure before ⑥ leaves nothing behind. If the answer to ⑥ is lost, the row is read again to find out whether
+the commit happened; nothing is repeated blindly.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tidemark.records.outcome import Disposition, RecordCounts, TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import KeyOrder
 from tidemark.retry.store import read_blocked
+from tidemark.sink import suppressed
 from tidemark.sink.hand_off import Payloads, copy_failed
 from tidemark.sink.load import Refusals, load, load_carefully, translated
 from tidemark.sink.spool import spooled
@@ -108,6 +110,7 @@ def _commit_slice(
         twin = store.move_offset(cur, target.position_of, part, ledger=target.group_id)
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
+        skip = suppressed.records(cur, target.group_id, target.position_of, part)
         if order is not None:
             blocked = read_blocked(cur, target.group_id, part)
             if isolate:
@@ -115,7 +118,7 @@ def _commit_slice(
             else:
                 order.begin(blocked)
         reached(Step.COPY_ROWS, part)
-        tally = Tally(part, target.layout)
+        tally = Tally(part, target.layout, skip)
         rows = (rows for one in judged if (rows := tally.take(one)) is not None)
         if isolate:
             load_carefully(cur, part, target.layout, rows, tally, Refusals(target.max_rejected))
@@ -139,8 +142,8 @@ def _commit_slice(
 def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
     """Runs ``store_parts``, which are steps ② to ⑤, in one transaction, and returns its result once the commit is certain.
 
-    A commit never fails because a rewind holds a position: it starts over until the rewind has ended. That is safe because ② comes first,
-    before ``store_parts`` has consumed any input.
+    A commit never fails because a rewind or an erasure holds a lock: it starts over until that has ended. That is safe because ② comes
+    first, before ``store_parts`` has consumed any input.
     """
     wait = LockWait(f"position of {parts[0].partition}")
     while True:

@@ -18,6 +18,7 @@ from tidemark.errors import Broken, Refused
 from tidemark.records.outcome import quoting
 from tidemark.records.ranges import Slice
 from tidemark.sink import overwritten as kept
+from tidemark.sink import suppressed
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally
@@ -173,10 +174,13 @@ def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, a
     whose key came from another partition is rejected. ``any_partition``: the rows belong to batches and have the lineage of the first of
     ``parts``; the last commit wins, except among batches that begin in the same partition.
 
-    Rows below the floor of their partition are kept before they are overwritten (`tidemark.sink.overwritten`). Raises `SinkRejected`.
+    Rows of suppressed keys are dropped (`tidemark.sink.suppressed`). Rows below the floor of their partition are kept before they are
+    overwritten (`tidemark.sink.overwritten`). Raises `SinkRejected`.
     """
     part = parts[0]
     names = layout.copy_columns
+    if not any_partition:
+        source = suppressed.without_keys(cur, layout, parts, source)
     fill = {
         "sink": quoted_table(layout.table),
         "source": source,

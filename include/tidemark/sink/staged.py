@@ -27,6 +27,7 @@ from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
 from tidemark.roles import require
+from tidemark.sink import suppressed
 from tidemark.sink.commit import Receipt, commit, enter
 from tidemark.sink.drained import Outcome, origins, say_what_became
 from tidemark.sink.hand_off import Payloads, copy_failed
@@ -165,6 +166,8 @@ def promote(
                 )
         reached(Step.COPY_ROWS, parts[0])
         _require_all(cur, table, staged)
+        if any(suppressed.records(cur, target.group_id, target.position_of, part) for part in parts) and by_record:
+            cur.execute(suppressed.SQL["skip_staged"].format(table=table, heard=_heard(staged)), {"group_id": target.group_id})
         _make_ready(cur, target, parts[0], table, staged)
         if isolate and by_record:
             _load_carefully(cur, target, parts, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 from tidemark.records.outcome import (
@@ -15,6 +16,7 @@ from tidemark.records.outcome import (
     TransformOutput,
     reject,
     row_offsets,
+    skipping,
 )
 from tidemark.records.ranges import Slice
 from tidemark.sink.table import Layout
@@ -83,13 +85,17 @@ def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.A
 
 
 class Tally:
-    """Accounts for the records of one slice, output by output. Needs five bytes of memory per offset of the slice."""
+    """Accounts for the records of one slice, output by output. Needs five bytes of memory per offset of the slice.
 
-    def __init__(self, part: Slice, layout: Layout) -> None:
+    ``suppressed``: offsets of records that are skipped, whatever the transform made of them.
+    """
+
+    def __init__(self, part: Slice, layout: Layout, suppressed: Set[int] = frozenset()) -> None:
         import numpy as np
 
         self._part = part
         self._layout = layout
+        self._suppressed = suppressed
         self._said = np.zeros(self._size, dtype=np.uint8)
         self._rows = np.zeros(self._size, dtype=np.int32)
         self.rejects: dict[int, Reject] = {}
@@ -118,6 +124,8 @@ class Tally:
         """
         import numpy as np
 
+        if self._suppressed:
+            judged = skipping(judged, self._suppressed, self._part)
         for reject_ in judged.rejects:
             self._mark(np.array([reject_.offset]), reject_.disposition)
             self.rejects[reject_.offset] = reject_

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.rewind.lab import Lab, Transform, of_all_kinds, one_city
 from tests.integration.rewind.test_deaths import Watched, struck
+from tests.integration.test_erase import erase
 from tests.kafka_topics import Topics
 from tests.ledger import eventually, in_thread, payloads
 from tests.sampling import examples
@@ -180,6 +181,20 @@ def test_what_a_backfill_cannot_load_climbs_the_ladder_of_the_group(plain: FillL
     found = plain.sql("SELECT DISTINCT state, hop_topic FROM tidemark.failed_record WHERE record_offset >= %s ORDER BY state", OLD)
     assert found == [("FAILED", f"{plain.spec.group}.failed"), ("WAITING", f"{plain.spec.group}.retry.5m")]
     plain.check()
+
+
+def test_backfill_does_not_bring_erased_rows_back(lab: FillLab) -> None:
+    """Rows of the skipped range that were erased before the rewind, and of an upsert sink also older rows of their keys."""
+    lab.rewind(ToOffset(0), f"{lab.topic}:0")
+    lab.read(END)
+    erase(lab, "city IN ('city 5', 'city 33')")
+    lab.rewind(ToOffset(OLD), f"{lab.topic}:0")
+    skipped = lab.skip().rewind_id
+    lab.fill(skipped)
+    lab.read(END)
+    assert not {5, 33} & set(lab.offsets())
+    assert {35, 36, 75} <= set(lab.offsets())
+    lab.check()
 
 
 def test_the_groups_own_run_and_the_backfills_do_not_meet(lab: FillLab) -> None:

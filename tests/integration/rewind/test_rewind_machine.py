@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.integration.rewind.lab import Lab
+from tests.integration.test_erase import erase
 from tests.kafka_topics import Topics
 from tests.sampling import examples
 from tests.scenario import Scenario as Consumer
@@ -61,8 +62,11 @@ class Place:
     validated: int = 0
     rows: list[Row] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
+    erased: dict[str | int, int] = field(default_factory=dict)
+    """Offsets, or keys of an upsert sink, that are not loaded below an offset."""
 
     def add(self, offset: int, made: list[Row], *, upsert: bool) -> None:
+        made = [row for row in made if offset >= self.erased.get(row[1] if upsert else offset, 0)]
         if not upsert:
             self.rows += made
         for row in made if upsert else ():
@@ -194,6 +198,22 @@ class Rewinds(RuleBasedStateMachine):
         self.rewound(ToOffset(target), {partition: target})
         self.read(partition, end - target, 0, step)
         assert self.lab.rows() == before
+
+    @rule(partition=st.integers(0, PARTITIONS - 1), number=st.integers(0, 10))
+    def erase(self, partition: int, number: int) -> None:
+        """Of some records, or of a key: from the sink, and from what is kept for undos. No replay and no undo brings them back."""
+        place, key = self.places[partition], f"key {partition} {number}"
+        where = f"city = '{key}'" if self.upsert else f"kafka_partition = {partition} AND kafka_offset % 11 = {number}"
+        kept = [rows for one in self.done if not one.undone and partition in one.before for rows in [one.before[partition][3][0]]]
+        for rows, in_sink in [(place.rows, True), *((rows, False) for rows in kept)]:
+            for row in [row for row in rows if (row[1] == key if self.upsert else row[0] % 11 == number)]:
+                rows.remove(row)
+                name, below = (row[1], place.position if in_sink else row[0] + 1) if self.upsert else (row[0], LOG_END)
+                place.erased[name] = max(place.erased.get(name, 0), below)
+        erase(self.lab, where)
+        end = place.position
+        self.rewound(FromFile({TopicPartition(self.lab.topic, partition): 0}), {partition: 0})
+        self.read(partition, end, 0, 17)
 
     # ---- what always holds
 

@@ -11,10 +11,11 @@ import psycopg2
 import pytest
 from tests.documented import grants
 from tests.integration.rewind.lab import Lab
+from tests.integration.test_erase import reading
 
 from tidemark.db import connect
 from tidemark.erase import erasure
-from tidemark.erase.erasure import EraseNotAllowed
+from tidemark.erase.erasure import EraseNotAllowed, Person
 from tidemark.offsets.store import SessionNotEnded
 from tidemark.profiles import Profile
 from tidemark.rewind import apply as applying
@@ -128,19 +129,19 @@ def test_erasure_needs_every_right_and_sight_of_every_row(lab: Lab, grant: Calla
     """Rows that row security hides would stay, so the role is refused, as is one that may not delete."""
     url = grant("DELETE ON {table}")
     lab.read(20)
-    where, reason = "city = 'city 13'", "asked for by the customer"
+    person, reason = Person(where="city = 'city 13'"), "asked for by the customer"
     with contextlib.closing(connect(url, application="tidemark erase")) as connection:
-        made = erasure.plan(connection, lab.spec, where, reason=reason, by="ann")
+        made = erasure.plan(connection, lab.cluster, lab.spec, person, reading(lab), reason=reason, by="ann").erasure
         with pytest.raises(EraseNotAllowed, match="permission denied for table"):
-            erasure.apply(connection, lambda _: lab.spec, made.erasure_id, where, by="ann")
+            erasure.apply(connection, lambda _: lab.spec, made.erasure_id, person, reading(lab), by="ann")
         grant()
         lab.sql(f"CREATE POLICY few_cities ON {lab.table} USING (kafka_offset < 10)")
         lab.sql(f"ALTER TABLE {lab.table} ENABLE ROW LEVEL SECURITY")
         with pytest.raises(EraseNotAllowed, match="row-level security"):
-            erasure.plan(connection, lab.spec, where, reason=reason, by="ann")
+            erasure.plan(connection, lab.cluster, lab.spec, person, reading(lab), reason=reason, by="ann")
         with pytest.raises(EraseNotAllowed, match="row-level security"):
-            erasure.apply(connection, lambda _: lab.spec, made.erasure_id, where, by="ann")
+            erasure.apply(connection, lambda _: lab.spec, made.erasure_id, person, reading(lab), by="ann")
         assert 13 in lab.offsets()
         lab.sql(f"ALTER TABLE {lab.table} DISABLE ROW LEVEL SECURITY")
-        assert erasure.apply(connection, lambda _: lab.spec, made.erasure_id, where, by="ann").sink_rows == 1
+        assert erasure.apply(connection, lambda _: lab.spec, made.erasure_id, person, reading(lab), by="ann").sink_rows == 1
     assert 13 not in lab.offsets()

@@ -1,0 +1,119 @@
+"""What Kafka holds of a person: finds the records of a message key, and says until when each topic keeps the messages found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tidemark.db import rows, statements
+from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.reader import read
+from tidemark.records.ranges import Log, TopicPartition
+from tidemark.retry.ladder import Ladder
+from tidemark.spec.retry_topics import is_own
+from tidemark.text.wording import counted
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+    from tidemark.spec import ConsumerSpec
+
+SQL = statements("tidemark.erase", "erasure.sql")
+
+SAY_EVERY = 1_000_000
+"""Records read between two lines of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class InKafka:
+    """Messages found that a topic still holds, at most. ``until``: when its retention has removed the last one; `None`: never."""
+
+    topic: str
+    messages: int
+    until: datetime | None
+    compacted: bool
+
+    def __str__(self) -> str:
+        when = "permanently" if self.until is None else f"until about {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        fix = ""
+        if self.compacted:
+            fix = "; the topic is compacted: write a tombstone for the key"
+        elif self.until is None:
+            fix = "; set the topic's retention.ms"
+        return f"{counted(self.messages, 'message')} in {self.topic}, kept {when}{fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """The records of a key: offsets by partition, in order, with the UUIDs of the topics and the logs that were read."""
+
+    uuids: Mapping[str, str]
+    logs: Mapping[TopicPartition, Log]
+    offsets: Mapping[TopicPartition, Sequence[int]]
+
+
+def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: bytes, say: Callable[[str], None]) -> Keyed:
+    """Reads the consumer's topics from start to end and returns the records of a key. ``say`` gets lines of progress.
+
+    Needs the memory of the offsets found and of one fetch. Raises `TopicsMissing`, `RangeGone` or `BrokerUnavailable`.
+    """
+    names = spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
+    topics = cluster.topics(names)
+    logs = cluster.logs(partition for topic in topics for partition in topic.all())
+    found: dict[TopicPartition, list[int]] = {}
+    done, total = 0, sum(log.end - log.start for log in logs.values())
+    for partition, log in sorted(logs.items()):
+        said = done
+        for messages in read(config, partition, log.start, log.end) if log.start < log.end else ():
+            found.setdefault(partition, []).extend(message.offset() or 0 for message in messages if message.key() == key)
+            at = done + (messages[-1].offset() or 0) + 1 - log.start
+            if at - said >= SAY_EVERY:
+                said = at
+                say(f"read {at:,} of {counted(total, 'offset')}")
+        done += log.end - log.start
+    say(f"read {counted(done, 'offset')}, found {counted(sum(map(len, found.values())), 'record')} of the key")
+    return Keyed({topic.name: topic.kafka_uuid for topic in topics}, logs, found)
+
+
+def in_kafka(cur: Cursor, cluster: Cluster, spec: ConsumerSpec, group_id: int) -> list[InKafka]:
+    """How many messages of the records found each topic holds, and until when. Needs the tables that a plan has filled."""
+    last: dict[str, tuple[int, datetime]] = {}
+    cur.execute(SQL["group_topics"], {"group_id": group_id})
+    known = {(row["name"], row["kafka_uuid"]): row["topic_id"] for row in rows(cur)}
+    there = [topic for topic in cluster.topics({name for name, _ in known}, missing_ok=True) if (topic.name, topic.kafka_uuid) in known]
+    starts = cluster.log_starts(partition for topic in there for partition in topic.all())
+    ids = {topic.name: known[topic.name, topic.kafka_uuid] for topic in there}
+    cur.execute(SQL["in_logs"], of_logs(starts, ids))
+    names = {topic_id: name for name, topic_id in ids.items()}
+    held = {TopicPartition(names[row["topic_id"]], row["partition"]): row for row in rows(cur)}
+    times = cluster.times_at({partition: row["last"] for partition, row in held.items()}) if held else {}
+    now = datetime.now(UTC)
+    for partition, row in held.items():
+        millis = times.get(partition, -1)
+        moment = now if millis < 0 else datetime.fromtimestamp(millis / 1000, UTC)
+        messages, newest = last.get(partition.topic, (0, moment))
+        last[partition.topic] = (messages + row["messages"], max(newest, moment))
+    ladder = Ladder.of(spec)
+    rungs = [rung.topic for number in range(1, len(ladder.delays) + 1) if (rung := ladder.rung(number)) is not None]
+    cur.execute(SQL["in_hops"], {"topics": rungs})
+    last |= {row["topic"]: (row["messages"], row["last"]) for row in rows(cur)}
+    settings = cluster.settings(topic.name for topic in cluster.topics(sorted(last), missing_ok=True))
+    found = []
+    for name, said in sorted(settings.items()):
+        messages, newest = last[name]
+        policy, retention_ms = said["cleanup.policy"].value, int(said["retention.ms"].value)
+        ends = None if retention_ms < 0 or "delete" not in policy else newest + timedelta(milliseconds=retention_ms)
+        found.append(InKafka(name, messages, ends, "compact" in policy))
+    return found
+
+
+def of_logs(starts: Mapping[TopicPartition, int], ids: Mapping[str, int]) -> dict[str, list[int]]:
+    """Parameters of the statements that look at logs: topic ids, partitions and start offsets."""
+    parts = sorted(starts)
+    return {
+        "topic_ids": [ids[part.topic] for part in parts],
+        "partitions": [part.partition for part in parts],
+        "starts": [starts[part] for part in parts],
+    }

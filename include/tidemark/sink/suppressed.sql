@@ -1,0 +1,31 @@
+-- Statements on what erasures keep out of a sink.
+
+-- name: records
+-- The suppressed records of a slice. First waits for an erasure of the group, and keeps new ones out until the end of the transaction: an
+-- erasure thus finds all rows of commits before it, and all commits after it find what it has suppressed.
+SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
+SELECT record_offset FROM tidemark.suppressed
+ WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
+   AND record_offset >= %(start)s AND record_offset < %(end)s;
+
+-- name: any_keys
+-- Whether keys are suppressed in one of these slices. One look into the index for each: max() and the order lead the planner there. Locks
+-- nothing.
+SELECT EXISTS (SELECT FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) part (topic_id, partition, start)
+                WHERE start < (SELECT max(below) FROM tidemark.suppressed_key gone
+                                WHERE gone.sink = %(sink)s AND gone.topic_id = part.topic_id AND gone.partition = part.partition)),
+       (SELECT salt FROM tidemark.suppressed_key WHERE sink = %(sink)s ORDER BY topic_id, partition, below LIMIT 1);
+
+-- name: other_keys
+-- The rows of a source whose keys are not suppressed. Part of other statements.
+(SELECT * FROM {source} AS newer WHERE NOT EXISTS (
+    SELECT FROM tidemark.suppressed_key gone
+     WHERE gone.sink = {sink} AND gone.topic_id = newer.kafka_topic_id AND gone.partition = newer.kafka_partition
+       AND gone.digest = {digest} AND gone.below > newer.kafka_offset))
+
+-- name: skip_staged
+-- Staged rows of suppressed records: the records are skipped.
+UPDATE {table} staged SET disposition = 'skip', error = NULL
+  FROM tidemark.suppressed gone
+ WHERE {heard} AND gone.group_id = %(group_id)s AND gone.topic_id = staged.kafka_topic_id AND gone.partition = staged.kafka_partition
+   AND gone.record_offset = staged.kafka_offset;
