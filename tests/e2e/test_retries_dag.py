@@ -22,7 +22,7 @@ from tidemark.spec.transform import load_transform
 
 DELAYS = "[1h, 2h]"
 """Nothing is due before a test says so."""
-DRAINS, REDRIVE = "drain_retries", "redrive"
+DRAINS, REDRIVE, DISCARD = "drain_retries", "redrive", "discard"
 RECORDS = 10
 TASKS = ("relay", "due", "drain", "validate", "publish", "done")
 
@@ -136,7 +136,7 @@ def ladders(lab_session: Lab) -> dict[str, Ladder]:
     """By name. Airflow knows them."""
     lab_session.repair()
     made = {name: Ladder(lab_session, name) for name in ("ladder", "sound", "rotten")}
-    for dag in (DRAINS, REDRIVE, *(each.consumer.dag for each in made.values())):
+    for dag in (DRAINS, REDRIVE, DISCARD, *(each.consumer.dag for each in made.values())):
         lab_session.client.wait_for_dag(dag, timeout_s=180)
     return made
 
@@ -225,6 +225,30 @@ def test_drained_rows_that_are_critical_are_not_announced_and_hold_up_nobody_els
         each.check()
 
 
+def test_records_are_discarded_by_a_person_after_another_has_seen_them(lab: Lab, ladders: dict[str, Ladder]) -> None:
+    """Under the user's name, with the approver in the reason. A dry run changes nothing, and an empty filter is refused."""
+    sound = ladders["sound"]
+    sound.say({"424242": "fail", "434343": "fail"})
+    sound.consumer.produce(424242, 434343)
+    sound.consumer.read_here()
+
+    def ask(**conf: Any) -> str:
+        return lab.client.trigger(DISCARD, {"consumer": sound.name, "error": "Fail", "reason": "flights that never were", **conf})
+
+    dry, run_id = ask(then="nothing"), ask()
+    assert lab.client.wait(DISCARD, dry, 180) == "success"
+    assert states(lab, DISCARD, dry) == {"plan": "success", "apply": "skipped"}
+    shown = answer(lab, run_id, "Approve", DISCARD)
+    assert shown["subject"] == "Discard 2 records of sound?"
+    assert lab.client.wait(DISCARD, run_id, 180) == "success"
+    assert lab.client.xcom(DISCARD, run_id, "apply") == {"discarded": 2}
+    assert "Discard 2 records of sound" in lab.client.log(DISCARD, run_id, "plan")
+    query = "SELECT kind, done_by, reason, records FROM tidemark.retry_action JOIN tidemark.consumer_group USING (group_id) WHERE name = %s"
+    assert lab.sql(query, sound.name) == [("DISCARD", "admin", "flights that never were (approved by admin)", 2)]
+    assert lab.client.wait(DISCARD, ask(then="apply", error=None), 180) == "failed", "it would be every record of the group"
+    sound.check()
+
+
 def test_everything_that_is_wrong_with_the_form_of_a_redrive_is_told_at_once(lab: Lab, ladder: Ladder) -> None:
     """Over REST anything can be sent. What JSON schema can refuse is refused before a run exists, the rest fails at once, and stores
     nothing."""
@@ -266,10 +290,10 @@ def test_form_of_a_redrive_can_be_filled_without_documentation(lab: Lab, ladder:
         assert set(schemas[name]["enum"]) == set(schemas[name]["values_display"])
 
 
-def answer(lab: Lab, run_id: str, option: str) -> dict[str, Any]:
+def answer(lab: Lab, run_id: str, option: str, dag: str = REDRIVE) -> dict[str, Any]:
     """Answers the question of a run once the scheduler knows that it waits (it loses answers that are quicker); what was asked."""
-    path = f"dags/{REDRIVE}/dagRuns/{quote(run_id, safe='')}/taskInstances/apply/-1/hitlDetails"
-    eventually(lambda: states(lab, REDRIVE, run_id).get("apply") == "awaiting_input", within_s=180, what="somebody is asked")
+    path = f"dags/{dag}/dagRuns/{quote(run_id, safe='')}/taskInstances/apply/-1/hitlDetails"
+    eventually(lambda: states(lab, dag, run_id).get("apply") == "awaiting_input", within_s=180, what="somebody is asked")
     question: dict[str, Any] = lab.client.get(path)
     asked = datetime.fromisoformat(question["created_at"]).timestamp()
     eventually(lambda: _scheduler_at(lab) > asked + 1, within_s=180, what="the scheduler has gone round")

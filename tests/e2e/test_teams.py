@@ -61,8 +61,8 @@ TEAMS = {
 }
 DAGS = {
     **{f"consume__{name}": name for name in ACCESS},
-    **{f"{kind}__{name}": name for kind in ("rewind", "redrive") for name, access in ACCESS.items() if access},
-    **dict.fromkeys(("rewind", "redrive", "drain_retries", "maintain"), ""),
+    **{f"{kind}__{name}": name for kind in ("rewind", "redrive", "discard") for name, access in ACCESS.items() if access},
+    **dict.fromkeys(("rewind", "redrive", "discard", "drain_retries", "maintain"), ""),
 }
 """Every DAG, and whose it is."""
 
@@ -260,7 +260,7 @@ def test_each_user_sees_exactly_their_dags(airflow: Airflow) -> None:
     """In the list of DAGs, and in the list of all DAGs' runs."""
     for dag_id in DAGS:
         conf = {"scenario": "to-latest", "reason": "a run to be seen", "consumers": ["orders"]} if dag_id.startswith("rewind") else {}
-        conf = {"consumer": "orders", "reason": "a run to be seen"} if dag_id.startswith("redrive") else conf
+        conf = {"consumer": "orders", "reason": "a run to be seen"} if dag_id.startswith(("redrive", "discard")) else conf
         made = airflow.ask("admin", "POST", f"dags/{dag_id}/dagRuns", json={"logical_date": None, "conf": conf})
         assert made.status_code == 200, made.text
     for user in ROLES:
@@ -359,7 +359,7 @@ def test_no_way_round(airflow: Airflow, what: str) -> None:
 
 def test_listed_role_that_airflow_does_not_have_stops_all_dags_of_a_file(airflow: Airflow) -> None:
     """Why roles are listed at all: what one consumer names takes the others out of service, until the role exists or the name is gone."""
-    with_ghost = sorted(dag_id for dag_id in DAGS if dag_id.startswith(("consume", "rewind", "redrive")))
+    with_ghost = sorted(dag_id for dag_id in DAGS if dag_id.startswith(("consume", "rewind", "redrive", "discard")))
     assert airflow.stale == [with_ghost, [], []]
 
 
@@ -375,7 +375,7 @@ def test_role_that_is_not_listed_is_told_on_the_page_of_the_dag(airflow: Airflow
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 def test_team_member_sees_their_dags_and_starts_their_rewind_in_the_browser(airflow: Airflow) -> None:
-    """The list has their consumer's three DAGs and no other; the form has no field for consumers; another's page stays empty and has no
+    """The list has their consumer's four DAGs and no other; the form has no field for consumers; another's page stays empty and has no
     button to start a run."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
@@ -384,9 +384,9 @@ def test_team_member_sees_their_dags_and_starts_their_rewind_in_the_browser(airf
         context.set_default_timeout(60_000)
         page = context.new_page()
         page.goto(f"{airflow.url}/dags")
-        for shown in ("orders (consume)", "orders (rewind)", "orders (redrive)"):
+        for shown in ("orders (consume)", "orders (rewind)", "orders (redrive)", "orders (discard)"):
             page.get_by_role("link", name=shown).first.wait_for()
-        assert page.get_by_text("3 Dags").count() == 1
+        assert page.get_by_text("4 Dags").count() == 1
         for hidden in ("rides", "stray", "typo", "drain_retries", "maintain"):
             assert page.get_by_text(hidden).count() == 0
         page.goto(f"{airflow.url}/dags/rewind__orders")

@@ -256,8 +256,8 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
     reading the files imports nothing heavy."""
     (tmp_path / "flights.yaml").write_text(FULL)
     (tmp_path / "weather.yaml").write_text(BAD)
-    drains, redrives = read(tmp_path, "drain_retries.py"), read(tmp_path, "redrive.py")
-    assert drains["heavy"] == redrives["heavy"] == []
+    drains, redrives, discards = (read(tmp_path, f"{name}.py") for name in ("drain_retries", "redrive", "discard"))
+    assert drains["heavy"] == redrives["heavy"] == discards["heavy"] == []
     assert "flights: analytics.flights" in json.dumps(redrives["serialized"]), "the form offers the consumers"
     dag = drains["dags"]["drain_retries"]
     assert (dag["max_active_runs"], dag["catchup"]) == (1, False)
@@ -284,7 +284,9 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
         "apply": ["plan"],
         "drain": ["apply"],
     }
-    for found in (*drains["dags"].values(), *redrives["dags"].values()):
+    dag = discards["dags"]["discard"]
+    assert (dag["schedule"], {name: task["upstream"] for name, task in dag["tasks"].items()}) == (None, {"plan": [], "apply": ["plan"]})
+    for found in (*drains["dags"].values(), *redrives["dags"].values(), dag):
         assert found["doc"]
         assert {"tidemark", "retries"} <= set(found["tags"])
 
@@ -363,7 +365,7 @@ def test_task_reads_only_its_own_consumer(read, facts):
     for dag_id in ("consume__flights", "consume__weather"):
         found = read(facts["folder"], task_of=dag_id)["serialized"]
         assert found == {dag_id: facts["serialized"][dag_id]}
-    for file in ("rewind.py", "redrive.py"):
+    for file in ("rewind.py", "redrive.py", "discard.py"):
         assert "flights: " not in json.dumps(read(facts["folder"], file, task_of=file.removesuffix(".py"))["serialized"])
 
 
@@ -374,20 +376,20 @@ GRANTED = {"analysts": {"DAGs": ["can_read"]}, "team-orders": {"DAGs": ["can_edi
 
 
 def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_administrators(read, tmp_path):
-    """Its roles are on its three DAGs. A DAG for all consumers, and that of a consumer without ``access``, is for no role that does not
+    """Its roles are on its four DAGs. A DAG for all consumers, and that of a consumer without ``access``, is for no role that does not
     hold for all DAGs. The files give the same serialized form each time, though roles and permissions are sets."""
     (tmp_path / "orders.yaml").write_text(OWNED)
     (tmp_path / "news.yaml").write_text(SMALL)
     (tmp_path / "closed.yaml").write_text(SMALL.replace("news", "closed") + "access: {}\n")
-    found = {file: read(tmp_path, f"{file}.py", **FAB) for file in ("consume", "rewind", "redrive", "drain_retries", "maintain")}
+    found = {file: read(tmp_path, f"{file}.py", **FAB) for file in ("consume", "rewind", "redrive", "discard", "drain_retries", "maintain")}
     dags = {dag_id: dag for each in found.values() for dag_id, dag in each["dags"].items()}
     assert {dag_id: dag["access"] for dag_id, dag in dags.items()} == {
-        **dict.fromkeys(("consume__orders", "rewind__orders", "redrive__orders"), GRANTED),
-        **{dag_id: {} for dag_id in ("consume__closed", "rewind__closed", "redrive__closed")},
-        **{dag_id: {} for dag_id in ("consume__news", "rewind", "redrive", "drain_retries", "maintain")},
+        **dict.fromkeys(("consume__orders", "rewind__orders", "redrive__orders", "discard__orders"), GRANTED),
+        **{dag_id: {} for dag_id in ("consume__closed", "rewind__closed", "redrive__closed", "discard__closed")},
+        **{dag_id: {} for dag_id in ("consume__news", "rewind", "redrive", "discard", "drain_retries", "maintain")},
     }
     assert "edit: team-orders; view: analysts" in dags["consume__orders"]["doc"]
-    for kind, field in (("rewind", "consumers"), ("redrive", "consumer")):
+    for kind, field in (("rewind", "consumers"), ("redrive", "consumer"), ("discard", "consumer")):
         assert set(dags[kind]["params"]) - set(dags[f"{kind}__orders"]["params"]) == {field}
         assert dags[f"{kind}__orders"]["shown"] == f"orders ({kind})"
         assert read(tmp_path, f"{kind}.py", **FAB)["serialized"] == found[kind]["serialized"]
@@ -398,7 +400,7 @@ def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_admin
 def test_without_access_airflows_permissions_stay_as_they_are(read, facts):
     """None is not an empty mapping, which would take away what an administrator has granted for a DAG."""
     assert [dag["access"] for dag in facts["dags"].values()] == [None] * 3
-    for file in ("rewind", "redrive", "drain_retries", "maintain"):
+    for file in ("rewind", "redrive", "discard", "drain_retries", "maintain"):
         assert [(dag_id, dag["access"]) for dag_id, dag in read(facts["folder"], f"{file}.py", **FAB)["dags"].items()] == [(file, None)]
 
 

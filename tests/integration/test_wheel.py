@@ -102,7 +102,7 @@ def test_new_project_has_the_files_that_its_readme_and_compose_file_name(new_pro
         *re.findall(r"^!(.*)$", (new_project / ".dockerignore").read_text(), re.MULTILINE),
     }
     assert {"include/consumers/", "docker/postgres-init.sh", "requirements.txt", "docker", "Dockerfile"} <= named
-    dags = {"drain_retries", "maintain", "redrive", "rewind"}
+    dags = {"discard", "drain_retries", "maintain", "redrive", "rewind"}
     assert sorted(name for name in named - dags if not (new_project / name).exists()) == []
     assert os.access(new_project / "docker" / "kafka.sh", os.X_OK)
 
@@ -122,7 +122,7 @@ def test_airflow_finds_the_project_in_its_home(installed: Installed, new_project
     }
     done = installed.run("python", "-c", PARSE, str(new_project / "dags"), str(one_file.parent), cwd=tmp_path, **airflow)
     found = [line for line in done.stdout.splitlines() if line.startswith("consume__")]
-    assert found == ["consume__cities drain_retries maintain redrive rewind"] * 2
+    assert found == ["consume__cities discard drain_retries maintain redrive rewind"] * 2
 
 
 def test_quickstart_and_tutorials_run_as_they_stand_there(installed: Installed, new_project: Path, scenario: Scenario) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidemark.airflow import redrive, rewind_form
+from tidemark.airflow import discard, redrive, rewind_form
 from tidemark.airflow.dags import REDRIVE, REWIND
 from tidemark.airflow.form import own_consumer
 
@@ -48,16 +48,18 @@ def test_dag_of_one_consumer_acts_on_it() -> None:
     """Airflow merges a conf into the params, so a param of that name is not looked at either."""
     assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}, "orders").specs] == ["orders"]
     assert [spec.name for spec in rewind_form.read_form({**REWOUND, "consumers": ["rides"]}, {}).specs] == ["rides"]
-    assert redrive.read_form({**REDRIVEN, "consumer": "rides"}, {}, "orders").spec.name == "orders"
-    assert redrive.read_form({**REDRIVEN, "consumer": "rides"}, {}).spec.name == "rides"
+    for form in (redrive, discard):
+        assert form.read_form({**REDRIVEN, "consumer": "rides"}, {}, "orders").spec.name == "orders"
+        assert form.read_form({**REDRIVEN, "consumer": "rides"}, {}).spec.name == "rides"
 
 
 def test_conf_that_names_a_consumer_is_refused() -> None:
     for conf in ({"consumers": ["rides"]}, {"consumers": ["orders"]}):
         with pytest.raises(Exception, match="consumers cannot be set: this DAG is for orders only"):
             rewind_form.read_form({**REWOUND, **conf}, conf, "orders")
-    with pytest.raises(Exception, match="consumer cannot be set: this DAG is for orders only"):
-        redrive.read_form({**REDRIVEN, "consumer": "rides"}, {"consumer": "rides"}, "orders")
+    for form in (redrive, discard):
+        with pytest.raises(Exception, match="consumer cannot be set: this DAG is for orders only"):
+            form.read_form({**REDRIVEN, "consumer": "rides"}, {"consumer": "rides"}, "orders")
 
 
 def test_approval_of_a_redrive_is_for_its_digest() -> None:

@@ -18,10 +18,12 @@ Modules::
     access         the roles of consumers' files as the access of DAGs
     connections    Airflow's connections as Tidemark's settings
     dags           a DAG from each consumer's file
+    discard        the DAG `discard`, and one for each consumer with `access`
     due            the asset and the trigger that start drains when records are due
     form           what the DAGs with a form share: checks of the input, approvals
     maintain       the DAG `maintain`
     operators      the tasks consume, validate and publish
+    records_form   the form's part that chooses failed records, for `discard` and `redrive`
     redrive        the DAG `redrive`, and one for each consumer with `access`
     retries        the DAG `drain_retries`
     rewind         the DAG `rewind`, and one for each consumer with `access`
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from airflow.sdk import DAG
 
     from tidemark.airflow.dags import consume_dags, refuse_broken_files
+    from tidemark.airflow.discard import discard_dags
     from tidemark.airflow.maintain import maintain_dag
     from tidemark.airflow.operators import ConsumeOperator, PublishOperator, ValidateOperator
     from tidemark.airflow.redrive import redrive_dags
@@ -49,6 +52,7 @@ __all__ = [
     "ValidateOperator",
     "all_dags",
     "consume_dags",
+    "discard_dags",
     "drain_dag",
     "maintain_dag",
     "redrive_dags",
@@ -61,6 +65,7 @@ _HOMES = {
     "PublishOperator": "operators",
     "ValidateOperator": "operators",
     "consume_dags": "dags",
+    "discard_dags": "discard",
     "drain_dag": "retries",
     "maintain_dag": "maintain",
     "redrive_dags": "redrive",
@@ -71,15 +76,16 @@ _HOMES = {
 
 def all_dags() -> dict[str, DAG]:
     """Every DAG of the project by its id: ``consume__<consumer>`` for each consumer's file, ``drain_retries``, ``maintain``,
-    ``redrive`` and ``rewind``, and ``redrive__<consumer>`` and ``rewind__<consumer>`` for each consumer with ``access``. A consumer's file
-    with problems gets a DAG that lists them and whose runs fail with them."""
+    ``discard``, ``redrive`` and ``rewind``, and ``discard__<consumer>``, ``redrive__<consumer>`` and ``rewind__<consumer>`` for each
+    consumer with ``access``. A consumer's file with problems gets a DAG that lists them and whose runs fail with them."""
     from tidemark.airflow.dags import consume_dags
+    from tidemark.airflow.discard import discard_dags
     from tidemark.airflow.maintain import maintain_dag
     from tidemark.airflow.redrive import redrive_dags
     from tidemark.airflow.retries import drain_dag
     from tidemark.airflow.rewind import rewind_dags
 
-    return consume_dags() | redrive_dags() | rewind_dags() | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag())}
+    return consume_dags() | discard_dags() | redrive_dags() | rewind_dags() | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag())}
 
 
 def __getattr__(name: str) -> object:

@@ -61,8 +61,9 @@ def retrying(settings: AirflowSettings | None = None) -> dict[str, Any]:
     }
 
 
-CONSUME, REWIND, REDRIVE = "consume", "rewind", "redrive"
-"""Kinds of DAGs of one consumer, and their ids: ``rewind__orders``. The DAGs ``rewind`` and ``redrive`` are for all consumers."""
+CONSUME, REWIND, REDRIVE, DISCARD = "consume", "rewind", "redrive", "discard"
+"""Kinds of DAGs of one consumer, and their ids: ``rewind__orders``. The DAGs ``rewind``, ``redrive`` and ``discard`` are for all
+consumers."""
 
 
 def consume_dags() -> dict[str, DAG]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +27,24 @@ from tidemark.airflow.form import (
     by_hand,
     dags_by_hand,
     own_consumer,
-    refuse_unknown,
     requester,
     start_run,
 )
 from tidemark.airflow.operators import PROGRESS_EVERY_S, plainly, spec_of
+from tidemark.airflow.records_form import (
+    NUMBER,
+    RECORDS_FIELDS,
+    WHY,
+    Asked,
+    field,
+    named,
+    read_records,
+    reason_field,
+    records_fields,
+)
 from tidemark.airflow.retries import DRAIN_DAG
-from tidemark.errors import BadInput
-from tidemark.retry.filter import Filter, RecordState
+from tidemark.retry.filter import RecordState
 from tidemark.spec import ConsumerSpec
-from tidemark.text.moment import EXAMPLE as MOMENT
-from tidemark.text.moment import parse_moment
-from tidemark.text.problems import REASON_CHARACTERS, Problems, check_reason
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -51,8 +56,8 @@ PLACES = {"ladder": "all delays again, from the first", "now": "one try, at once
 STATES = (RecordState.FAILED, RecordState.WAITING, RecordState.DISCARDED)
 ANSWER_WITHIN = timedelta(hours=4)
 
-_WHICH, _AMONG, _HOW, _WHY = "Which records", "More filters (a record must match all)", "Where to, and how fast", "Why"
-_TEXT, _NUMBER = ["null", "string"], ["null", "integer"]
+_HOW = "Where to, and how fast"
+_UNSET = "If empty: failed records, and those that the broker refused. *DISCARDED* records only if selected here."
 
 
 def redrive_dags() -> dict[str, DAG]:
@@ -80,149 +85,36 @@ def _dag(good: Sequence[ConsumerSpec], own: str | None, **by: Any) -> DAG:
 def _form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
     """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
     same keys in its conf."""
-    names = {spec.name: f"{spec.name}: {spec.sink.table}" for spec in good}
-
-    def some(title: str, description: str, kind: Any = _TEXT, default: Any = None, section: str = _WHICH, **more: Any) -> Param:
-        return Param(default, type=kind, title=title, description_md=description, section=section, **more)
-
-    consumer = Param(
-        type="string",
-        minLength=1,
-        examples=list(names),
-        values_display=names,
-        title="Consumer",
-        description_md="The consumer whose records to redrive.",
-        section=_WHICH,
-    )
     return {
-        **({"consumer": consumer} if own is None else {}),
-        "states": some(
-            "States",
-            "If empty: failed records, and those that the broker refused. *DISCARDED* records only if selected here.",
-            ["null", "array"],
-            items={"type": "string", "enum": list(map(str, STATES))},
-            examples=list(map(str, STATES)),
+        **records_fields(good, own, "redrive", STATES, _UNSET),
+        "to": field(
+            "Where to", "", "string", "ladder", _HOW, enum=list(PLACES), values_display={k: f"{k}: {v}" for k, v in PLACES.items()}
         ),
-        "error": some("Error type", "The full name: *TimeoutError*."),
-        "text": some("Error text", "Any part of it."),
-        "numbers": some("Record numbers", "Only these, as shown by *tidemark retries list*: *4711, 4712*."),
-        "topic": some("Topic", "The topic that the record was first read from.", section=_AMONG),
-        "partition": some("Partition", "A partition of that topic.", _NUMBER, section=_AMONG, minimum=0),
-        "from_offset": some("From offset", "Inclusive.", _NUMBER, section=_AMONG, minimum=0),
-        "to_offset": some("To offset", "Exclusive.", _NUMBER, section=_AMONG, minimum=0),
-        "key": some("Key", "As text.", section=_AMONG),
-        "key_hex": some("Key in hex", "For a key that is not text: *00ff*.", section=_AMONG),
-        "since": some("Since", f"First failed at or after this time: *{MOMENT}*.", section=_AMONG),
-        "until": some("Until", "First failed before this time.", section=_AMONG),
-        "tier": some("Tier", "The retry topic that the record is in or goes to: *5m*, *now*, *failed*.", section=_AMONG),
-        "refused": some("Refused", "Only records that the broker refused.", "boolean", False, _AMONG),
-        "to": some("Where to", "", "string", "ladder", _HOW, enum=list(PLACES), values_display={k: f"{k}: {v}" for k, v in PLACES.items()}),
-        "limit": some("Maximum number of records", "Takes the first ones.", _NUMBER, section=_HOW, minimum=1),
-        "per_second": some("Maximum records per second", "Unlimited if empty.", _NUMBER, section=_HOW, minimum=1),
-        "max_redrives": some(
+        "limit": field("Maximum number of records", "Takes the first ones.", NUMBER, section=_HOW, minimum=1),
+        "per_second": field("Maximum records per second", "Unlimited if empty.", NUMBER, section=_HOW, minimum=1),
+        "max_redrives": field(
             "Maximum redrives per record", "A record that was redriven this often is not redriven again.", "integer", 3, _HOW, minimum=1
         ),
-        "then": some(
+        "then": field(
             "After the plan",
             "A plan that is not applied now can be applied later: *tidemark redrive apply NUMBER*.",
             "string",
             APPLY,
-            _WHY,
+            WHY,
             enum=list(THEN),
             values_display=THEN,
         ),
-        "reason": Param(
-            type="string",
-            minLength=REASON_CHARACTERS,
-            maxLength=2_000,
-            title="Reason",
-            description_md=f"At least {REASON_CHARACTERS} characters; kept permanently: *the service is back*.",
-            section=_WHY,
-        ),
+        "reason": reason_field("the service is back"),
     }
 
 
-FIELDS = (
-    *("consumer", "states", "error", "text", "numbers"),
-    *("topic", "partition", "from_offset", "to_offset", "key", "key_hex", "since", "until", "tier", "refused"),
-    *("to", "limit", "per_second", "max_redrives", "then", "reason"),
-)
+FIELDS = (*RECORDS_FIELDS, "to", "limit", "per_second", "max_redrives", "then", "reason")
 """The keys of the form, and of a REST client's conf."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the form says."""
-
-    spec: ConsumerSpec
-    wanted: Filter
-    reason: str
-
-
-def _named(params: Mapping[str, Any], own: str | None) -> str:
-    """The consumer whose records to redrive: that of the form, or the one that the DAG is for."""
-    return str(params["consumer"]) if own is None else own
-
-
 def read_form(params: Mapping[str, Any], conf: Mapping[str, Any], own: str | None = None) -> Asked:
-    """Checks and parses the form. ``conf`` is what the client sent; unknown keys are refused, so that a typo does not go unnoticed. In the
-    DAG of the consumer ``own``, so is a consumer.
-
-    Raises all problems at once (`BadInput`, `SeveralProblems`).
-    """
-    problems = Problems()
-    refuse_unknown(problems, conf, FIELDS, "consumer", own)
-    spec = problems.attempt(lambda: spec_of(_named(params, own)))
-    reason = problems.attempt(lambda: check_reason(params["reason"]))
-    since = problems.attempt(lambda: _optional(params["since"], parse_moment))
-    until = problems.attempt(lambda: _optional(params["until"], parse_moment))
-    numbers = problems.attempt(lambda: _numbers(params["numbers"]))
-    key = problems.attempt(lambda: _key(params["key"], params["key_hex"]))
-    wanted = problems.attempt(
-        lambda: Filter(
-            numbers=numbers or (),
-            states=tuple(RecordState(state) for state in params["states"] or ()),
-            error_type=params["error"],
-            error_text=params["text"],
-            topic=params["topic"],
-            partition=params["partition"],
-            from_offset=params["from_offset"],
-            to_offset=params["to_offset"],
-            key=key,
-            since=since,
-            until=until,
-            tier=params["tier"],
-            refused=params["refused"],
-        )
-    )
-    problems.end()
-    assert spec is not None
-    assert reason is not None
-    assert wanted is not None
-    return Asked(spec, wanted, reason)
-
-
-def _optional(text: str | None, parse: Any) -> Any:
-    return parse(text) if text else None
-
-
-def _numbers(text: str | None) -> tuple[int, ...]:
-    words = (text or "").replace(",", " ").split()
-    for word in words:
-        if not (word.isascii() and word.isdigit() and 0 < int(word) < 2**63):
-            raise BadInput(what="numbers", found=f'"{word[:80]}" is not a record number', fix="Separate numbers by commas: 4711, 4712.")
-    return tuple(map(int, words))
-
-
-def _key(text: str | None, in_hex: str | None) -> bytes | None:
-    if text and in_hex:
-        raise BadInput(what="key", found="both key and key_hex are given", fix="Give only one of them.")
-    if not in_hex:
-        return text.encode() if text else None
-    try:
-        return bytes.fromhex(in_hex)
-    except ValueError:
-        raise BadInput(what="key_hex", found=f'"{in_hex[:80]}" is not hex', fix="Write two hex digits per byte: 00ff.") from None
+    """What the form says. Raises as `read_records` does."""
+    return read_records(params, conf, FIELDS, own)
 
 
 class PlanRedriveOperator(BaseOperator):
@@ -324,7 +216,7 @@ def _stored(context: Context) -> tuple[Redrive, ConsumerSpec]:
     """This run's plan in its current state, and the consumer that the form named."""
     from tidemark.retry.redrive import of_run
 
-    run, spec = context["dag_run"], spec_of(_named(context["params"], own_consumer(context, REDRIVE)))
+    run, spec = context["dag_run"], spec_of(named(context["params"], own_consumer(context, REDRIVE)))
     with _session(spec) as connection:
         made = of_run(connection, run.dag_id, run.run_id)
     if made is None or made.group != spec.group:

@@ -10,7 +10,7 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,9 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 LOCK_MS = 30_000
 """How long an action waits for the transaction of a relay or a drain."""
+EXAMPLES = 10
+"""Records of a `Selection` that are shown."""
+DISCARDED_FROM = (RecordState.FAILED, RecordState.WAITING, RecordState.HELD)
 AT_A_TIME = 200
 """Records read at a time with their payloads."""
 
@@ -73,6 +76,16 @@ class Count:
     last: datetime
     example: str
     refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The records that a discard would settle, and examples without payloads. No other records have this ``digest``."""
+
+    records: int
+    digest: str
+    counts: Sequence[Count]
+    examples: Sequence[Summary]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +138,22 @@ class NotEditable(Refused):
         return f"Record {self.number} cannot be edited: {why.get(self.state, self.state)}. Nothing was changed."
 
 
+@dataclass(kw_only=True, eq=False)
+class SelectionChanged(Refused):
+    """Other records match the filter than those that were shown."""
+
+    group: str
+
+    def __str__(self) -> str:
+        fix = "Select the records again, by their numbers or with an end of the time if new ones keep failing."
+        return f"The records of {self.group} that match have changed since they were shown. Nothing was discarded. {fix}"
+
+
 def list_records(connection: Connection, group: str, wanted: Filter, *, limit: int, after: int = 0) -> list[Summary]:
     """The first ``limit`` matching records with numbers above ``after``, in the order in which they were handed off."""
     with transaction(connection) as cur:
         cur.execute(SQL["records"], {**_key(cur, group), **wanted.parameters(group), "after": after, "limit": limit})
-        return [Summary(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
+        return [_summary(row) for row in rows(cur)]
 
 
 def count_records(connection: Connection, group: str, wanted: Filter) -> list[Count]:
@@ -177,23 +201,42 @@ def export_records(connection: Connection, group: str, wanted: Filter) -> Iterat
         after = found[-1]["number"]
 
 
-def discard(connection: Connection, group: str, wanted: Filter, *, reason: str, by: str) -> int:
+def select_to_discard(connection: Connection, group: str, wanted: Filter) -> Selection:
+    """The matching records that `discard` would settle now. Raises as `discard` does. Changes and locks nothing."""
+    _refuse_all(wanted)
+    settled = replace(wanted, states=tuple(state for state in DISCARDED_FROM if state in (wanted.states or DISCARDED_FROM)))
+    if not settled.states:
+        raise BadInput(what="states", found="such records are settled already", fix=f"Choose {', '.join(DISCARDED_FROM)}.")
+    with transaction(connection) as cur:
+        key = _key(cur, group)
+        _require(cur, group, wanted)
+        asked = {**key, **settled.parameters(group)}
+        cur.execute(SQL["to_discard"], asked)
+        ((records, digest),) = cur.fetchall()
+        counts = counted(cur, group, settled)
+        cur.execute(SQL["records"], {**asked, "after": 0, "limit": EXAMPLES})
+        return Selection(records, digest, counts, [_summary(row) for row in rows(cur)])
+
+
+def discard(connection: Connection, group: str, wanted: Filter, *, reason: str, by: str, only: str | None = None) -> int:
     """Discards the matching records that are waiting, held or failed, so that they are not tried again. Returns how many.
 
-    Raises `BadInput` for an empty reason, an empty filter, or a number that is not a record of the group.
+    With ``only``, the digest of a `Selection`, it discards exactly those records, or raises `SelectionChanged`. Raises `BadInput` for an
+    empty reason, an empty filter, or a number that is not a record of the group.
     """
     why = check_reason(reason)
-    if not wanted:
-        raise BadInput(what="filter", found="it matches every record of the group", fix="Filter by numbers, error, topic or time.")
+    _refuse_all(wanted)
     with transaction(connection) as cur:
         key = _begin(cur, group)
         _require(cur, group, wanted)
         action = _add_action(cur, key["group_id"], "DISCARD", wanted, why, by)
         cur.execute(SQL["discard"], {**key, **wanted.parameters(group), "action_id": action})
-        records = cur.rowcount
+        ((records, digest),) = cur.fetchall()
+        if only not in (None, digest):
+            raise SelectionChanged(group=group)
         cur.execute(SQL["count_action"], {"action_id": action, "records": records})
     log.info("discarded group=%s records=%s action=%s by=%s", group, records, action, by)
-    return records
+    return int(records)
 
 
 def edit(connection: Connection, group: str, number: int, change: Callable[[Payload], Payload], *, reason: str, by: str) -> int | None:
@@ -275,6 +318,15 @@ def begin_change(cur: Cursor, group_id: int) -> None:
     """Sets the lock timeout and blocks rewinds of the group until the transaction ends, as drains do."""
     cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
     cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
+
+
+def _summary(row: Mapping[str, Any]) -> Summary:
+    return Summary(**{**row, "state": RecordState(row["state"])})
+
+
+def _refuse_all(wanted: Filter) -> None:
+    if not wanted:
+        raise BadInput(what="filter", found="it matches every record of the group", fix="Filter by numbers, error, topic or time.")
 
 
 def _begin(cur: Cursor, group: str) -> dict[str, int]:

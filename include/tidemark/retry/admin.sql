@@ -51,16 +51,25 @@ SELECT redrive_id, redrive_record.state, why, destination, reason, planned_by AS
 INSERT INTO tidemark.retry_action (group_id, kind, filter, reason, done_by, records)
 VALUES (%(group_id)s, %(kind)s, %(filter)s, %(reason)s, %(by)s, %(records)s) RETURNING action_id;
 
+-- name: to_discard
+-- How many records a discard would settle, and a digest of their numbers. Locks nothing.
+SELECT count(*), md5(coalesce(string_agg(failed_record_id::text, ',' ORDER BY failed_record_id), ''))
+  FROM tidemark.failed_record record WHERE group_id = %(group_id)s AND state IN ('WAITING', 'HELD', 'FAILED') AND {where};
+
 -- name: discard
--- Discards records that are waiting, held or failed. Their messages stay in the retry topics; drains skip them. Locks the records.
+-- Discards records that are waiting, held or failed; returns their count and digest, as `to_discard`. Their messages stay in the retry
+-- topics; drains skip them. Locks the records.
 WITH meant AS MATERIALIZED (
     SELECT failed_record_id FROM tidemark.failed_record record
      WHERE group_id = %(group_id)s AND state IN ('WAITING', 'HELD', 'FAILED') AND {where}
      ORDER BY hop_topic_id, hop_partition, hop_offset, failed_record_id FOR UPDATE
+), settled AS (
+    UPDATE tidemark.failed_record record
+       SET state = 'DISCARDED', due_at = NULL, action_id = %(action_id)s, changed_at = clock_timestamp()
+      FROM meant WHERE record.failed_record_id = meant.failed_record_id
+    RETURNING record.failed_record_id
 )
-UPDATE tidemark.failed_record record
-   SET state = 'DISCARDED', due_at = NULL, action_id = %(action_id)s, changed_at = clock_timestamp()
-  FROM meant WHERE record.failed_record_id = meant.failed_record_id;
+SELECT count(*), md5(coalesce(string_agg(failed_record_id::text, ',' ORDER BY failed_record_id), '')) FROM settled;
 
 -- name: count_action
 UPDATE tidemark.retry_action SET records = %(records)s WHERE action_id = %(action_id)s;

@@ -1,4 +1,4 @@
-"""Displays a redrive: as text lines for logs, as Markdown for an approval."""
+"""Displays a redrive, or what a discard would settle: as text lines for logs, as Markdown for an approval."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tidemark.text.moment import iso
 from tidemark.text.wording import counted, escaped
 
 if TYPE_CHECKING:
+    from tidemark.retry.admin import Selection
+    from tidemark.retry.filter import Filter
     from tidemark.retry.redrive import Preview
 
 TEXT_CHARACTERS = 200
@@ -58,6 +60,17 @@ def markdown(made: Preview) -> str:
         blocks.append("\n".join([f"| {column} | records |", "|---|---:|", *rows]))
     blocks += ["Examples:", "\n".join(f"- {escaped(_example(each))}" for each in made.examples)] if made.examples else []
     return "\n\n".join(blocks) + "\n"
+
+
+def selection_lines(consumer: str, wanted: Filter, reason: str, found: Selection) -> list[str]:
+    """What a discard would settle: counts by state and error, and examples."""
+    return [
+        f"Discard {counted(found.records, 'record')} of {consumer}",
+        f"Which: {wanted}",
+        f"Reason: {reason}",
+        *(f"{each.records:>9,}  {each.state} {each.error_type}: {_cut(each.example)}" for each in found.counts),
+        *(_example({name: getattr(each, name) for name in each.__slots__}) for each in found.examples),
+    ]
 
 
 def _example(row: Mapping[str, Any]) -> str:

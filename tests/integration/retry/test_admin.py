@@ -15,8 +15,9 @@ from tests.integration.retry.outbox import Outbox
 
 from tidemark.errors import BadInput
 from tidemark.retry import admin
-from tidemark.retry.admin import NotEditable, Payload
+from tidemark.retry.admin import NotEditable, Payload, SelectionChanged
 from tidemark.retry.filter import Filter, RecordState
+from tidemark.retry.show import selection_lines
 
 WHY = {"reason": "the service is gone for good", "by": "ann@host"}
 REASON = ("--reason", "the service is gone for good")
@@ -158,6 +159,30 @@ def test_discarded_records_are_settled_and_the_action_is_kept(outbox: Outbox) ->
     assert kept == [("DISCARD", {"numbers": list(asked.numbers)}, WHY["reason"], WHY["by"], records) for records in (4, 0)]
     assert outbox.record(failed)["action_id"] == 1
     assert "discarded" in command(outbox, "show", str(failed)).stdout
+
+
+def test_approved_discard_settles_what_was_shown_or_nothing(outbox: Outbox) -> None:
+    """The plan counts only what would be settled. If one more record matches since, nothing changes."""
+    kept = outbox.add(b"kept", error=("ValueError", "another"))
+    first, second, loaded = outbox.add(b"1"), outbox.add(b"2", failed=True), outbox.add(b"3")
+    outbox.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL WHERE failed_record_id = %(id)s", id=loaded)
+    asked = Filter(error_type="KeyError")
+    with outbox.session() as connection:
+        seen = admin.select_to_discard(connection, outbox.group, asked)
+        assert (seen.records, [one.number for one in seen.examples], sum(one.records for one in seen.counts)) == (2, [first, second], 2)
+        said = "\n".join(selection_lines(outbox.name, asked, WHY["reason"], seen))
+        assert f"{second}: {outbox.topic}/" in said
+        late = outbox.add(b"late")
+        with pytest.raises(SelectionChanged, match="Nothing was discarded"):
+            admin.discard(connection, outbox.group, asked, **WHY, only=seen.digest)
+        assert [outbox.record(number)["state"] for number in (first, second, late)] == ["WAITING", "FAILED", "WAITING"]
+        assert outbox.sql("SELECT * FROM tidemark.retry_action") == []
+        again = admin.select_to_discard(connection, outbox.group, asked)
+        assert admin.discard(connection, outbox.group, asked, **WHY, only=again.digest) == 3
+        for wanted in (Filter(), Filter(states=(RecordState.LOADED,)), Filter(numbers=(999,))):
+            with pytest.raises(BadInput):
+                admin.select_to_discard(connection, outbox.group, wanted)
+    assert outbox.record(kept)["state"] == "WAITING"
 
 
 def test_discarding_needs_a_reason_and_a_filter_and_changes_nothing_without(outbox: Outbox) -> None:
