@@ -3,8 +3,11 @@
 -- name: may_write
 SELECT has_table_privilege('tidemark.lag_partition', 'INSERT') AND has_table_privilege('tidemark.lag_history', 'INSERT');
 
+-- name: find_group
+SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
+
 -- name: state
--- The database's time, the group's last rewind, and what retains the group's records as of the last samples. Locks nothing.
+-- The database's time, and the group's last rewind. Locks nothing.
 SELECT clock_timestamp(),
        (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group part USING (rewind_id)
          WHERE part.group_id = %(group_id)s);
@@ -22,7 +25,7 @@ SELECT topic_id, partition, old_offset
 -- name: last_samples
 -- The last sample of each partition of a group. Locks nothing.
 SELECT topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, next_at, retention, committed_at, applied_no,
-       replay_until, produced, consumed, base_at, base_lag, base_next_at, base_produced, base_consumed,
+       replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed
   FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
 
