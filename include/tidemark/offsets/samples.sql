@@ -141,13 +141,14 @@ SELECT group_id, {of}, count(*)::integer AS partitions, min(sampled_at) AS sampl
 
 -- name: groups
 -- These groups (null: all) by name, with the database's time and their last runs: up to 30 attempts. Attempts of one Airflow run are one
--- run. Locks nothing.
+-- run. Backfills and the DAG of the retries are not: they read other records. Locks nothing.
 SELECT group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
        lost.ranges AS lost_ranges, lost.records AS lost_records
   FROM tidemark.consumer_group grp
   LEFT JOIN LATERAL (SELECT attempt_id, state, error ->> 'kind' AS error_kind, error ->> 'type' AS error_type,
                             left(error ->> 'text', 300) AS error_text, started_at AS began_at, ended_at
-                       FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                       FROM tidemark.attempt
+                      WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                       ORDER BY attempt_id DESC LIMIT 1) last ON true
   LEFT JOIN LATERAL (
         SELECT min(running_since) AS running_since, max(pause) AS longest_pause, max(length) AS longest_run
@@ -155,7 +156,8 @@ SELECT group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.run
                        min(began) - lag(min(began)) OVER (ORDER BY min(began)) AS pause
                   FROM (SELECT coalesce(run_id, attempt_id::text) AS run, started_at AS began, ended_at AS ended, state = 'RUNNING' AS running,
                                state = 'COMMITTED' AS good
-                          FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                          FROM tidemark.attempt
+                      WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  GROUP BY run) run) runs ON true
   LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records
