@@ -291,8 +291,8 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
 
 
 def test_objectives_of_consumers_are_watched_by_one_dag_with_a_task_for_each(read, tmp_path):
-    """The task carries the owner of its consumer, by which callbacks and notifiers find it, and never tries twice. Airflow's limit of failed
-    runs would take the DAG out of service. Without objectives there is no DAG."""
+    """The task carries the owner of its consumer, by which callbacks and notifiers find it, and never tries twice. Airflow's limit of
+    failed runs would take the DAG out of service. Without objectives there is no DAG."""
     (tmp_path / "news.yaml").write_text(SMALL)
     assert read(tmp_path, "watch.py")["dags"] == {}
     (tmp_path / "flights.yaml").write_text(f"{FULL}slo: {{lag: 10m, failed: 1000, freshness: 90m}}\n")
