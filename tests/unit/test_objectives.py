@@ -79,11 +79,16 @@ def test_worst_partition_decides() -> None:
     [
         (Part(9, ago(300), look(position=9, lag=0, next_at=None)), ""),
         (Part(9, ago(30), None), ""),
-        (Part(9, ago(84), look(at=1, next_at=5)), "freshness is 84 min, objective 1h"),
+        (Part(5, ago(300), look(at=1, next_at=5)), ""),
+        (Part(5, ago(84), look(at=1, next_at=100)), "freshness is 84 min, objective 1h"),
+        (Part(5, ago(100), look(at=1, next_at=84)), "freshness is 84 min, objective 1h"),
+        (Part(7, ago(5), look(at=50, next_at=100)), ""),
+        (Part(5, ago(84), look(at=1, lag=None)), "freshness is 84 min, objective 1h"),
+        (Part(5, ago(84), look(at=1, next_at=None)), ""),
         (Part(9, ago(300), look(at=150, position=9, lag=0, next_at=None)), "freshness is 2.5 h, objective 1h"),
     ],
 )
-def test_consumer_is_fresh_while_it_commits_or_nothing_waits(part: Part, text: str) -> None:
+def test_consumer_is_fresh_unless_records_wait_without_any_commit(part: Part, text: str) -> None:
     """A topic without new records raises no alarm, as long as somebody looks."""
     verdict = judge(Objectives(freshness="60m"), Facts(NOON, (part,), 0))[Objective.FRESHNESS]
     assert verdict == Verdict(State.MISSED if text else State.MET, text)

@@ -150,6 +150,10 @@ def age(part: Part, now: datetime) -> Age:
 
 
 def current_at(part: Part) -> datetime:
-    """When the partition was last committed, or seen without unread records."""
+    """When the partition last had a commit, or no record that waited. That is also when its first waiting record arrived."""
     look = part.look
-    return max(part.committed_at, look.at) if look is not None and look.lag == 0 else part.committed_at
+    if look is None or (look.lag is None and look.position is not None):
+        return part.committed_at
+    if look.nothing_waited(part.position) or look.next_at is None:
+        return max(part.committed_at, look.at)
+    return max(part.committed_at, look.next_at) if part.position == look.position else part.committed_at

@@ -203,7 +203,7 @@ class Objectives(_Part):
     failed: Annotated[int, Field(ge=0)] | None = None
     """Maximum number of failed records that nobody has redriven or discarded."""
     freshness: SomeTime | None = None
-    """Maximum time since each partition was last committed, or was seen without unread records."""
+    """Maximum time for which records of a partition wait without any commit, or for which nobody has looked whether they do."""
 
 
 class RewindSettings(_Part):
