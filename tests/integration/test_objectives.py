@@ -169,11 +169,9 @@ def test_of_two_reports_at_the_same_time_one_has_the_news(watched: Watched) -> N
 
 
 @pytest.fixture
-def watch(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of the DAG, where Airflow has a connection to the database."""
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the DAG, with a folder of the test's own for Airflow."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
-    monkeypatch.setenv("TIDEMARK_CONSUMERS", str(watched.scenario.folder / "consumers"))
-    connect(monkeypatch, watched.scenario.database_url)
     from tidemark.airflow import watch
 
     monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.1)
@@ -199,6 +197,8 @@ def test_trigger_fires_with_the_consumers_that_have_news_and_without_names_when_
     """It looks again and again in a thread, and stores nothing. It also ends when another consumer has got objectives, so that the next run
     has its task; never for what is not among its own consumers."""
     name = watched.scenario.name
+    monkeypatch.setenv("TIDEMARK_CONSUMERS", str(watched.scenario.folder / "consumers"))
+    connect(monkeypatch, watched.scenario.database_url)
     watched.sample(3, 3)
     trigger = watch.ObjectivesTrigger([name])
     assert trigger.serialize() == ("tidemark.airflow.watch.ObjectivesTrigger", {"consumers": [name]})
@@ -229,14 +229,11 @@ def lesser(stack: LocalStack, topics: Topics, project_dir: Path) -> Iterator[tup
 
 
 def test_trigger_fires_only_if_the_role_may_store_the_report(
-    lesser: tuple[Watched, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lesser: tuple[Watched, str, str], watch: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise the task would fail again and again. Said once. The profile `runner` is enough."""
     watched, reader, runner = lesser
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
     monkeypatch.setenv("TIDEMARK_CONSUMERS", str(watched.scenario.folder / "consumers"))
-    from tidemark.airflow import watch
-
     trigger = watch.ObjectivesTrigger([watched.scenario.name])
     connect(monkeypatch, reader)
     with caplog.at_level(logging.INFO, "tidemark.airflow.watch"):
