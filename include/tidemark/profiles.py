@@ -24,7 +24,7 @@ class Profile(StrEnum):
 
 TABLES = (
     "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record",
-    "failed_record_edit", "flow", "group_member", "lag_history", "lag_partition", "lost_range", "maintenance", "migration",
+    "failed_record_edit", "flow", "group_member", "lag_history", "lag_partition", "lost_range", "maintenance", "migration", "objective",
     "partition_offset", "redrive", "redrive_record", "retry_action", "rewind",
     "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
     "role_profile", "suppressed", "suppressed_key", "topic", "undo_floor", "validation", "validation_result", "validation_row",
@@ -71,7 +71,7 @@ RIGHTS: Mapping[Profile, Rights] = {
         "load, validate, retry and backfill",
         payloads=True,
         insert=("attempt", "batch", "consumer_group", "failed_record", "group_member", "lag_history", "lag_partition", "lost_range",
-                "partition_offset", "rewound_row", "topic", "validation", "validation_result", "validation_row"),
+                "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result", "validation_row"),
         update={
             "attempt": (*_ENDED, "planned"),
             "batch": ("anchor_id", "validation_id"),
@@ -84,7 +84,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "partition_offset": _POSITION,
             "undo_floor": ("floor",),
         },
-        delete=("group_member", "lag_history", "lag_partition", "lost_range"),
+        delete=("group_member", "lag_history", "lag_partition", "lost_range", "objective"),
         sequences=("generation",),
     ),
     Profile.STAGER: Rights("what a run needs beyond `runner` if its transform shuffles: create staging tables", create=True),

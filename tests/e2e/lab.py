@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psutil
+from tests.documented import snippets
 from tests.kafka_topics import Topics
 from tests.points import Point, Points
 from tests.scenario import LocalEngine
@@ -95,10 +96,23 @@ CONSUMERS: dict[str, str] = {
     "strict": "rewind: {own: false}",
     "live": "run: continuous",
     "owned": "rewind: {approval: none}\naccess: {}",
+    "promised": "slo: {failed: 0}\nairflow: {owner: team-orders, retries: 2, retry_delay: 0s}",
 }
 """Name and what is special about it. Airflow knows all of them from the start; each is used by one test, or by those of one module."""
 TRANSFORMS = {"live": "times"}
 """What is not read by `transform`."""
+
+ALARMS = """
+
+_alarm = alarm
+
+
+def alarm(context):
+    _alarm(context)
+    with open("ALARMED", "a") as file:
+        print(context["dag_run"].run_id, context["task"].task_id, context["exception"], file=file)
+"""
+"""Behind the page's callback: a file that shows each call."""
 
 COMMON = """
 topics: [{name}]
@@ -265,6 +279,9 @@ class Lab:
         (self.folder / "transforms" / "e2e_numbers.py").write_text(TRANSFORM.replace("FACTOR", str(self.factor)))
         self.points.install(self.folder / "transforms")
         (self.folder / "expectations" / "numbers.json").write_text(SUITE)
+        (self.folder / "airflow" / "config").mkdir(parents=True)
+        (policy,) = (code for code in snippets("docs/operating.md", "python") if "task_policy" in code)
+        (self.folder / "airflow" / "config" / "airflow_local_settings.py").write_text(policy + ALARMS.replace("ALARMED", str(self.alarmed)))
         for name, special in CONSUMERS.items():
             special = special if "airflow:" in special else f"{special}\n{AIRFLOW}"
             transform = TRANSFORMS.get(name, "transform")
@@ -314,6 +331,11 @@ class Lab:
             passwords = json.loads((self.airflow.folder / "passwords.json").read_text())
             self._clients[name] = AirflowClient(self.airflow.url, user=name, password=passwords[name])
         return self._clients[name]
+
+    @property
+    def alarmed(self) -> Path:
+        """Gets a line for each call of the callback that the page about alerts shows."""
+        return self.folder / "alarmed"
 
     @property
     def factor(self) -> Path:

@@ -28,7 +28,7 @@ from tidemark.local.airflow_settings import environment
 
 COMMON = "topics: [{name}]\ntransform: numbers:transform\nsink: {{table: public.{name}}}\n"
 ACCESS = {
-    "orders": "access: {edit: [team-orders], view: [analysts]}\n",
+    "orders": "access: {edit: [team-orders], view: [analysts]}\nslo: {lag: 10m}\n",
     "rides": "access: {edit: [team-rides]}\n",
     "stray": "",
     "typo": "access: {edit: [team-order]}\n",  # not in TIDEMARK_ROLES
@@ -62,7 +62,7 @@ TEAMS = {
 DAGS = {
     **{f"consume__{name}": name for name in ACCESS},
     **{f"{kind}__{name}": name for kind in ("rewind", "redrive", "discard") for name, access in ACCESS.items() if access},
-    **dict.fromkeys(("rewind", "redrive", "discard", "drain_retries", "maintain"), ""),
+    **dict.fromkeys(("rewind", "redrive", "discard", "drain_retries", "maintain", "watch"), ""),
 }
 """Every DAG, and whose it is."""
 

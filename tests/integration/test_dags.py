@@ -151,10 +151,11 @@ def facts(read: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("file", sorted(path.name for path in DAGS.glob("*.py")))
 def test_dag_file_of_the_project_is_read_without_errors(read, file):
-    """Also with the project's own consumers every DAG file yields DAGs and no import error; one has no DAG but its error."""
+    """Also with the project's own consumers every DAG file yields DAGs and no import error; one has no DAG but its error, and one only with
+    objectives."""
     found = read(project.root() / "include" / "consumers", file)
     assert found["errors"] == {}
-    assert bool(found["dags"]) == (file != "broken_consumers.py")
+    assert bool(found["dags"]) == (file not in ("broken_consumers.py", "watch.py"))
 
 
 def test_reading_a_dag_file_imports_nothing_heavy_and_connects_to_nothing(facts):
@@ -291,6 +292,28 @@ def test_drains_run_every_five_minutes_and_when_something_is_due_and_redrives_by
         assert {"tidemark", "retries"} <= set(found["tags"])
 
 
+def test_objectives_of_consumers_are_watched_by_one_dag_with_a_task_for_each(read, tmp_path):
+    """The task carries the owner of its consumer, by which callbacks and notifiers find it, and never tries twice. Airflow's limit of
+    failed runs would take the DAG out of service. Without objectives there is no DAG."""
+    (tmp_path / "news.yaml").write_text(SMALL)
+    assert read(tmp_path, "watch.py")["dags"] == {}
+    (tmp_path / "flights.yaml").write_text(f"{FULL}slo: {{lag: 10m, failed: 1000, freshness: 90m}}\n")
+    (tmp_path / "weather.yaml").write_text(f"{BAD}slo: {{lag: 10m}}\n")
+    found = read(tmp_path, "watch.py", AIRFLOW__CORE__MAX_CONSECUTIVE_FAILED_DAG_RUNS_PER_DAG="3")
+    (dag,) = found["dags"].values()
+    assert (found["heavy"], found["errors"]) == ([], {})
+    assert (dag["schedule"], dag["max_active_runs"], dag["catchup"]) == ("@continuous", 1, False)
+    assert found["serialized"]["watch"]["dag"].get("max_consecutive_failed_dag_runs", 0) == 0
+    assert {name: (task["kind"], task["owner"], task["retries"], task["upstream"]) for name, task in dag["tasks"].items()} == {
+        "watch": ("WatchOperator", "tidemark", 5, []),
+        "objectives__flights": ("ReportOperator", "ann", 0, ["watch"]),
+    }
+    doc = read(tmp_path)["dags"]["consume__flights"]["doc"]
+    assert "| Objectives | lag 10m, freshness 90m, at most 1,000 failed records; watched by the DAG `watch` |" in doc
+    assert read(tmp_path, "watch.py", task_of="consume__flights")["dags"] == {}
+    assert list(read(tmp_path, "watch.py", task_of="watch")["dags"]) == ["watch"]
+
+
 def test_task_that_asks_is_the_one_that_acts_and_needs_no_xcom(read, tmp_path):
     """Nothing lies between an answer and what it allows. The asset event of a rewind is that task's, too."""
     (tmp_path / "flights.yaml").write_text(FULL)
@@ -371,7 +394,8 @@ def test_task_reads_only_its_own_consumer(read, facts):
 
 ROLES = {"TIDEMARK_ROLES": "team-orders, analysts"}
 FAB = {**ROLES, "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"}
-OWNED = SMALL.replace("news", "orders") + "access: {edit: [team-orders], view: [analysts]}\n"
+OWNED = SMALL.replace("news", "orders") + "access: {edit: [team-orders], view: [analysts]}\nslo: {failed: 0}\n"
+SHARED = ("rewind", "redrive", "discard", "drain_retries", "maintain", "watch")
 GRANTED = {"analysts": {"DAGs": ["can_read"]}, "team-orders": {"DAGs": ["can_edit", "can_read"]}}
 
 
@@ -381,12 +405,12 @@ def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_admin
     (tmp_path / "orders.yaml").write_text(OWNED)
     (tmp_path / "news.yaml").write_text(SMALL)
     (tmp_path / "closed.yaml").write_text(SMALL.replace("news", "closed") + "access: {}\n")
-    found = {file: read(tmp_path, f"{file}.py", **FAB) for file in ("consume", "rewind", "redrive", "discard", "drain_retries", "maintain")}
+    found = {file: read(tmp_path, f"{file}.py", **FAB) for file in ("consume", *SHARED)}
     dags = {dag_id: dag for each in found.values() for dag_id, dag in each["dags"].items()}
     assert {dag_id: dag["access"] for dag_id, dag in dags.items()} == {
         **dict.fromkeys(("consume__orders", "rewind__orders", "redrive__orders", "discard__orders"), GRANTED),
         **{dag_id: {} for dag_id in ("consume__closed", "rewind__closed", "redrive__closed", "discard__closed")},
-        **{dag_id: {} for dag_id in ("consume__news", "rewind", "redrive", "discard", "drain_retries", "maintain")},
+        **{dag_id: {} for dag_id in ("consume__news", *SHARED)},
     }
     assert "edit: team-orders; view: analysts" in dags["consume__orders"]["doc"]
     for kind, field in (("rewind", "consumers"), ("redrive", "consumer"), ("discard", "consumer")):

@@ -23,11 +23,13 @@ Modules::
     form           what the DAGs with a form share: checks of the input, approvals
     maintain       the DAG `maintain`
     operators      the tasks consume, validate and publish
+    polling        how triggers ask the consumers' databases
     records_form   the form's part that chooses failed records, for `discard` and `redrive`
     redrive        the DAG `redrive`, and one for each consumer with `access`
     retries        the DAG `drain_retries`
     rewind         the DAG `rewind`, and one for each consumer with `access`
     rewind_form    the form of the DAG `rewind`, and the check of its input
+    watch          the DAG `watch`, and its trigger
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from tidemark.airflow.redrive import redrive_dags
     from tidemark.airflow.retries import drain_dag
     from tidemark.airflow.rewind import rewind_dags
+    from tidemark.airflow.watch import watch_dags
 
 __all__ = [
     "ConsumeOperator",
@@ -58,6 +61,7 @@ __all__ = [
     "redrive_dags",
     "refuse_broken_files",
     "rewind_dags",
+    "watch_dags",
 ]
 
 _HOMES = {
@@ -71,21 +75,25 @@ _HOMES = {
     "redrive_dags": "redrive",
     "refuse_broken_files": "dags",
     "rewind_dags": "rewind",
+    "watch_dags": "watch",
 }
 
 
 def all_dags() -> dict[str, DAG]:
     """Every DAG of the project by its id: ``consume__<consumer>`` for each consumer's file, ``drain_retries``, ``maintain``,
     ``discard``, ``redrive`` and ``rewind``, and ``discard__<consumer>``, ``redrive__<consumer>`` and ``rewind__<consumer>`` for each
-    consumer with ``access``. A consumer's file with problems gets a DAG that lists them and whose runs fail with them."""
+    consumer with ``access``; ``watch`` if a consumer has ``slo``. A consumer's file with problems gets a DAG that lists them and whose runs
+    fail with them."""
     from tidemark.airflow.dags import consume_dags
     from tidemark.airflow.discard import discard_dags
     from tidemark.airflow.maintain import maintain_dag
     from tidemark.airflow.redrive import redrive_dags
     from tidemark.airflow.retries import drain_dag
     from tidemark.airflow.rewind import rewind_dags
+    from tidemark.airflow.watch import watch_dags
 
-    return consume_dags() | discard_dags() | redrive_dags() | rewind_dags() | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag())}
+    several = consume_dags() | discard_dags() | redrive_dags() | rewind_dags() | watch_dags()
+    return several | {dag.dag_id: dag for dag in (drain_dag(), maintain_dag())}
 
 
 def __getattr__(name: str) -> object:

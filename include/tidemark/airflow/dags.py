@@ -16,6 +16,7 @@ from tidemark.airflow.operators import ConsumeOperator, PublishOperator, Validat
 from tidemark.spec import (
     AirflowSettings,
     ConsumerSpec,
+    Objectives,
     OffsetReset,
     Order,
     Problem,
@@ -192,6 +193,7 @@ def _doc(spec: ConsumerSpec) -> str:
         "Loads into": f"`{spec.sink.table}`, offsets in the same transaction as the rows",
         "Retries": _ladder(spec),
         "Validated by": judged,
+        **({"Objectives": _objectives(spec.slo)} if spec.slo else {}),
         "Rewinds": _approval(spec),
         **({"Access": _access(spec.access)} if spec.access else {}),
         "Asset": f"`{spec.sink.table}`",
@@ -220,6 +222,13 @@ def _approval(spec: ConsumerSpec) -> str:
     if spec.rewind.approval is Approval.NONE:
         return "without approval"
     return "with approval" if spec.rewind.own else "with approval by someone other than the requester"
+
+
+def _objectives(slo: Objectives) -> str:
+    limits = [f"{name} {format_duration(limit)}" for name, limit in (("lag", slo.lag), ("freshness", slo.freshness)) if limit is not None]
+    if slo.failed is not None:
+        limits.append(f"at most {counted(slo.failed, 'failed record')}")
+    return f"{', '.join(limits)}; watched by the DAG `watch`"
 
 
 def _access(access: Access) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from airflow.sdk import Asset, AssetWatcher, BaseHook
+from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from tidemark import project
-from tidemark.errors import TidemarkError
+from tidemark.airflow.polling import Poll, cursor
 from tidemark.spec import ConsumerSpec, read_folder
 
 ASK_EVERY_S = 15.0
@@ -65,13 +65,12 @@ def pause_s(seen: Iterable[Waits]) -> float:
 class DueTrigger(BaseEventTrigger):
     """Fires when retries of any consumer are due. Never ends.
 
-    It takes no arguments: it reads the consumers' files and Airflow's connections again on every poll. Between polls it holds no database
-    session, and it uses at most one thread. A database that does not answer is logged once and polled again.
+    It takes no arguments: it reads the consumers' files and Airflow's connections again on every poll.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._away: dict[str, str] = {}
+        self._poll = Poll(log, "what is due")
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", {}
@@ -88,30 +87,8 @@ class DueTrigger(BaseEventTrigger):
 
     async def look(self) -> dict[Group, Waits]:
         """What waits in each group with a ladder, in all databases that answer. Groups without waiting records are omitted."""
-        seen: dict[Group, Waits] = {}
-        try:
-            databases = await asyncio.to_thread(_databases)
-        except (TidemarkError, OSError) as error:
-            self._tell("the consumers' files", str(error))
-            return seen
-        self._tell("the consumers' files")
-        for name, groups in databases.items():
-            try:
-                connection = await BaseHook.aget_connection(name)
-                found = await asyncio.to_thread(_ask, connection, groups)
-            except Exception as error:  # noqa: BLE001 - no error of one database may block the others
-                self._tell(name, str(error).strip() or type(error).__name__)
-                continue
-            self._tell(name)
-            seen |= {(name, group): waits for group, waits in found.items()}
-        return seen
-
-    def _tell(self, what: str, problem: str | None = None) -> None:
-        if problem is not None and what not in self._away:
-            log.warning("cannot look up what is due of=%s cause=%s", what, problem)
-        elif problem is None and what in self._away:
-            log.info("can look up again what is due of=%s", what)
-        self._away = {name: text for name, text in self._away.items() if name != what} | ({what: problem} if problem is not None else {})
+        found = await self._poll.ask(_databases, _ask) or {}
+        return {(name, group): waits for name, groups in found.items() for group, waits in groups.items()}
 
 
 DUE = Asset(name="tidemark_retries_due", watchers=[AssetWatcher(name="tidemark_retries_due", trigger=DueTrigger())])
@@ -130,16 +107,8 @@ def _databases() -> dict[str, list[str]]:
 
 def _ask(connection: Any, groups: Sequence[str]) -> dict[str, Waits]:
     """Looks up what waits, in a new database session. Raises `TidemarkError`."""
-    import psycopg2
+    from tidemark.db import rows, statements
 
-    from tidemark.airflow.connections import postgres_url
-    from tidemark.db import rows, session, statements, transaction
-    from tidemark.errors import DatabaseUnavailable
-
-    statement = statements("tidemark.airflow", "due.sql")["due"]
-    try:
-        with session(postgres_url(connection), application="tidemark due") as opened, transaction(opened) as cur:
-            cur.execute(statement, {"groups": list(groups)})
-            return {row["name"]: Waits(row["first"], row["last"], row["next_s"]) for row in rows(cur)}
-    except psycopg2.Error as error:  # schema or privileges missing
-        raise DatabaseUnavailable(cause=str(error).strip()) from error
+    with cursor(connection, "tidemark due") as cur:
+        cur.execute(statements("tidemark.airflow", "due.sql")["due"], {"groups": list(groups)})
+        return {row["name"]: Waits(row["first"], row["last"], row["next_s"]) for row in rows(cur)}

@@ -195,6 +195,17 @@ def _mapping(value: object) -> object:
     return value
 
 
+class Objectives(_Part):
+    """What a consumer promises. The DAG ``watch`` fails the consumer's task once when an objective is missed. At least one is required."""
+
+    lag: SomeTime | None = None
+    """Maximum age of the first record that is not yet committed."""
+    failed: Annotated[int, Field(ge=0)] | None = None
+    """Maximum number of failed records that nobody has redriven or discarded."""
+    freshness: SomeTime | None = None
+    """Maximum time for which records of a partition wait without any commit, or for which nobody has looked whether they do."""
+
+
 class RewindSettings(_Part):
     """Approval of rewinds in Airflow."""
 
@@ -298,6 +309,8 @@ class ConsumerSpec(_Part):
     schedule: Annotated[str, AfterValidator(checks.schedule)] | None = None
     """Five cron fields or one of Airflow's presets. None: runs are started manually."""
     validation: Annotated[Validation | None, _GIVEN] = None
+    slo: Annotated[Objectives | None, _GIVEN] = None
+    """Objectives that the DAG ``watch`` watches. None: it does not watch the consumer."""
     rewind: Annotated[RewindSettings, BeforeValidator(_mapping)] = RewindSettings()
     access: Annotated[Access | None, _GIVEN] = None
     """None: Airflow's permissions apply, until another consumer has this key; then administrators only."""

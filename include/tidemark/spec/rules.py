@@ -42,6 +42,7 @@ def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _spark_conf(data)
     yield from _approval(data)
     yield from _access(data)
+    yield from _objectives(data)
 
 
 def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -199,6 +200,12 @@ def _access(data: Mapping[str, Any]) -> Iterator[Finding]:
     for index, role in enumerate(view):
         if isinstance(role, str) and role in edit:
             yield Finding(("access", "view", index), f"{quoted(role)} is in access.edit too, which includes view", "remove it here")
+
+
+def _objectives(data: Mapping[str, Any]) -> Iterator[Finding]:
+    slo = data.get("slo")
+    if isinstance(slo, Mapping) and all(value is None for value in slo.values()):
+        yield Finding(("slo",), "slo has no objective", "write {lag: 10m}, or remove the key")
 
 
 def _at(data: Mapping[str, Any], path: KeyPath) -> Any:

@@ -1,0 +1,54 @@
+"""The DAG ``watch`` in a real Airflow, with its triggerer and the callback that ``docs/operating.md`` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.lab import Lab, eventually
+
+from tidemark.airflow.watch import task_of
+
+TASK = task_of("promised")
+
+
+def states(lab: Lab, run: Any) -> dict[str, str | None]:
+    return {task.task_id: task.state for task in lab.client.task_instances("watch", run["dag_run_id"])}
+
+
+def run_in_which(lab: Lab, state: str, *, without: set[str]) -> Any:
+    """The run of the DAG ``watch`` that has ended, and in which the consumer's task has this state."""
+
+    def look() -> Any:
+        for run in lab.client.runs("watch"):
+            if run["dag_run_id"] not in without and run["state"] in ("success", "failed") and states(lab, run).get(TASK) == state:
+                return run
+        return None
+
+    return eventually(look, within_s=240, what=f"the task of the consumer is {state}")
+
+
+def waits_after(lab: Lab, run: Any) -> bool:
+    """Whether a later run waits in the triggerer."""
+    later = [one for one in lab.client.runs("watch") if one["run_after"] > run["run_after"]]
+    return any(states(lab, one).get("watch") == "deferred" for one in later)
+
+
+def test_missed_objective_fails_the_consumers_task_once_and_its_callback_runs_once(lab: Lab) -> None:
+    """The next run waits again while the objective is missed. When it is met, the task succeeds, and the callback stays silent."""
+    consumer = lab.consumer("promised")
+    lab.topics.produce("promised", ["1", "two"])
+    consumer.read_here()
+    failed = run_in_which(lab, "failed", without=set())
+    eventually(lambda: waits_after(lab, failed), what="the next run waits")
+    said = "promised misses an objective: 1 failed record, objective 0"
+    assert lab.alarmed.read_text() == f"{failed['dag_run_id']} {TASK} {said}\n"
+    assert failed["state"] == "failed"
+    assert said in lab.client.log("watch", failed["dag_run_id"], TASK)
+
+    lab.sql("UPDATE tidemark.failed_record SET state = 'DISCARDED', due_at = NULL")
+    met = run_in_which(lab, "success", without={failed["dag_run_id"]})
+    assert met["state"] == "success"
+    assert "objective is met again" in lab.client.log("watch", met["dag_run_id"], TASK)
+    runs = sorted(lab.client.runs("watch"), key=lambda one: str(one["run_after"]))
+    assert [states(lab, run).get(TASK) for run in runs if run["state"] in ("success", "failed")] == ["failed", "success"]
+    assert len(lab.alarmed.read_text().splitlines()) == 1

@@ -1,0 +1,180 @@
+"""Objectives: what is known of a consumer, whether that misses an objective, and what of it is reported."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tidemark.objectives.judge import Facts, Look, Objective, Part, State, Verdict, age, current_at, judge, news
+from tidemark.spec import Objectives
+
+NOON = datetime(2026, 3, 24, 12, tzinfo=UTC)
+
+
+def minutes(number: float) -> timedelta:
+    return timedelta(minutes=number)
+
+
+def ago(number: float) -> datetime:
+    return NOON - minutes(number)
+
+
+def look(at: float = 1, position: int | None = 5, end: int = 9, lag: int | None = 4, next_at: float | None = 3) -> Look:
+    """A sample: five records are read, four wait; the first one for three minutes."""
+    return Look(ago(at), position, end, lag, None if next_at is None else ago(next_at))
+
+
+LAG: dict[str, tuple[Part, State, str]] = {
+    "it waits for three minutes": (Part(5, ago(9), look()), State.MET, ""),
+    "it waits for too long": (Part(5, ago(9), look(next_at=14)), State.MISSED, "lag is 14 min, objective 10m"),
+    "an old sample, and the position has not moved": (
+        Part(5, ago(90), look(at=60, next_at=61)),
+        State.MISSED,
+        "lag is 61 min, objective 10m",
+    ),
+    "nothing waited a minute ago": (Part(9, ago(90), look(position=9, lag=0, next_at=None)), State.MET, ""),
+    "all that waited is read": (Part(9, ago(0), look(next_at=90)), State.MET, ""),
+    "nothing waited, long ago": (
+        Part(9, ago(90), look(at=48, position=9, lag=0, next_at=None)),
+        State.MISSED,
+        "lag is unknown since 2026-03-24T11:12:00Z, objective 10m",
+    ),
+    "some of what waited is read": (Part(7, ago(0), look(next_at=90)), State.UNCERTAIN, ""),
+    "some of what waited long ago is read": (Part(7, ago(0), look(at=14, next_at=90)), State.MISSED, "lag is 14 min, objective 10m"),
+    "no sample, committed lately": (Part(7, ago(2), None), State.UNCERTAIN, ""),
+    "no sample, committed long ago": (Part(7, ago(48), None), State.MISSED, "lag is unknown since 2026-03-24T11:12:00Z, objective 10m"),
+    "truncated": (Part(5, ago(48), look(lag=None)), State.MISSED, "lag is unknown since 2026-03-24T11:12:00Z, objective 10m"),
+    "claimed since the sample": (Part(0, ago(1), look(position=None, lag=None)), State.UNCERTAIN, ""),
+    "the first record's time is unknown": (Part(5, ago(9), look(next_at=None)), State.UNCERTAIN, ""),
+    "moved back by a reset": (Part(2, ago(1), look()), State.UNCERTAIN, ""),
+    "the producer's clock is ahead": (Part(5, ago(9), look(next_at=-30)), State.MET, ""),
+}
+
+
+@pytest.mark.parametrize(("part", "state", "text"), LAG.values(), ids=LAG)
+def test_lag_is_the_age_of_the_first_record_that_is_not_committed(part: Part, state: State, text: str) -> None:
+    """Unknown is neither met nor missed, until nothing has been known for as long as the objective."""
+    assert judge(Objectives(lag="10m"), Facts(NOON, (part,), 0)) == {Objective.LAG: Verdict(state, text)}
+
+
+def test_worst_partition_decides() -> None:
+    """A known miss is reported before an unknown lag; what is uncertain hides neither."""
+    parts = [Part(5, ago(9), look()), Part(7, ago(0), look(next_at=90))]
+    objectives = Objectives(lag="10m")
+    assert judge(objectives, Facts(NOON, tuple(parts), 0))[Objective.LAG].state is State.UNCERTAIN
+    parts.append(Part(7, ago(48), None))
+    assert judge(objectives, Facts(NOON, tuple(parts), 0))[Objective.LAG].text.startswith("lag is unknown since")
+    parts.append(Part(5, ago(9), look(next_at=30)))
+    assert judge(objectives, Facts(NOON, tuple(parts), 0))[Objective.LAG].text == "lag is 30 min, objective 10m"
+    assert judge(objectives, Facts(NOON, (), 0))[Objective.LAG].state is State.MET
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (Part(9, ago(300), look(position=9, lag=0, next_at=None)), ""),
+        (Part(9, ago(30), None), ""),
+        (Part(5, ago(300), look(at=1, next_at=5)), ""),
+        (Part(5, ago(84), look(at=1, next_at=100)), "freshness is 84 min, objective 1h"),
+        (Part(5, ago(100), look(at=1, next_at=84)), "freshness is 84 min, objective 1h"),
+        (Part(7, ago(5), look(at=50, next_at=100)), ""),
+        (Part(5, ago(84), look(at=1, lag=None)), "freshness is 84 min, objective 1h"),
+        (Part(5, ago(84), look(at=1, next_at=None)), ""),
+        (Part(9, ago(300), look(at=150, position=9, lag=0, next_at=None)), "freshness is 2.5 h, objective 1h"),
+    ],
+)
+def test_consumer_is_fresh_unless_records_wait_without_any_commit(part: Part, text: str) -> None:
+    """A topic without new records raises no alarm, as long as somebody looks."""
+    verdict = judge(Objectives(freshness="60m"), Facts(NOON, (part,), 0))[Objective.FRESHNESS]
+    assert verdict == Verdict(State.MISSED if text else State.MET, text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "failed", "text"), [(0, 0, ""), (0, 1, "1 failed record, objective 0"), (1000, 1200, "1,200 failed records, objective 1,000")]
+)
+def test_failed_records_are_counted(limit: int, failed: int, text: str) -> None:
+    verdict = judge(Objectives(failed=limit), Facts(NOON, (), failed))[Objective.FAILED]
+    assert verdict == Verdict(State.MISSED if text else State.MET, text)
+
+
+STEPS = st.lists(st.sampled_from(["append", "commit one", "commit all", "sample"]), max_size=30)
+
+
+@given(steps=STEPS, gaps=st.lists(st.integers(0, 20), min_size=30, max_size=30), limit=st.integers(1, 60))
+def test_verdict_never_contradicts_the_log(steps: list[str], gaps: list[int], limit: int) -> None:
+    """Whatever was produced, committed and sampled, in whatever order: the true age is within the bounds, so a lag that is called met is
+    met, and one that is called missed is missed, unless it is called unknown."""
+    now, committed_at, position, log, seen = NOON, NOON, 0, list[datetime](), None
+    for step, gap in zip([*steps, "look"], [*gaps, 0], strict=False):
+        now += minutes(gap)
+        if step == "append":
+            log.append(now)
+        elif step == "sample":
+            waits = position < len(log)
+            seen = Look(now, position, len(log), len(log) - position, log[position] if waits else None)
+        elif step.startswith("commit") and position < len(log):
+            position = len(log) if step == "commit all" else position + 1
+            committed_at = now
+        part = Part(position, committed_at, seen)
+        true = now - log[position] if position < len(log) else timedelta()
+        bounds = age(part, now)
+        assert bounds.known <= true
+        assert bounds.possible is None or true <= bounds.possible
+        verdict = judge(Objectives(lag=f"{limit}m"), Facts(now, (part,), 0))[Objective.LAG]
+        if verdict.state is State.MET:
+            assert true <= minutes(limit)
+        if verdict.state is State.MISSED and "unknown" not in verdict.text:
+            assert true > minutes(limit)
+        assert current_at(part) <= now
+
+
+class Reporting(RuleBasedStateMachine):
+    """Runs of the DAG ``watch`` over verdicts that change at any time. A run may die before it stores what it found, or after that: then
+    its task has failed, which reports a miss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verdicts = dict.fromkeys(Objective, Verdict(State.MET))
+        self.stored: set[Objective] = set()
+        self.told: dict[Objective, list[str]] = {one: [] for one in Objective}
+
+    @rule(one=st.sampled_from(Objective), state=st.sampled_from(State))
+    def change(self, one: Objective, state: State) -> None:
+        self.verdicts[one] = Verdict(state, "text" if state is State.MISSED else "")
+
+    @rule(one=st.sampled_from(Objective))
+    def remove_from_the_file(self, one: Objective) -> None:
+        self.verdicts.pop(one, None)
+
+    @rule(dies_before_it_stores=st.booleans())
+    def run(self, dies_before_it_stores: bool) -> None:
+        found = news(self.verdicts, self.stored)
+        if dies_before_it_stores:
+            return
+        self.stored = self.stored.union(found.missed).difference(found.recovered)
+        for one in found.missed:
+            self.told[one].append("missed")
+        for one in found.recovered:
+            self.told[one].append("met")
+
+    @invariant()
+    def each_miss_and_each_recovery_is_told_once(self) -> None:
+        for told in self.told.values():
+            assert told == ["missed", "met"] * (len(told) // 2) + ["missed"] * (len(told) % 2)
+
+    def teardown(self) -> None:
+        """The next run that ends tells all that others have not. Then there is no more news."""
+        uncertain = {one for one, verdict in self.verdicts.items() if verdict.state is State.UNCERTAIN}
+        before = self.stored
+        self.run(dies_before_it_stores=False)
+        assert self.stored - uncertain == {one for one, verdict in self.verdicts.items() if verdict.state is State.MISSED}
+        assert self.stored & uncertain == before & uncertain
+        assert not news(self.verdicts, self.stored)
+
+
+TestReporting: Any = Reporting.TestCase
