@@ -108,7 +108,7 @@ def test_gauges_show_what_is_pending_and_counters_have_the_names_of_prometheus(l
     assert found["tidemark_rows_total",] == 18
     assert found["tidemark_commit_seconds_count",] == found["tidemark_commit_seconds_bucket", "+Inf"] == 1
     assert found["tidemark_failed_records", "WAITING"] == 1
-    assert found["tidemark_failed_records", "FAILED"] == 2
+    assert found["tidemark_failed_records", "FAILED"] == 3
     assert 90 <= found["tidemark_retry_overdue_seconds",] < 3600
     assert found["tidemark_rewinds_total",] == 1
     assert ("tidemark_validation_passed",) not in found
