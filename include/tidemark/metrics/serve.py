@@ -16,12 +16,11 @@ from prometheus_client.registry import Collector
 from tidemark.db import DatabaseUrl, session, transaction
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.metrics import state
-from tidemark.metrics.families import of_state, of_work
+from tidemark.metrics.families import PARTITIONS, of_lag, of_state, of_work
 from tidemark.metrics.ledger import Ledger
+from tidemark.offsets import lag
 
 log = logging.getLogger(__name__)
-
-PORT = 9409
 
 
 class FromPostgres(Collector):
@@ -45,13 +44,15 @@ class FromPostgres(Collector):
     def _read(self) -> list[Metric]:
         with self._lock, session(self._url, application="tidemark metrics") as connection, transaction(connection) as cur:
             self._ledger.read(cur)
-            return [*of_work(self._ledger.totals), *of_state(state.read(cur))]
+            return [*of_lag(lag.everything(cur, PARTITIONS)), *of_work(self._ledger.totals), *of_state(state.read(cur))]
 
 
-def serve(database_url: DatabaseUrl, host: str, port: int, every: timedelta, sample: Callable[[], None], ready: Callable[[int], None]) -> None:
+def serve(
+    database_url: DatabaseUrl, host: str, port: int, every: timedelta, sample: Callable[[], None], ready: Callable[[int], None]
+) -> None:
     """Answers scrapes until SIGTERM or SIGINT, and calls ``sample`` every so often. Call it in the main thread.
 
-    ``ready`` gets the port once it answers: that of ``port``, or a free one if that is 0. An outage of Kafka or Postgres is logged, and does
+    ``ready`` gets the port once it answers: that of ``port``, or a free one if that is 0. An outage of Kafka or Postgres is logged; it does
     not end the process. Raises `BadInput` if the address cannot be used.
     """
     ended = threading.Event()
