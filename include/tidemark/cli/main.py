@@ -14,6 +14,7 @@ import typer
 from tidemark.cli.common import Consumers, EventFormat, Name, Output, OutputFormat, Transforms, folders, print_json, stderr, who
 from tidemark.cli.erase import app as erase_app
 from tidemark.cli.local import app as local_app
+from tidemark.cli.metrics import app as metrics_app
 from tidemark.cli.redrive import app as redrive_app
 from tidemark.cli.retries import app as retries_app
 from tidemark.cli.rewind import app as rewind_app
@@ -40,6 +41,7 @@ app.add_typer(rewind_app, name="rewind")
 app.add_typer(retries_app, name="retries")
 app.add_typer(redrive_app, name="redrive")
 app.add_typer(erase_app, name="erase")
+app.add_typer(metrics_app, name="metrics")
 app.add_typer(local_app, name="local")
 
 

@@ -26,6 +26,9 @@ DETAILS = (
     .replace("{sets}", "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, partition))")
 )
 
+_OF_GROUPS, _OF_TOPICS, _OF_PARTITIONS = "(group_id)", "(group_id, topic_id)", "(group_id, topic_id, partition)"
+"""Grouping sets."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lag:
