@@ -9,12 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg2
 import pytest
 import yaml
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
@@ -98,6 +100,13 @@ def rules() -> dict[str, str]:
     return {rule["alert"]: rule["expr"] for rule in group["rules"]}
 
 
+def documented() -> set[str]:
+    """The metrics of the table in docs/operating.md."""
+    page = (project.root() / "docs" / "operating.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if re.match(r"\| `(tidemark|kafka)_", line)]
+    return {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+
+
 def panels(group: str) -> list[str]:
     board = json.loads((MONITORING / "grafana.json").read_text())
     return [target["expr"].replace("$group", group) for panel in board["panels"] for target in panel["targets"]]
@@ -117,6 +126,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_are_scraped(consumer: Scenario
         assert eventually(url, f'kafka_consumergroup_group_sum_lag{{group="{group}"}} == 0')
         exposed = urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read().decode()
         known = set(re.findall(r"^# TYPE (\S+) ", exposed, re.MULTILINE))
+        assert known == documented()
         for expression in [*rules().values(), *panels(group)]:
             assert ask(url, expression) is not None
             for name in re.findall(r"\b(?:tidemark|kafka)_[a-z_]+", expression):
@@ -131,8 +141,6 @@ def test_outage_of_the_database_is_a_metric(consumer: Scenario) -> None:
     with metrics(consumer) as (_, address):
         admin = consumer.database_url.replace(f"/{name}", "/postgres")
         assert "tidemark_up 1.0" in urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
-        import psycopg2
-
         with contextlib.closing(psycopg2.connect(admin)) as connection:
             connection.autocommit = True
             connection.cursor().execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")

@@ -119,7 +119,7 @@ def held(roles: Roles, role: str) -> list[tuple[Any, ...]]:
 
 def _command(words: Sequence[str]) -> str:
     """Noun and verb, or the only word."""
-    nouns = ("erase", "groups", "retries", "rewind", "redrive")
+    nouns = ("erase", "groups", "metrics", "retries", "rewind", "redrive")
     return " ".join(words[:2]) if words[0] in nouns else words[0]
 
 
@@ -242,6 +242,7 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
         story.refuse(Profile.RUNNER, *words)
     story.refuse(operator, "groups", "remove-member", name, "somebody")
     story.refuse(Profile.READER, "audit-log")
+    story.refuse(Profile.READER, "metrics", "serve")  # it would serve until it is stopped
     assert {profile: found for profile, found in story.commands.items() if found} == documented_commands()
 
     events = json.loads(do(Profile.READER, "audit-log", "--output", "json"))

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tidemark.cli.common import Consumers, connected, kafka_cluster, stderr
-from tidemark.profiles import Profile
+from tidemark.cli.common import Consumers, connected, stderr
 
 PORT = 9409
 
@@ -25,23 +24,23 @@ def serve(
     import logging
 
     from tidemark import project
+    from tidemark.cli.lag import try_sample
     from tidemark.connections import database_url
     from tidemark.db import session
     from tidemark.metrics.serve import serve as serve_metrics
-    from tidemark.offsets.sampling import sample_all
     from tidemark.spec import read_folder
     from tidemark.text.duration import parse_duration
 
     period = parse_duration(every)
-    with connected(needs=Profile.RUNNER):
-        pass  # the schema is current, and the role may store samples
+    with connected():
+        pass  # the schema is current, and the role may read it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    folder, cluster, url = consumers or project.consumers(), kafka_cluster(), database_url()
+    folder, url = consumers or project.consumers(), database_url()
 
     def sample() -> None:
         with session(url, application="tidemark metrics") as connection:
-            for name, error in sample_all(connection, cluster, read_folder(folder)[0].values()).items():
-                logging.getLogger(__name__).warning("lag not sampled consumer=%s error=%s", name, error)
+            for why in try_sample(connection, list(read_folder(folder)[0].values())):
+                logging.getLogger(__name__).warning("lag not sampled: %s", why)
 
     def ready(bound: int) -> None:
         stderr.print(f"serving http://{host}:{bound}/metrics", markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from tidemark.offsets.lag import GroupLag, Lag
 from tidemark.offsets.verdict import Verdict
 
 PARTITIONS = 20_000
-"""With more partitions than this in all groups together, no metric has the label ``partition``."""
+"""With more partitions than this in all groups together, no metric has a label ``topic`` or ``partition``."""
 
 
 def of_work(totals: Mapping[str, Totals]) -> Iterator[Metric]:
@@ -86,7 +86,7 @@ OF_GROUPS: Mapping[str, tuple[str, Field]] = {
 
 
 def of_lag(groups: Sequence[GroupLag]) -> Iterator[Metric]:
-    """``groups`` with their topics, and with their partitions if these are to be shown."""
+    """``groups`` with their topics and partitions, if these are to be shown."""
     for name, (text, field) in OF_GROUPS.items():
         yield _lags(name, text, ["group"], [one.lag for one in groups], field)
     topics = [topic for one in groups for topic in one.topics]

@@ -100,6 +100,13 @@ def groups(cur: Cursor, schedules: Mapping[str, Schedule] | None = None, names: 
     return sorted(_read(cur, OVERVIEW, schedules or {}, names), key=worst_first)
 
 
+def everything(cur: Cursor, most_partitions: int) -> list[GroupLag]:
+    """All groups, with their topics and partitions unless these are more than ``most_partitions`` in all groups together."""
+    found = groups(cur)
+    few = sum(one.lag.partitions for one in found) <= most_partitions
+    return _read(cur, DETAILS, {}, None) if few else found
+
+
 def group(cur: Cursor, name: str, schedule: Schedule | None = None) -> GroupLag | None:
     """A group with its topics and partitions; `None` if it does not exist."""
     found = _read(cur, DETAILS, {} if schedule is None else {name: schedule}, [name])
