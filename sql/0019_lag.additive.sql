@@ -51,3 +51,15 @@ CREATE TABLE tidemark.lag_history (
     consumed    bigint      NOT NULL,
     PRIMARY KEY (group_id, topic_id, step_s, at)
 );
+
+-- Whoever may write samples may remove old ones: roles that were granted rights by hand have them on new tables by default privileges.
+DO $$
+DECLARE
+    writer text;
+BEGIN
+    FOR writer IN SELECT DISTINCT grantee FROM information_schema.role_table_grants
+                   WHERE table_schema = 'tidemark' AND table_name = 'lag_partition' AND privilege_type = 'INSERT' LOOP
+        EXECUTE format('GRANT DELETE ON tidemark.lag_partition, tidemark.lag_history TO %I', writer);
+    END LOOP;
+END
+$$;

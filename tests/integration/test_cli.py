@@ -364,7 +364,7 @@ def test_run_and_offsets_as_a_person_sees_them(scenario: Scenario) -> None:
         "truncated": False,
         "replaying_until": None,
         "seconds": 0.0,
-        "verdict": "OK",
+        "verdict": "IDLE",
     }
     scenario.check()
 
