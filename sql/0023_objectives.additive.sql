@@ -11,3 +11,15 @@ CREATE TABLE tidemark.objective (
 
 -- Counts a group's failed records without reading those that are settled.
 CREATE INDEX failed_record_failed ON tidemark.failed_record (group_id) WHERE state = 'FAILED';
+
+-- Whoever may report a miss may report that it is over: roles that were granted rights by hand have them by default privileges.
+DO $$
+DECLARE
+    writer text;
+BEGIN
+    FOR writer IN SELECT DISTINCT grantee FROM information_schema.role_table_grants
+                   WHERE table_schema = 'tidemark' AND table_name = 'objective' AND privilege_type = 'INSERT' LOOP
+        EXECUTE format('GRANT DELETE ON tidemark.objective TO %I', writer);
+    END LOOP;
+END
+$$;
