@@ -22,10 +22,12 @@ Modules::
     form           what the DAGs with a form share: checks of the input, approvals
     maintain       the DAG `maintain`
     operators      the tasks consume, validate and publish
+    plugin         the page as an Airflow plugin
     redrive        the DAG `redrive`, and one for each consumer with `access`
     retries        the DAG `drain_retries`
     rewind         the DAG `rewind`, and one for each consumer with `access`
     rewind_form    the form of the DAG `rewind`, and the check of its input
+    web            the page
 """
 
 from __future__ import annotations
