@@ -49,6 +49,11 @@ SUITE = {
 BAD = "topics: [weather]\ntransform: weather:transform\nsink: {table: lake.weather}\nschedule: '*/5 * * *'\nasignment: [range]\n"
 
 
+def topic(consumer: str) -> str:
+    """No other test's."""
+    return f"shop.{consumer}"
+
+
 class Data:
     """The consumers by name, in one database; `bad` has problems in its file, and the database of `away` does not answer."""
 
@@ -64,25 +69,25 @@ class Data:
         orders = self.consumer("orders", 3, schedule="*/10 * * * *", airflow={"owner": "ann", "tags": ["lake", "gold"]})
         for round_ in range(4):
             for partition in range(3):
-                self.topics.produce("orders", [str(round_ * 10 + each) for each in range(20 + 10 * partition)], partition=partition)
+                self.topics.produce(topic("orders"), [str(round_ * 10 + each) for each in range(20 + 10 * partition)], partition=partition)
             self.run(orders)
         self.rewind(orders)
 
         rides = self.consumer("rides", 2, retry={"delays": ["20m", "2h"]}, airflow={"owner": "bob"})
-        self.topics.produce("rides", ["1", "later", "2", "fail", "later", EVIL, "3"], headers=[("trace", EVIL)], key="k<b>")
-        self.topics.produce("rides", ["4", "later", "5"], partition=1)
+        self.topics.produce(topic("rides"), ["1", "later", "2", "fail", "later", EVIL, "3"], headers=[("trace", EVIL)], key="k<b>")
+        self.topics.produce(topic("rides"), ["4", "later", "5"], partition=1)
         self.run(rides)
 
         fares = self.consumer("fares", 1, validation={"suite": "numbers"})
-        self.topics.produce("fares", ["1", "2"])
+        self.topics.produce(topic("fares"), ["1", "2"])
         self.run(fares)
-        self.topics.produce("fares", ["50", "400", "500"])
+        self.topics.produce(topic("fares"), ["50", "400", "500"])
         self.run(fares)
 
         trips = self.consumer("trips", 1)
-        self.topics.produce("trips", ["1", "2"])
+        self.topics.produce(topic("trips"), ["1", "2"])
         self.run(trips)
-        self.topics.produce("trips", ["3"])
+        self.topics.produce(topic("trips"), ["3"])
         self.run(trips, failing=True)
 
         self.consumer("away", 1, connections={"postgres": "elsewhere"}, make=False)
@@ -90,9 +95,9 @@ class Data:
     def consumer(self, name: str, partitions: int, *, make: bool = True, **keys: Any) -> Scenario:
         made = Scenario(self.folder, self.url, self.topics)
         made.name, made.table = name, f"lake.{name}"
-        made.write(TRANSFORM, topics=name, **keys)
+        made.write(TRANSFORM, topics=topic(name), **keys)
         if make:
-            self.topics.create(partitions, name=name)
+            self.topics.create(partitions, name=topic(name))
             made.make_sink("number bigint")
         return made
 
@@ -117,7 +122,7 @@ class Data:
         """Applied to two partitions, so that they replay; and one that is only planned."""
         cluster = Cluster(one.connections.kafka)
         with session(self.url) as connection:
-            for scope in ("orders:0-1", "orders:2"):
+            for scope in (f"{topic(one.name)}:0-1", f"{topic(one.name)}:2"):
                 made = plan(connection, lambda _: cluster, [one.spec], Scope.parse([scope]), ToOffset(5), reason=REASON, by="ann")
-                if scope == "orders:0-1":
+                if scope.endswith(":0-1"):
                     applying.apply(connection, lambda _: cluster, lambda _: one.spec, made.rewind_id, by="ann", approved_by="bob")

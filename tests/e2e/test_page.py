@@ -11,6 +11,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,13 +113,17 @@ ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
 """Each route: the answer to each user, and values for its path."""
 
 
-def test_every_route_has_an_entry_and_only_reads() -> None:
+def test_every_route_has_an_entry_and_only_reads(tmp_path: Path) -> None:
     """A new route fails here until somebody has decided who may read it. There is no mount: its files would have no guard."""
-    from tidemark.airflow.web.app import app
-
-    assert {getattr(route, "path", repr(route)): getattr(route, "methods", None) for route in app.routes} == {
-        path: {"GET"} for path in ROUTES
-    }
+    program = """
+from tidemark.airflow.web.app import app
+for route in app.routes:
+    print("route", getattr(route, "path", route), *getattr(route, "methods", ["?"]))
+"""
+    env = dict(os.environ) | {"AIRFLOW_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("route ")]
+    assert sorted(found) == sorted([path, "GET"] for path in ROUTES), done.stderr
 
 
 @pytest.mark.parametrize("user", ANYONE_WITH_A_ROLE)
@@ -204,6 +210,10 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+PICTURES = {("groups", 1280, False): "page-groups", ("group", 1280, True): "page-group"}
+"""The pictures of the documentation: view, width, dark."""
+
+
 class Visitor:
     """Somebody who is signed in, and what their browser has complained about."""
 
@@ -224,9 +234,8 @@ class Visitor:
         self.page.locator("main").get_by_text(shows).locator("visible=true").first.wait_for()
         return self.page
 
-    def shoot(self, name: str, height: int = 800) -> None:
-        if folder := os.environ.get("TIDEMARK_SCREENSHOTS"):
-            self.page.set_viewport_size({"width": self.page.viewport_size["width"], "height": height})
+    def shoot(self, name: str) -> None:
+        if name and (folder := os.environ.get("TIDEMARK_SCREENSHOTS")):
             self.page.screenshot(path=Path(folder) / f"{name}.png")
 
 
@@ -266,8 +275,10 @@ def test_each_view_opens_without_an_error(site: Site, browser: Browser, width: i
         spread = page.evaluate("(() => { const main = document.querySelector('main'); return main.scrollWidth - main.clientWidth })()")
         assert spread <= 0, (name, spread)
         shade = page.evaluate("getComputedStyle(document.querySelector('main')).color")  # of the text
-        assert (int(re.findall(r"\d+", shade)[0]) > 150) is dark, (name, shade)
-        visitor.shoot(f"{name}-{width}{'-dark' if dark else ''}", 1400 if width == 1280 else 1200)
+        lightness = re.fullmatch(r"oklch\(([\d.]+) .*\)", shade)
+        assert lightness, shade
+        assert (float(lightness[1]) > 0.5) is dark, (name, shade)
+        visitor.shoot(PICTURES.get((name, width, dark), ""))
     assert visitor.errors == []
     visitor.context.close()
 

@@ -137,6 +137,10 @@ class Airflow:
             self._http[user] = httpx.Client(base_url=f"{self.url}/api/v2/", headers=headers, trust_env=False, timeout=60)
         return self._http[user].request(method, path, **options)
 
+    def page(self, user: str, path: str) -> httpx.Response:
+        """What the page asks for."""
+        return self.ask(user, "GET", f"{self.url}/tidemark/api/{path}")
+
     def close(self) -> None:
         for http in self._http.values():
             http.close()
@@ -218,6 +222,22 @@ def test_user_may_do_with_each_dag_what_their_roles_allow(airflow: Airflow, user
                 if (status != 403) != allowed(user, dag_id, needed):
                     wrong.append((dag_id, action, status))
     assert wrong == []
+
+
+@pytest.mark.parametrize("user", ROLES)
+def test_page_shows_each_user_exactly_their_consumers(airflow: Airflow, user: str) -> None:
+    """FAB's Viewer may not see plugins. The others see the consumers whose DAGs they may see; a payload takes more."""
+    if user == "viewer":
+        assert airflow.page(user, "groups").status_code == 403
+        return
+    found = airflow.page(user, "groups").json()
+    assert sorted(row["consumer"] for row in found["groups"]) == sorted(name for name in ACCESS if may(user, f"consume__{name}") >= VIEW)
+    for name in ACCESS:
+        level = may(user, f"consume__{name}")
+        needs = {f"groups/{name}": VIEW, f"groups/{name}/records": VIEW, f"groups/{name}/records/1": EDIT}
+        statuses = {path: airflow.page(user, path).status_code for path in needs}
+        assert {path for path, status in statuses.items() if status == 403} == {path for path, needed in needs.items() if level < needed}
+    assert [row["consumer"] for banner in found["banners"] for row in found["groups"] if row["consumer"] not in banner["consumers"]] == []
 
 
 def test_team_starts_pauses_and_marks_its_own_runs(airflow: Airflow) -> None:

@@ -116,6 +116,9 @@ export function Ago({ at }) {
   return h("time", { dateTime: at, title: moment(at) }, words);
 }
 
+// A moment that is expected: it may have passed because the work waits for its turn.
+export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", { dateTime: at, title: moment(at) }, "due") : h(Ago, { at }));
+
 // ---- pieces
 
 const COLOURS = {
@@ -130,10 +133,10 @@ export const State = ({ value, title }) =>
   h(Badge, { colorPalette: COLOURS[value] ?? "gray", variant: "subtle", title, whiteSpace: "nowrap" }, value ?? "–");
 
 export const A = ({ to: target, children, ...more }) =>
-  h(Link, { asChild: true, color: "fg.info", textDecoration: "underline", textUnderlineOffset: "2px", overflowWrap: "anywhere", ...more },
+  h(Link, { asChild: true, color: "fg.info", overflowWrap: "anywhere", _hover: { textDecoration: "underline" }, ...more },
     h(RouterLink, { to: target }, children));
 
-export const Muted = (props) => h(Text, { as: "span", color: "fg.muted", fontSize: "sm", ...props });
+export const Muted = (props) => h(Text, { as: "span", color: "fg.muted", fontSize: "sm", fontWeight: "normal", ...props });
 
 export const Section = ({ title, aside, children, id }) =>
   h(Box, { as: "section", mt: 6, id, minW: 0 },
@@ -164,7 +167,7 @@ export function Loaded({ state, children }) {
 }
 
 export const Facts = ({ rows }) =>
-  h(Box, { as: "dl", display: "grid", gridTemplateColumns: { base: "1fr", md: "max-content 1fr" }, columnGap: 6, rowGap: 1, fontSize: "sm" },
+  h(Box, { as: "dl", display: "grid", gridTemplateColumns: { base: "1fr", md: "max-content 1fr" }, columnGap: 6, rowGap: 1, fontSize: "sm", mt: 1 },
     rows.filter(Boolean).map(([name, value]) => h(Fragment, { key: name },
       h(Box, { as: "dt", color: "fg.muted" }, name), h(Box, { as: "dd", mb: { base: 2, md: 0 }, minW: 0, overflowWrap: "anywhere" }, value))));
 

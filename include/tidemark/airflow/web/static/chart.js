@@ -5,6 +5,7 @@ import { Box, Muted, h, moment, number } from "./base.js";
 const PALETTE = ["blue", "teal", "purple", "orange", "cyan", "pink", "green", "yellow"];
 const colour = (name, shade = 500) => `var(--chakra-colors-${name}-${shade})`;
 const AXIS = "var(--chakra-colors-fg-muted)";
+const WORDS = { fontSize: "11px" }; // Airflow's style sheet overrides the attribute
 const LINE = "var(--chakra-colors-border)";
 
 export const attemptColour = (attempt) => (attempt.state === "FAILED" ? "red" : PALETTE[attempt.attempt_id % PALETTE.length]);
@@ -22,7 +23,7 @@ export function Timeline({ batches, attempts, width = 1000 }) {
   return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", style: { minWidth: "560px" }, role: "img",
     "aria-label": `${batches.length} batches of ${lanes.length} partitions over time` },
     lanes.map((name, index) => h("g", { key: name },
-      h("text", { x: left - 8, y: index * lane + 15, textAnchor: "end", fontSize: 11, fill: AXIS }, name.length > 20 ? `…${name.slice(-19)}` : name),
+      h("text", { x: left - 8, y: index * lane + 15, textAnchor: "end", style: WORDS, fill: AXIS }, name.length > 20 ? `…${name.slice(-19)}` : name),
       h("line", { x1: left, x2: width - 12, y1: index * lane + 11, y2: index * lane + 11, stroke: LINE }))),
     attempts.filter((one) => one.state === "FAILED").map((one) =>
       h("line", { key: `f${one.attempt_id}`, x1: x(Date.parse(one.ended_at)), x2: x(Date.parse(one.ended_at)), y1: 0, y2: height - 20,
@@ -37,8 +38,8 @@ export function Timeline({ batches, attempts, width = 1000 }) {
         h("title", null, `batch ${one.batch_id}, attempt ${one.attempt_id}: [${number(one.start_offset)}, ${number(one.end_offset)}) at ${moment(one.committed_at)}; ` +
           `${number(one.loaded)} loaded, ${number(one.retried)} to retry, ${number(one.failed)} failed`));
     }),
-    h("text", { x: left, y: height - 4, fontSize: 11, fill: AXIS }, moment(new Date(from).toISOString())),
-    h("text", { x: width - 12, y: height - 4, fontSize: 11, fill: AXIS, textAnchor: "end" }, moment(new Date(until).toISOString()))));
+    h("text", { x: left, y: height - 4, style: WORDS, fill: AXIS }, moment(new Date(from).toISOString())),
+    h("text", { x: width - 12, y: height - 4, style: WORDS, fill: AXIS, textAnchor: "end" }, moment(new Date(until).toISOString()))));
 }
 
 // How many records come due when. bars: [{label, value}]
@@ -52,8 +53,8 @@ export function Bars({ bars, label, width = 620 }) {
       return h("rect", { key: one.label, x: index * step + 1, y: height - size, width: step - 2, height: size, rx: 1,
         fill: colour(index === 0 ? "orange" : "yellow") }, h("title", null, `${one.label}: ${number(one.value)}`));
     }),
-    h("text", { x: 0, y: height + 14, fontSize: 11, fill: AXIS }, bars[0].label),
-    h("text", { x: width, y: height + 14, fontSize: 11, fill: AXIS, textAnchor: "end" }, bars[bars.length - 1].label)));
+    h("text", { x: 0, y: height + 14, style: WORDS, fill: AXIS }, bars[0].label),
+    h("text", { x: width, y: height + 14, style: WORDS, fill: AXIS, textAnchor: "end" }, bars[bars.length - 1].label)));
 }
 
 // Verdicts, oldest left.

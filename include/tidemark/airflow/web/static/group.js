@@ -1,6 +1,6 @@
 // One group.
 
-import { A, Ago, Banners, Box, Button, Code, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, State, Text, api,
+import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, State, Text, api,
   counted, duration, h, moment, number, taskPath, to, useData } from "./base.js";
 import { Timeline } from "./chart.js";
 import { Rows } from "./table.js";
@@ -57,7 +57,7 @@ const facts = (consumer, { summary: row, flow }) => [
     h(A, { to: `${to("retries", consumer)}?state=FAILED` }, `${number(row.failed ?? 0)} failed`))],
   ["Not validated yet", row.position === undefined || row.position === null ? "–" : counted(row.position - row.validated, "offset")],
   ["Last validation", row.validation_id ? h(A, { to: to("validations", consumer, row.validation_id) }, row.verdict) : "none"],
-  ["Next run", row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "The DAG is paused") : h(Ago, { at: row.dag?.next_run })],
+  ["Next run", row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "The DAG is paused") : h(Due, { at: row.dag?.next_run })],
   ["DAG", h(A, { to: `/dags/${row.dag_id}` }, row.dag_id)],
   ["More", h(Flex, { gap: 3, wrap: "wrap" }, ["rewinds", "audit", "validations"].map((view) =>
     h(A, { key: view, to: `${to(view)}?consumer=${encodeURIComponent(consumer)}` }, view)))],

@@ -1,6 +1,6 @@
 // All consumers, worst first.
 
-import { A, Ago, Badge, Banners, Box, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, h, number, to, useData,
+import { A, Ago, Badge, Banners, Box, Due, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, h, number, to, useData,
   useParam } from "./base.js";
 import { Rows } from "./table.js";
 
@@ -44,7 +44,7 @@ const columns = (most) => [
   { name: "Validation", cell: (row) => row.validation_id
     ? h(Box, null, h(A, { to: to("validations", row.consumer, row.validation_id), "aria-label": `Validation: ${row.verdict}` }, h(State, { value: row.verdict })))
     : "–" },
-  { name: "Next run", cell: (row) => row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "DAG paused") : h(Ago, { at: row.dag?.next_run }) },
+  { name: "Next run", cell: (row) => row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "DAG paused") : h(Due, { at: row.dag?.next_run }) },
   { name: "Owner", cell: (row) => h(Box, null, row.owner, row.tags.map((tag) => h(Badge, { key: tag, ml: 1, variant: "outline" }, tag))) },
 ];
 

@@ -1,6 +1,6 @@
 // A record with its payload, and the picker of consumers.
 
-import { A, Ago, Box, Button, Code, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, Section, Select, State, Text, api, counted, h,
+import { A, Ago, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, Section, Select, State, Text, api, counted, h,
   moment, number, to, useData, useState } from "./base.js";
 import { redrivePath } from "./form.js";
 
@@ -27,7 +27,7 @@ function View({ consumer, data }) {
     h(Section, { title: "Why" }, h(Facts, { rows: [
       ["Error", row.error_type], ["Text", row.error_text], ["Read from", `${row.topic}/${row.partition} at offset ${number(row.offset)}`],
       ["Record's time", row.timestamp ? moment(row.timestamp) : "none"], ["First failed", h(Ago, { at: row.created_at })],
-      row.due_at && ["Next try", h(Ago, { at: row.due_at })], ["Tries", number(row.retry_number)], ["Redrives", number(row.redrives)],
+      row.due_at && ["Next try", h(Due, { at: row.due_at })], ["Tries", number(row.retry_number)], ["Redrives", number(row.redrives)],
       row.hop_topic && ["Retry topic", row.hop_offset === null ? `${row.hop_topic}, not published yet` : `${row.hop_topic}/${row.hop_partition} at ${number(row.hop_offset)}`],
       row.publish_error && ["Refused by the broker", row.publish_error],
       data.action && ["Last action", `${data.action.kind} by ${data.action.by}, ${moment(data.action.at)}: ${data.action.reason}`],

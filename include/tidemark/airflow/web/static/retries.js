@@ -1,6 +1,6 @@
 // What waits, what failed, and the records.
 
-import { A, Ago, Banners, Box, Button, Empty, Flex, Heading, Input, Loaded, Muted, RouterLink, Section, Select, State, Text, api, counted, duration, h,
+import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Heading, Input, Loaded, Muted, RouterLink, Section, Select, State, Text, api, counted, duration, h,
   number, query, to, useData, useEffect, useParam, useState } from "./base.js";
 import { Bars } from "./chart.js";
 import { redrivePath } from "./form.js";
@@ -96,7 +96,7 @@ const columns = (consumer, data) => [
   { name: "Read from", cell: (row) => `${row.topic}/${row.partition}@${row.offset}` },
   { name: "Error", cell: (row) => h(Box, { maxW: "30rem" }, h(Text, { fontWeight: "medium" }, row.error_type), h(Muted, { overflowWrap: "anywhere" }, row.error_text)) },
   { name: "Tries", end: true, cell: (row) => number(row.retry_number) },
-  { name: "Next try", cell: (row) => row.due_at && h(Ago, { at: row.due_at }) },
+  { name: "Next try", cell: (row) => row.due_at && h(Due, { at: row.due_at }) },
   { name: "Bytes", end: true, cell: (row) => number(row.value_bytes) },
   { name: "First failed", cell: (row) => h(Ago, { at: row.created_at }) },
 ];

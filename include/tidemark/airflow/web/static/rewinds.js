@@ -67,6 +67,8 @@ function View({ consumer, data }) {
     h(Rows, { label: `Partitions of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitions(data) }))));
 }
 
+const some = (data, has) => data.groups.some((group) => group.partitions.some(has));
+
 const partitions = (data) => [
   { name: "Partition", cell: (row) => `${row.topic}/${row.partition}` },
   { name: "From", end: true, cell: (row) => number(row.old) },
@@ -76,6 +78,7 @@ const partitions = (data) => [
   { name: "Rows out", end: true, cell: (row) => number(row.sink_rows) },
   { name: "Failed out", end: true, cell: (row) => number(row.failed_records) },
   ...(data.undo_of ? [{ name: "Rows back", end: true, cell: (row) => number(row.rows_back) }] : []),
-  { name: "Lost", cell: (row) => row.lost && `[${number(row.lost[0])}, ${number(row.lost[1])})` },
-  { name: "Backfill left", end: true, cell: (row) => row.backfill_left === null ? null : number(row.backfill_left) },
+  ...(some(data, (row) => row.lost) ? [{ name: "Lost", cell: (row) => row.lost && `[${number(row.lost[0])}, ${number(row.lost[1])})` }] : []),
+  ...(some(data, (row) => row.backfill_left !== null)
+    ? [{ name: "Backfill left", end: true, cell: (row) => row.backfill_left === null ? null : number(row.backfill_left) }] : []),
 ];

@@ -38,7 +38,7 @@ const Cards = ({ columns, rows, id, label, details }) =>
     h(Box, { key: id(row), role: "listitem", borderWidth: "1px", borderRadius: "md", p: 3, fontSize: "sm" },
       columns.map((column, index) => {
         const value = column.cell(row);
-        if (value === null || value === undefined || value === "") return null;
+        if (value === null || value === undefined || value === false || value === "" || value === "–") return null;
         return h(Box, { key: column.name, display: "grid", gridTemplateColumns: index ? "7.5rem minmax(0, 1fr)" : "minmax(0, 1fr)", gap: 2, mb: 1 },
           index > 0 && h(Box, { color: "fg.muted" }, column.name),
           h(Box, { fontWeight: index ? "normal" : "semibold", overflowWrap: "anywhere" }, value));

@@ -55,7 +55,7 @@ const said = (given) => Object.entries(given ?? {}).filter(([, value]) => value 
 const Result = ({ one, data }) =>
   h(Box, { borderWidth: "1px", borderRadius: "md", p: 3, mb: 3, overflowWrap: "anywhere" },
     h(Flex, { gap: 2, align: "center", wrap: "wrap" }, h(State, { value: one.severity }), h(Code, null, one.expectation)),
-    h(Muted, { display: "block" }, said(one.arguments)), one.text && h(Text, { fontSize: "sm" }, one.text),
+    h(Text, { fontSize: "sm" }, one.text ?? said(one.arguments)),
     one.rows.length > 0 && h(Box, { mt: 2 }, h(Text, { fontSize: "sm", fontWeight: "medium" }, "Failing rows, by the record that they were made of"),
       h(Rows, { label: `Failing rows of ${one.expectation}`, rows: one.rows, id: (row) => `${row.topic}/${row.partition}@${row.offset}/${row.seq}`, columns: FAILING }),
       one.not_stored > 0 && h(Muted, null, `${number(one.not_stored)} more were not stored.`)),
