@@ -12,7 +12,7 @@ from rich.table import Table
 from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stdout
 from tidemark.db import transaction
 from tidemark.offsets import store
-from tidemark.offsets.lag import PartitionLag, lags, truncations
+from tidemark.offsets.ends import PartitionLag, lags, truncations
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays

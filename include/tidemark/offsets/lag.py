@@ -1,100 +1,202 @@
-"""How far a group is behind: its positions compared with the ends of its topics."""
+"""How far groups are behind, as of their last samples: numbers, and a verdict.
+
+`groups` and `group` read Postgres only, in two queries: the CLI, the page in Airflow and the metrics all show what they return.
+`tidemark.offsets.sampling` takes samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from tidemark.offsets.reset import LogTruncated
-from tidemark.offsets.store import Position
-from tidemark.records.ranges import Log, TopicPartition
+from tidemark.db import rows
+from tidemark.offsets.samples import SQL, topic_names
+from tidemark.offsets.verdict import RANK, Facts, Runs, Schedule, Verdict, judge
+from tidemark.offsets.window import Trend, bounded, catch_up, grows
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+
+OVERVIEW = SQL["lag"].replace("{of}", "NULL::smallint AS topic_id, NULL::integer AS partition").replace("{sets}", "group_id")
+DETAILS = (
+    SQL["lag"]
+    .replace("{of}", "topic_id, partition")
+    .replace("{sets}", "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, partition))")
+)
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionLag:
-    """``position`` is `None` for a partition that was never claimed; ``end`` is the last stable offset.
+class Lag:
+    """The lag of a group, of a topic (with ``topic``) or of a partition (with ``partition`` too), as of ``sampled_at``.
 
-    ``truncated``: the records that were read up to the position are no longer in the log. How much there is to read instead is unknown.
+    `None` is unknown, everywhere. Numbers of several partitions are sums; times are those of the partition that is furthest behind.
     """
 
-    topic: str
-    partition: int
-    position: int | None
-    end: int
-    lag_records: int | None
-    validated: int | None
-    owner: str | None
-    epoch: int | None
+    group: str
+    topic: str | None
+    partition: int | None
+    verdict: Verdict
+    why: str
+    partitions: int
+    unknown: int
+    """Partitions whose lag is unknown."""
+    records: int | None
+    """Records to read, up to the last stable offset. `None` if it is unknown for any partition."""
+    known_records: int
+    """Records to read in the partitions whose lag is known."""
+    open: int | None
+    """Records after the last stable offset: of transactions that are open, or behind one."""
+    seconds: float | None
+    """How long ago the first unread record was produced: its timestamp compared with the database's clock. 0 if nothing waits."""
+    clock_ahead: bool
+    """The record's timestamp is later than the database's clock, so that ``seconds`` is 0."""
+    first_unread_at: datetime | None
+    """Timestamp of that record."""
+    produced_per_s: float | None
+    consumed_per_s: float | None
+    """Without moves by rewinds and resets."""
+    catch_up_s: float | None
+    """How long until nothing waits, at these rates."""
+    never: bool
+    """Nothing catches up at these rates: the lag grows."""
     committed_at: datetime | None
-    truncated: bool
+    retention_used: float | None
+    """The age of the first unread record as a share of the retention; of several partitions, the largest. 1 or more: it may be deleted."""
+    deleted: int
+    """Records that retention has deleted before they were read; the next run stores them as lost ranges, or refuses to skip them."""
+    replay_records: int
+    """Records to read until the position is again where the last rewind took it from."""
+    replay_s: float | None
+    """How long that takes at the current rate."""
+    sampled_at: datetime | None
+    """Of the oldest sample."""
+    age_s: float | None
+    position: int | None = None
+    """Of a partition only, as the next ones."""
+    log_start: int | None = None
+    log_end: int | None = None
+    replay_until: int | None = None
 
 
-Truncated = Callable[[Mapping[TopicPartition, tuple[int, int]]], dict[TopicPartition, int | None]]
-"""The signature of `tidemark.kafka.history.truncated`."""
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """``topics`` and ``partitions`` are empty in an overview. ``lost_ranges``, ``lost_records``: what was lost for good."""
+
+    lag: Lag
+    lost_ranges: int
+    lost_records: int
+    runs: Runs
+    topics: tuple[Lag, ...] = ()
+    partitions: tuple[Lag, ...] = ()
 
 
-def truncations(
-    positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log], ask: Truncated
-) -> dict[TopicPartition, LogTruncated]:
-    """Positions that are no longer in their log, each with the error that a run would raise. Look up ``logs`` after the positions.
-
-    ``ask`` is called for positions whose log has elected a new leader since they were stored.
-    """
-    held = _held(positions, uuids, logs)
-    doubtful = {
-        partition: (position.position, position.leader_epoch)
-        for partition, position in held.items()
-        if position.leader_epoch is not None and position.leader_epoch != logs[partition].leader_epoch
-    }
-    cut = ask(doubtful)
-    found = {}
-    for partition, position in held.items():
-        at = position.position
-        if partition in cut:
-            found[partition] = LogTruncated(partition=partition, position=at, leader_epoch=position.leader_epoch, end=cut[partition])
-        elif at > logs[partition].end:
-            found[partition] = LogTruncated(partition=partition, position=at, leader_epoch=None, end=logs[partition].end)
-    return found
+def groups(cur: Cursor, schedules: Mapping[str, Schedule] | None = None, names: Collection[str] | None = None) -> list[GroupLag]:
+    """All groups (``names``: only these), worst verdict first, without topics and partitions. ``schedules`` are by group."""
+    return sorted(_read(cur, OVERVIEW, schedules or {}, names), key=worst_first)
 
 
-def lags(
-    positions: Iterable[Position],
-    uuids: Mapping[str, str],
-    logs: Mapping[TopicPartition, Log],
-    truncated: Iterable[TopicPartition],
-) -> list[PartitionLag]:
-    """Every current partition of the topics, ordered. ``uuids`` are by topic: positions in an earlier incarnation do not count.
-
-    Offsets that retention removed do not count as lag: if the position is before the log start, lag counts from the log start.
-    """
-    held = _held(positions, uuids, logs)
-    cut = set(truncated)
-    result = []
-    for partition, log in sorted(logs.items()):
-        position = held.get(partition)
-        at = None if position is None else position.position
-        behind = log.end - max(at if at is not None else 0, log.start)
-        result.append(
-            PartitionLag(
-                partition.topic,
-                partition.partition,
-                at,
-                log.end,
-                None if partition in cut else max(behind, 0),
-                None if position is None else position.validated,
-                None if position is None else position.owner,
-                None if position is None else position.epoch,
-                None if position is None else position.committed_at,
-                partition in cut,
-            )
-        )
-    return result
+def group(cur: Cursor, name: str, schedule: Schedule | None = None) -> GroupLag | None:
+    """A group with its topics and partitions; `None` if it does not exist."""
+    found = _read(cur, DETAILS, {} if schedule is None else {name: schedule}, [name])
+    return found[0] if found else None
 
 
-def _held(positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log]) -> dict[TopicPartition, Position]:
-    return {
-        position.partition: position
-        for position in positions
-        if uuids.get(position.partition.topic) == position.kafka_uuid and position.partition in logs
-    }
+def worst_first(one: GroupLag) -> tuple[int, float, int, str]:
+    """Sort key."""
+    lag = one.lag
+    return RANK[lag.verdict], -(lag.seconds or 0.0), -lag.known_records, lag.group
+
+
+def _read(cur: Cursor, query: str, schedules: Mapping[str, Schedule], names: Collection[str] | None) -> list[GroupLag]:
+    asked = {"groups": None if names is None else list(names)}
+    cur.execute(SQL["groups"], asked)
+    found = rows(cur)
+    cur.execute(query, asked)
+    sums = rows(cur)
+    topics = topic_names(cur, {row["topic_id"] for row in sums if row["topic_id"] is not None})
+    by_group: dict[int, list[dict[str, Any]]] = {}
+    for row in sums:
+        by_group.setdefault(row["group_id"], []).append(row)
+    return [_group(row, by_group.get(row["group_id"], []), topics, schedules.get(row["group"])) for row in found]
+
+
+def _group(row: dict[str, Any], sums: list[dict[str, Any]], topics: Mapping[int, str], schedule: Schedule | None) -> GroupLag:
+    runs = Runs(**{field.name: row[field.name] for field in fields(Runs)})
+    lags = [_lag(row["group"], one, topics, row["now"], runs, schedule) for one in sums]
+    whole = next((lag for lag in lags if lag.topic is None), None) or _unsampled(row["group"], row["now"], runs, schedule)
+    return GroupLag(
+        whole,
+        row["lost_ranges"],
+        row["lost_records"] or 0,
+        runs,
+        tuple(lag for lag in lags if lag.topic is not None and lag.partition is None),
+        tuple(lag for lag in lags if lag.partition is not None),
+    )
+
+
+def _lag(name: str, one: dict[str, Any], topics: Mapping[int, str], now: datetime, runs: Runs, schedule: Schedule | None) -> Lag:
+    facts = Facts(
+        now=now,
+        trends=frozenset(trend for trend, column in _TRENDS.items() if one[column]),
+        **{field: one[field] for field in _FACTS},
+    )
+    judged = judge(facts, runs, schedule)
+    known, produced, consumed = one["known"] or 0, *_rates(one)
+    seconds = None
+    if not one["unknown"] and one["timed"]:
+        seconds = 0.0 if one["next_at"] is None else (one["sampled_at"] - one["next_at"]).total_seconds()
+    left = catch_up(known, produced, consumed)
+    return Lag(
+        group=name,
+        topic=topics.get(one["topic_id"]) if one["topic_id"] is not None else None,
+        partition=one["partition"],
+        verdict=judged.verdict,
+        why=judged.why,
+        partitions=one["partitions"],
+        unknown=one["unknown"],
+        records=None if one["unknown"] else known,
+        known_records=known,
+        open=one["open"],
+        seconds=None if seconds is None else max(0.0, seconds),
+        clock_ahead=seconds is not None and seconds < 0,
+        first_unread_at=one["next_at"],
+        produced_per_s=produced,
+        consumed_per_s=consumed,
+        catch_up_s=None if left is None or one["unknown"] else left.total_seconds(),
+        never=grows(known, produced, consumed),
+        committed_at=one["committed_at"],
+        retention_used=one["retention_used"],
+        deleted=one["deleted"],
+        replay_records=one["replay"],
+        replay_s=bounded(one["replay"] / consumed).total_seconds() if one["replay"] and consumed else None,
+        sampled_at=one["sampled_at"],
+        age_s=max(0.0, (now - one["sampled_at"]).total_seconds()),
+        **{field: one[field] if one["partition"] is not None else None for field in ("position", "log_start", "log_end", "replay_until")},
+    )
+
+
+_TRENDS = {
+    Trend.IDLE: "idle",
+    Trend.KEEPING_UP: "keeping_up",
+    Trend.CATCHING_UP: "catching_up",
+    Trend.FALLING_BEHIND: "falling_behind",
+    Trend.WAITING: "waits",
+}
+_FACTS = (
+    *("sampled_at", "partitions", "waiting", "never_claimed", "truncated", "paused", "deleted", "losing_from", "expires_at", "replay"),
+    "committed_at",
+)
+
+
+def _rates(one: dict[str, Any]) -> tuple[float | None, float | None]:
+    length = one["window_s"]
+    return (one["produced"] / length, one["consumed"] / length) if length else (None, None)
+
+
+def _unsampled(name: str, now: datetime, runs: Runs, schedule: Schedule | None) -> Lag:
+    judged = judge(Facts(now=now, sampled_at=None, partitions=0), runs, schedule)
+    nothing: dict[str, Any] = {field.name: None for field in fields(Lag)}
+    known = {"group": name, "verdict": judged.verdict, "why": judged.why, "partitions": 0, "unknown": 0, "known_records": 0}
+    return Lag(**nothing | known | {"clock_ahead": False, "never": False, "deleted": 0, "replay_records": 0})

@@ -1,0 +1,167 @@
+-- Statements on samples of lag and their history.
+
+-- name: may_write
+SELECT has_table_privilege('tidemark.lag_partition', 'INSERT') AND has_table_privilege('tidemark.lag_history', 'INSERT');
+
+-- name: state
+-- The database's time, the group's last rewind, and what retains the group's records as of the last samples. Locks nothing.
+SELECT clock_timestamp(),
+       (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group part USING (rewind_id)
+         WHERE part.group_id = %(group_id)s);
+
+-- name: replays
+-- Where the last rewind of each partition took it from, if the position has not reached that again. Locks nothing.
+SELECT topic_id, partition, old_offset
+  FROM (SELECT DISTINCT ON (part.topic_id, part.partition) part.topic_id, part.partition, part.old_offset
+          FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
+         WHERE part.group_id = %(group_id)s AND rewind.state = 'APPLIED' AND NOT part.hold
+         ORDER BY part.topic_id, part.partition, rewind.applied_no DESC) last
+  JOIN tidemark.partition_offset pos USING (topic_id, partition)
+ WHERE pos.group_id = %(group_id)s AND pos.next_offset < last.old_offset;
+
+-- name: last_samples
+-- The last sample of each partition of a group. Locks nothing.
+SELECT topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, next_at, retention, committed_at, applied_no,
+       replay_until, produced, consumed, base_at, base_lag, base_next_at, base_produced, base_consumed,
+       mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed
+  FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
+
+-- name: moves
+-- By how much rewinds and resets have moved each partition since its last sample; forward is positive. Locks nothing.
+SELECT topic_id, partition, sum(moved)::bigint
+  FROM (SELECT part.topic_id, part.partition, part.new_offset - part.old_offset AS moved
+          FROM tidemark.lag_partition last
+          JOIN tidemark.rewind_partition part USING (group_id, topic_id, partition)
+          JOIN tidemark.rewind USING (rewind_id)
+         WHERE last.group_id = %(group_id)s AND rewind.applied_no > last.applied_no AND rewind.applied_no <= %(applied_no)s AND NOT part.hold
+         UNION ALL
+        SELECT lost.topic_id, lost.partition, lost.end_offset - lost.start_offset
+          FROM tidemark.lag_partition last JOIN tidemark.lost_range lost USING (group_id, topic_id, partition)
+         WHERE last.group_id = %(group_id)s AND lost.recorded_at > last.sampled_at AND lost.recorded_at <= %(at)s
+           AND lost.reason <> 'rewind' AND lost.end_offset IS NOT NULL) moves
+ GROUP BY topic_id, partition;
+
+-- name: try_lock
+-- One sample of a group at a time; a second one at the same time would count the same records again.
+SELECT pg_try_advisory_xact_lock(%(class)s, %(group_id)s);
+
+-- name: forget
+-- Deletes earlier incarnations of these topics, and partitions that no sample has named for a day: the group no longer reads them.
+DELETE FROM tidemark.lag_partition last
+ WHERE group_id = %(group_id)s
+   AND (sampled_at < %(at)s - interval '1 day'
+        OR topic_id IN (SELECT old.topic_id FROM tidemark.topic old JOIN tidemark.topic now USING (name)
+                         WHERE now.topic_id = ANY (%(topic_ids)s::smallint[]) AND old.topic_id <> now.topic_id));
+
+-- name: write
+-- Stores the last sample of each partition, unless a later one is stored. Locks its row.
+INSERT INTO tidemark.lag_partition AS last
+       (group_id, topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, lag, next_at, retention, losing_from,
+        committed_at, applied_no, replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
+        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed)
+VALUES %s
+ON CONFLICT (group_id, topic_id, partition) DO UPDATE
+   SET (sampled_at, position, log_start, log_end, high_watermark, truncated, lag, next_at, retention, losing_from, committed_at, applied_no,
+        replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
+        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed)
+     = (excluded.sampled_at, excluded.position, excluded.log_start, excluded.log_end, excluded.high_watermark, excluded.truncated,
+        excluded.lag, excluded.next_at, excluded.retention, excluded.losing_from, excluded.committed_at, excluded.applied_no,
+        excluded.replay_until, excluded.produced, excluded.consumed, excluded.trend,
+        excluded.base_at, excluded.base_lag, excluded.base_next_at, excluded.base_produced, excluded.base_consumed,
+        excluded.mid_at, excluded.mid_lag, excluded.mid_next_at, excluded.mid_produced, excluded.mid_consumed)
+ WHERE excluded.sampled_at > last.sampled_at;
+
+-- name: note_history
+-- Stores the sums of the topics' last samples in the step of each length that they fall into. Locks those rows.
+INSERT INTO tidemark.lag_history (group_id, topic_id, step_s, at, sampled_at, partitions, unknown, lag, open, replay, next_at, produced, consumed)
+SELECT group_id, topic_id, step_s, date_bin(make_interval(secs => step_s), max(sampled_at), 'epoch'), max(sampled_at), count(*),
+       count(*) FILTER (WHERE lag IS NULL), coalesce(sum(lag), 0), sum(greatest(high_watermark - log_end, 0)),
+       coalesce(sum(greatest(replay_until - position, 0)), 0), min(next_at), sum(produced), sum(consumed)
+  FROM tidemark.lag_partition CROSS JOIN unnest(ARRAY[60, 300, 3600]::smallint[]) step_s
+ WHERE group_id = %(group_id)s AND topic_id = ANY (%(topic_ids)s::smallint[])
+ GROUP BY group_id, topic_id, step_s
+ON CONFLICT (group_id, topic_id, step_s, at) DO UPDATE
+   SET (sampled_at, partitions, unknown, lag, open, replay, next_at, produced, consumed)
+     = (excluded.sampled_at, excluded.partitions, excluded.unknown, excluded.lag, excluded.open, excluded.replay, excluded.next_at,
+        excluded.produced, excluded.consumed);
+
+-- name: thin
+-- Deletes what is older than its step is kept for, of a group (null: of all groups).
+DELETE FROM tidemark.lag_history
+ WHERE (%(group_id)s::integer IS NULL OR group_id = %(group_id)s)
+   AND at < clock_timestamp() - CASE step_s WHEN 60 THEN interval '2 hours' WHEN 300 THEN interval '1 day' ELSE interval '30 days' END;
+
+-- name: history
+-- A group's topics over a period, oldest first. Locks nothing.
+SELECT topic.name AS topic, at, sampled_at, partitions, unknown, lag AS records, open, replay, next_at, produced, consumed
+  FROM tidemark.lag_history JOIN tidemark.topic USING (topic_id) JOIN tidemark.consumer_group grp USING (group_id)
+ WHERE grp.name = %(group)s AND step_s = %(step_s)s AND at >= clock_timestamp() - %(period)s
+ ORDER BY topic.name, topic_id, at;
+
+-- name: lag
+-- The last samples of these groups (null: of all), summed by group, or also by topic and by partition. Locks nothing.
+-- ``{of}``, ``{sets}``: what is summed. ``paused`` is evaluated only for groups that have a pause.
+WITH grp AS (
+    SELECT group_id, name, EXISTS (SELECT FROM tidemark.flow WHERE flow.group_id = consumer_group.group_id AND paused) AS has_pause
+      FROM tidemark.consumer_group
+     WHERE state <> 'Dead' AND side_of IS NULL AND (%(groups)s::text[] IS NULL OR name = ANY (%(groups)s))
+), part AS (
+    SELECT last.*,
+           CASE WHEN has_pause THEN EXISTS (SELECT FROM tidemark.flow JOIN tidemark.topic ON topic.topic_id = last.topic_id
+                                             WHERE flow.group_id = last.group_id AND flow.paused
+                                               AND (flow.topic IS NULL OR flow.topic = topic.name)
+                                               AND (flow.partition IS NULL OR flow.partition = last.partition))
+                ELSE false END AS paused
+      FROM tidemark.lag_partition last JOIN grp USING (group_id)
+)
+SELECT group_id, {of}, count(*)::integer AS partitions, min(sampled_at) AS sampled_at,
+       sum(lag)::bigint AS known, (count(*) FILTER (WHERE lag IS NULL))::integer AS unknown,
+       coalesce(sum(lag) FILTER (WHERE NOT paused), 0)::bigint AS waiting,
+       (count(*) FILTER (WHERE position IS NULL))::integer AS never_claimed,
+       (count(*) FILTER (WHERE lag IS NULL AND position IS NOT NULL))::integer AS truncated,
+       (count(*) FILTER (WHERE paused))::integer AS paused,
+       CASE WHEN bool_and(high_watermark IS NOT NULL) THEN sum(greatest(high_watermark - log_end, 0))::bigint END AS open,
+       coalesce(sum(log_start - position) FILTER (WHERE log_start > position), 0)::bigint AS deleted,
+       min(losing_from) AS losing_from, min(next_at + retention) FILTER (WHERE losing_from IS NOT NULL) AS expires_at,
+       min(next_at) AS next_at, bool_and(next_at IS NOT NULL) FILTER (WHERE lag > 0) IS NOT FALSE AS timed,
+       max(extract(epoch FROM sampled_at - next_at) / nullif(extract(epoch FROM retention), 0))::double precision AS retention_used,
+       coalesce(sum(greatest(replay_until - position, 0)), 0)::bigint AS replay,
+       max(committed_at) AS committed_at,
+       bool_or(trend = 'IDLE') FILTER (WHERE NOT paused) AS idle, bool_or(trend = 'KEEPING UP') FILTER (WHERE NOT paused) AS keeping_up,
+       bool_or(trend = 'CATCHING UP') FILTER (WHERE NOT paused) AS catching_up,
+       bool_or(trend = 'FALLING BEHIND') FILTER (WHERE NOT paused) AS falling_behind,
+       bool_or(trend = 'WAITING') FILTER (WHERE NOT paused) AS waits,
+       sum(produced - base_produced)::bigint AS produced, sum(consumed - base_consumed)::bigint AS consumed,
+       extract(epoch FROM max(sampled_at) - min(base_at))::double precision AS window_s,
+       CASE WHEN count(*) = 1 THEN min(position) END AS position, CASE WHEN count(*) = 1 THEN min(log_start) END AS log_start,
+       CASE WHEN count(*) = 1 THEN min(log_end) END AS log_end, CASE WHEN count(*) = 1 THEN min(replay_until) END AS replay_until
+  FROM part
+ GROUP BY {sets}
+ ORDER BY 1, 2 NULLS FIRST, 3 NULLS FIRST;
+
+-- name: groups
+-- These groups (null: all) by name, with the database's time and their last runs: up to 30 attempts. Attempts of one Airflow run are one
+-- run. Locks nothing.
+SELECT group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
+       lost.ranges AS lost_ranges, lost.records AS lost_records
+  FROM tidemark.consumer_group grp
+  LEFT JOIN LATERAL (SELECT attempt_id, state, error ->> 'kind' AS error_kind, error ->> 'type' AS error_type,
+                            left(error ->> 'text', 300) AS error_text, started_at AS began_at, ended_at
+                       FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                      ORDER BY attempt_id DESC LIMIT 1) last ON true
+  LEFT JOIN LATERAL (
+        SELECT min(running_since) AS running_since, max(pause) AS longest_pause, max(length) AS longest_run
+          FROM (SELECT min(began) FILTER (WHERE running) AS running_since, max(ended) FILTER (WHERE good) - min(began) AS length,
+                       min(began) - lag(min(began)) OVER (ORDER BY min(began)) AS pause
+                  FROM (SELECT coalesce(run_id, attempt_id::text) AS run, started_at AS began, ended_at AS ended, state = 'RUNNING' AS running,
+                               state = 'COMMITTED' AS good
+                          FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                         ORDER BY attempt_id DESC LIMIT 30) tries
+                 GROUP BY run) run) runs ON true
+  LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records
+                       FROM tidemark.lost_range WHERE lost_range.group_id = grp.group_id AND reason <> 'rewind') lost ON true
+ WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
+ ORDER BY grp.name;
+
+-- name: topic_names
+SELECT topic_id, name FROM tidemark.topic WHERE topic_id = ANY (%(topic_ids)s::smallint[]);
