@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario
 
-from tidemark.db import session
+from tidemark.db import session, transaction
 from tidemark.errors import BadInput
 from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import samples, store
 from tidemark.offsets.store import TaskIdentity
+from tidemark.offsets.window import Observation
 from tidemark.quality import ValidatedRun, validate
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
@@ -72,6 +74,7 @@ class Data:
                 self.topics.produce(topic("orders"), [str(round_ * 10 + each) for each in range(20 + 10 * partition)], partition=partition)
             self.run(orders)
         self.rewind(orders)
+        self.sample("orders")
 
         rides = self.consumer("rides", 2, retry={"delays": ["20m", "2h"]}, airflow={"owner": "bob"})
         self.topics.produce(topic("rides"), ["1", "later", "2", "fail", "later", EVIL, "3"], headers=[("trace", EVIL)], key="k<b>")
@@ -117,6 +120,29 @@ class Data:
         else:
             suite = self.folder / "expectations" / "numbers.json" if one.spec.validation else None
             validate(self.url, ValidatedRun(dag_id, run_id), group=one.name, table=one.table, suite=suite)
+
+    def sample(self, group: str) -> None:
+        """The lag of the last hours, as samples have seen it: records kept coming, and a rewind has just moved two partitions back."""
+        with session(self.url) as connection, transaction(connection) as cur:
+            found = store.positions(cur, group)
+            group_id = store.ensure_group(cur, group)
+            now, applied = samples.state(cur, group_id)
+            for step in range(30, -1, -1):
+                at = now - timedelta(minutes=5 * step)
+                seen = {
+                    (each.topic_id, each.partition.partition): Observation(
+                        at=at,
+                        position=each.position if not step else 70 - step,
+                        log_start=0,
+                        log_end=190 if not step else 70 - step + (step * 7) % 13,
+                        next_at=at - timedelta(minutes=4) if not step else at - timedelta(seconds=(step * 7) % 13),
+                        committed_at=each.committed_at,
+                        applied_no=0 if step else applied,
+                        replay_until=None if step or each.partition.partition == 2 else 80 + 40 * each.partition.partition,
+                    )
+                    for each in found
+                }
+                assert samples.store(cur, group_id, seen)
 
     def rewind(self, one: Scenario) -> None:
         """Applied to two partitions, so that they replay; and one that is only planned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.airflow.web.condition import RANK, Condition, condition
+from tidemark.offsets.verdict import Verdict
 
 DONE: dict[str, Any] = {"attempt_state": "COMMITTED", "verdict": "passed", "waiting": 0, "failed": 0}
 CASES: dict[Condition, tuple[dict[str, Any], bool, bool | None]] = {
@@ -22,6 +24,10 @@ CASES: dict[Condition, tuple[dict[str, Any], bool, bool | None]] = {
     Condition.RUNNING: (DONE | {"attempt_state": "RUNNING"}, True, False),
     Condition.OK: (DONE, True, False),
     Condition.NEW: ({}, True, False),
+    Condition.LOSING: (DONE | {"lag": SimpleNamespace(verdict=Verdict.LOSING, why="Retention will pass.")}, True, False),
+    Condition.STOPPED: (DONE | {"lag": SimpleNamespace(verdict=Verdict.STOP, why="No run.")}, True, False),
+    Condition.STALLED: (DONE | {"lag": SimpleNamespace(verdict=Verdict.STALL, why="The lag grows.")}, True, False),
+    Condition.CATCHING_UP: (DONE | {"lag": SimpleNamespace(verdict=Verdict.CATCHING_UP, why="The lag shrinks.")}, True, False),
 }
 """What is known of the group, whether its file is valid, whether its DAG is paused."""
 
@@ -50,6 +56,7 @@ def test_failed_run_is_named() -> None:
 
 @given(st.lists(st.sampled_from([each for each in CASES if each not in (Condition.BAD_SPEC, Condition.NEW, Condition.OK)]), min_size=1))
 def test_several_things_together_are_as_bad_as_the_worst(together: list[Condition]) -> None:
+    """Of verdicts on the lag there is only one at a time: the worst."""
     row = dict(DONE)
     for each in sorted(together, key=lambda one: RANK[one], reverse=True):
         row |= {name: value for name, value in CASES[each][0].items() if DONE.get(name) != value}

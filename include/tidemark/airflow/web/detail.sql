@@ -30,3 +30,8 @@ SELECT batch_id, attempt_id, topic.name AS topic, partition, start_offset, end_o
        batch.sink_rows, drained, committed_at, validation.verdict
   FROM tidemark.batch JOIN tidemark.topic USING (topic_id) LEFT JOIN tidemark.validation USING (validation_id)
  WHERE attempt_id = ANY (%(attempt_ids)s::bigint[]) ORDER BY batch_id DESC LIMIT %(limit)s;
+
+-- name: rewinds
+-- The rewinds of a group that were applied within a period.
+SELECT rewind_id, applied_at AS at FROM tidemark.rewind JOIN tidemark.rewind_group USING (rewind_id)
+ WHERE group_name = %(group)s AND applied_at >= clock_timestamp() - %(period)s ORDER BY rewind_id;

@@ -32,7 +32,7 @@ def rewinds(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         names = {spec.name for spec in specs}
-        return {specs[0].name: [_summary(plan, names) for plan in store.history(connection, consumer, limit=REWINDS)]}
+        return {specs[0].name: [_summary(plan, names) for plan in store.history(connection, *sorted(names), limit=REWINDS)]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
     found = [plan for plans in answers.found.values() for plan in plans if plan["consumers"]]

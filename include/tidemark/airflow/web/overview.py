@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tidemark.airflow.dags import CONSUME, Declared, dag_id
@@ -10,6 +11,8 @@ from tidemark.airflow.retries import DRAIN_DAG
 from tidemark.airflow.web.condition import RANK, Condition, condition
 from tidemark.airflow.web.consumers import ask_each
 from tidemark.db import rows, statements, transaction
+from tidemark.offsets import lag
+from tidemark.offsets.verdict import Schedule
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -19,26 +22,37 @@ SQL = statements("tidemark.airflow.web", "overview.sql")
 
 MOST = 10_000
 """Failed records are counted up to here."""
+TREND = timedelta(hours=3)
+"""How much of the lag's history the table shows."""
 
 
 def groups(consumers: Mapping[str, Declared]) -> dict[str, Any]:
     """``{"groups": [...], "banners": [...]}``."""
-    answers = ask_each(consumers, _ask)
-    silent = {name: banner for banner in answers.banners for name in banner["consumers"]}
     airflow = _airflow([dag_id(CONSUME, name) for name in consumers])
+    schedules = {one.spec.group: schedule(dag_id(CONSUME, name), airflow) for name, one in consumers.items()}
+    answers = ask_each(consumers, lambda connection, specs: _ask(connection, specs, schedules))
+    silent = {name: banner for banner in answers.banners for name in banner["consumers"]}
     made = [_row(one, answers.found.get(name), silent.get(name), airflow.get(dag_id(CONSUME, name))) for name, one in consumers.items()]
     made.sort(key=lambda row: (RANK[row["condition"]], row["consumer"]))
     return {"groups": made, "banners": answers.banners, "most": MOST}
 
 
-def _ask(connection: Connection, specs: Collection[ConsumerSpec]) -> dict[str, dict[str, Any]]:
-    wanted = {"groups": [spec.group for spec in specs], "most": MOST, "drain": DRAIN_DAG}
+def _ask(connection: Connection, specs: Collection[ConsumerSpec], schedules: Mapping[str, Schedule | None]) -> dict[str, dict[str, Any]]:
+    names = [spec.group for spec in specs]
+    wanted = {"groups": names, "most": MOST, "drain": DRAIN_DAG, "period": TREND}
     with transaction(connection) as cur:
         cur.execute(SQL["groups"], wanted)
         found = {row["group"]: row for row in rows(cur)}
         cur.execute(SQL["replaying"], wanted)
         for row in rows(cur):
             found[row["group"]]["replaying"] = row["partitions"]
+        known = {name: found_schedule for name, found_schedule in schedules.items() if found_schedule is not None}
+        for one in lag.groups(cur, known, names):
+            if one.lag.sampled_at is not None and one.lag.group in found:
+                found[one.lag.group]["lag"] = one.lag
+        cur.execute(SQL["trends"], wanted)
+        for row in rows(cur):
+            found[row["group"]]["trend"] = {"at": row["at"], "records": row["records"]}
     return {spec.name: found.get(spec.group, {}) for spec in specs}
 
 
@@ -63,6 +77,12 @@ def _row(one: Declared, found: Mapping[str, Any] | None, silent: Mapping[str, An
     return known | said | {"condition": state, "why": why}
 
 
+def schedule(dag: str, airflow: Mapping[str, Mapping[str, Any]]) -> Schedule | None:
+    """A DAG's schedule for the verdict on its lag; None if Airflow does not know the DAG."""
+    found = airflow.get(dag)
+    return found and Schedule(dag, found["is_paused"], found["next_run"], found["queued"])  # type: ignore[return-value]
+
+
 def problems(one: Declared) -> list[dict[str, Any]]:
     """The problems of a consumer's file."""
     found = [] if one.error is None else one.error.problems
@@ -70,12 +90,18 @@ def problems(one: Declared) -> list[dict[str, Any]]:
 
 
 def _airflow(dags: Collection[str]) -> dict[str, dict[str, Any]]:
-    """What Airflow knows of these DAGs: paused, next run."""
+    """What Airflow knows of these DAGs: paused, next run, whether a run waits to start."""
     from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
     from sqlalchemy import select
 
     columns = (DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after, DagModel.has_import_errors)
     with create_session() as airflow:
         found = airflow.execute(select(*columns).where(DagModel.dag_id.in_(dags))).all()
-    return {dag: {"is_paused": paused, "next_run": None if paused else after, "import_errors": bad} for dag, paused, after, bad in found}
+        queued = set(airflow.scalars(select(DagRun.dag_id).where(DagRun.dag_id.in_(dags), DagRun.state == DagRunState.QUEUED)))
+    return {
+        dag: {"is_paused": paused, "next_run": None if paused else after, "import_errors": bad, "queued": dag in queued}
+        for dag, paused, after, bad in found
+    }

@@ -26,6 +26,15 @@ SELECT grp.name AS "group", grp.state, grp.state_since, grp.generation, clock_ti
   LEFT JOIN LATERAL (SELECT * FROM tidemark.validation WHERE group_id = grp.group_id ORDER BY validation_id DESC LIMIT 1) validation ON true
  WHERE grp.name = ANY (%(groups)s);
 
+-- name: trends
+-- The lag of each group in steps of five minutes, oldest first.
+SELECT "group", array_agg(at ORDER BY at) AS at, array_agg(records ORDER BY at) AS records
+  FROM (SELECT grp.name AS "group", at, sum(lag)::bigint AS records
+          FROM tidemark.lag_history JOIN tidemark.consumer_group grp USING (group_id)
+         WHERE grp.name = ANY (%(groups)s) AND step_s = 300 AND at >= clock_timestamp() - %(period)s
+         GROUP BY grp.name, at) steps
+ GROUP BY "group";
+
 -- name: replaying
 -- Groups with partitions that have not yet reached again the position from which their last rewind moved them.
 SELECT grp.name AS "group", count(*) AS partitions

@@ -65,3 +65,35 @@ export function Strip({ verdicts, width = 620 }) {
     verdicts.map((one, index) => h("rect", { key: one.validation_id, x: index * step, y: 2, width: Math.max(2, step - 2), height: 24, rx: 2,
       fill: colour(colours[one.verdict] ?? "gray") }, h("title", null, `${one.verdict}, ${moment(one.validated_at)}`)))));
 }
+
+// The lag of a group as a small line.
+export function Sparkline({ values, width = 90, height = 22 }) {
+  if (values.length < 2) return null;
+  const most = Math.max(1, ...values);
+  const points = values.map((value, index) => `${(index / (values.length - 1)) * width},${height - 2 - (value / most) * (height - 4)}`).join(" ");
+  return h("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Lag of the last 3 hours, at most ${number(most)} records`, style: { display: "inline-block" } },
+    h("polyline", { points, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }));
+}
+
+// The lag over a day, with what happened meanwhile.
+export function LagChart({ history, rewinds, failed, width = 1000, height = 170 }) {
+  const left = 70, bottom = 24, times = history.map((one) => Date.parse(one.at));
+  const from = times[0], until = Math.max(Date.now(), times[times.length - 1]);
+  const most = Math.max(1, ...history.map((one) => one.records));
+  const x = (time) => left + ((time - from) / (until - from)) * (width - left - 12);
+  const y = (value) => 8 + (1 - value / most) * (height - bottom - 8);
+  const line = history.map((one, index) => `${x(times[index])},${y(one.records)}`).join(" ");
+  const marks = [...rewinds.map((one) => ({ at: one.at, tone: "blue", words: `rewind ${one.rewind_id} was applied` })),
+    ...failed.map((one) => ({ at: one.ended_at, tone: "red", words: `attempt ${one.attempt_id} failed: ${one.error}` }))].filter((one) => Date.parse(one.at) >= from);
+  return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", style: { minWidth: "560px" }, role: "img", "aria-label": `Lag over time, at most ${number(most)} records` },
+    [0, most / 2, most].map((value) => h("g", { key: value }, h("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), stroke: LINE }),
+      h("text", { x: left - 8, y: y(value) + 4, textAnchor: "end", style: WORDS, fill: AXIS }, number(Math.round(value))))),
+    h("polygon", { points: `${left},${y(0)} ${line} ${x(times[times.length - 1])},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),
+    h("polyline", { points: line, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }),
+    marks.map((one) => h("line", { key: one.words, x1: x(Date.parse(one.at)), x2: x(Date.parse(one.at)), y1: 4, y2: height - bottom, stroke: colour(one.tone), strokeWidth: 2, strokeDasharray: "4 3" },
+      h("title", null, `${one.words}, ${moment(one.at)}`))),
+    history.map((one, index) => h("circle", { key: one.at, cx: x(times[index]), cy: y(one.records), r: 5, fill: "transparent" },
+      h("title", null, `${moment(one.at)}: ${number(one.records)} records${one.seconds === null ? "" : `, ${Math.round(one.seconds)} s behind`}${one.replay ? `, ${number(one.replay)} to replay` : ""}`))),
+    h("text", { x: left, y: height - 6, style: WORDS, fill: AXIS }, moment(history[0].at)),
+    h("text", { x: width - 12, y: height - 6, style: WORDS, fill: AXIS, textAnchor: "end" }, "now")));
+}

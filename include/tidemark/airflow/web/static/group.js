@@ -2,7 +2,7 @@
 
 import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, State, Text, api,
   counted, duration, h, moment, number, taskPath, to, useData } from "./base.js";
-import { Timeline } from "./chart.js";
+import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
 
 export const Group = ({ consumer }) => {
@@ -27,6 +27,8 @@ function View({ consumer, data }) {
         failed.task_id && h(A, { to: taskPath(failed) }, "Task log"), data.forms.rewind && h(A, { to: to("groups", consumer, "rewind") }, "Rewind"))),
     !failed && summary.why && summary.condition !== "ok" && h(Notice, { tone: "info", title: summary.why }, causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
+    data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in blue, failed runs in red") },
+      h(LagChart, { history: data.history, rewinds: data.rewinds, failed: data.attempts.filter((one) => one.state === "FAILED") })),
     h(Section, { title: "Partitions", aside: h(Muted, null, counted(data.partitions_in_all ?? 0, "partition")) },
       data.partitions.length ? h(Rows, { label: "Partitions", rows: data.partitions, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
         : h(Empty, { title: "No partition has been claimed yet" }, "The first run claims them. Start the consumer's DAG.")),
@@ -52,6 +54,10 @@ const causes = (consumer, row) => h(Flex, { gap: 4, wrap: "wrap" },
 
 const facts = (consumer, { summary: row, flow }) => [
   ["Group", row.group], ["Reads", row.topics.join(", ")], ["Loads into", row.table],
+  row.lag && ["Lag", h(Box, null, h(State, { value: row.lag.verdict }), ` ${row.lag.records === null ? "unknown" : counted(row.lag.records, "record")}`,
+    row.lag.seconds !== null && `, ${duration(row.lag.seconds)} behind`, h(Muted, { display: "block" }, row.lag.why, " Sampled ", h(Ago, { at: row.lag.sampled_at }), "."))],
+  row.lag && row.lag.records > 0 && ["Caught up", row.lag.never ? "never: the lag grows" : row.lag.catch_up_s === null ? "unknown" : `in ${duration(row.lag.catch_up_s)}`],
+  row.lag && row.lag.retention_used !== null && ["Retention used", `${Math.round(row.lag.retention_used * 100)} %`],
   ["Last commit", h(Ago, { at: row.committed_at })],
   ["Records", h(Flex, { gap: 3, wrap: "wrap" }, h(A, { to: `${to("retries", consumer)}?state=WAITING` }, `${number(row.waiting ?? 0)} waiting`),
     h(A, { to: `${to("retries", consumer)}?state=FAILED` }, `${number(row.failed ?? 0)} failed`))],
@@ -68,6 +74,8 @@ const facts = (consumer, { summary: row, flow }) => [
 const PARTITIONS = [
   { name: "Partition", cell: (row) => `${row.topic}/${row.partition}` },
   { name: "Position", end: true, cell: (row) => number(row.position) },
+  { name: "End", end: true, cell: (row) => number(row.lag?.log_end) },
+  { name: "Lag", end: true, cell: (row) => row.lag ? h(Box, null, number(row.lag.records), row.lag.seconds !== null && h(Muted, { display: "block" }, duration(row.lag.seconds))) : "–" },
   { name: "Validated to", end: true, cell: (row) => number(row.validated) },
   { name: "State", cell: (row) => row.paused ? h(State, { value: "paused" })
     : row.replaying_until !== null ? h(Box, null, h(State, { value: "replaying" }), h(Muted, { display: "block" }, `until ${number(row.replaying_until)}, rewind ${row.rewind_id}`)) : null },

@@ -1,7 +1,8 @@
 // All consumers, worst first.
 
-import { A, Ago, Badge, Banners, Box, Due, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, h, number, to, useData,
+import { A, Ago, Badge, Banners, Box, Due, Empty, Flex, Input, Loaded, Muted, RunLink, Select, State, Text, api, atMost, duration, h, moment, number, to, useData,
   useParam } from "./base.js";
+import { Sparkline } from "./chart.js";
 import { Rows } from "./table.js";
 
 export function Groups() {
@@ -37,6 +38,7 @@ const columns = (most) => [
   { name: "Consumer", cell: (row) => h(Box, null, h(A, { to: to("groups", row.consumer), fontWeight: "semibold" }, row.consumer),
     h(Muted, { display: "block" }, row.topics.slice(0, 3).join(", "), row.topics.length > 3 && ` +${row.topics.length - 3}`, " → ", row.table)) },
   { name: "State", cell: (row) => h(Box, { maxW: "22rem" }, h(State, { value: row.condition }), row.why && h(Muted, { display: "block" }, row.why)) },
+  { name: "Lag", end: true, cell: (row) => h(LagCell, { row }) },
   { name: "Last commit", cell: (row) => h(Ago, { at: row.committed_at }) },
   { name: "Waiting", end: true, cell: (row) => count(row, row.waiting, most, "WAITING") },
   { name: "Failed", end: true, cell: (row) => count(row, row.failed, most, "FAILED") },
@@ -47,6 +49,13 @@ const columns = (most) => [
   { name: "Next run", cell: (row) => row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "DAG paused") : h(Due, { at: row.dag?.next_run }) },
   { name: "Owner", cell: (row) => h(Box, null, row.owner, row.tags.map((tag) => h(Badge, { key: tag, ml: 1, variant: "outline" }, tag))) },
 ];
+
+// Records and time behind, as of the last sample, and the last hours as a line.
+const LagCell = ({ row }) => row.lag
+  ? h(Box, { title: `${row.lag.verdict}: ${row.lag.why} Sampled ${moment(row.lag.sampled_at)}` },
+    h(Text, { as: "span" }, row.lag.records === null ? (row.lag.known_records ? `≥ ${number(row.lag.known_records)}` : "unknown") : number(row.lag.records)),
+    h(Muted, { display: "block" }, row.lag.seconds === null ? "time unknown" : duration(row.lag.seconds)), row.trend && h(Sparkline, { values: row.trend.records }))
+  : "–";
 
 const count = (row, value, most, state) => value
   ? h(A, { to: `${to("retries", row.consumer)}?state=${state}` }, atMost(value, most)) : number(value);
