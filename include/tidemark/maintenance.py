@@ -1,4 +1,5 @@
 """Removes data after its retention: archives of rewinds and payloads of settled failed records. Ends attempts whose driver is gone.
+Deletes old history of lag.
 
 Removed data cannot be restored. So each run is recorded in ``tidemark.maintenance`` before anything is removed: who, when, and the
 retention. `tidemark.keep` defines which retentions are allowed.
@@ -12,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements, transaction
-from tidemark.offsets import store
+from tidemark.offsets import samples, store
 from tidemark.retry.retention import empty_settled
 from tidemark.rewind.retention import Removed, remove_archives
 
@@ -41,6 +42,7 @@ def maintain(connection: Connection, keep: timedelta, *, by: str, dag_id: str | 
     emptied = empty_settled(connection, keep)
     with transaction(connection) as cur:
         ended = store.end_abandoned(cur)
+        samples.thin(cur)
         done = {"archives": len(removed), "rows": sum(one.rows for one in removed), "payloads": emptied}
         cur.execute(SQL["end"], {**done, "maintenance_id": maintenance_id})
     return Maintained(removed, emptied, ended)

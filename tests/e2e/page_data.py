@@ -127,6 +127,8 @@ class Data:
             found = store.positions(cur, group)
             group_id = store.ensure_group(cur, group)
             now, applied = samples.state(cur, group_id)
+            cur.execute("DELETE FROM tidemark.lag_partition WHERE group_id = %s", (group_id,))  # those of its runs, a minute ago
+            cur.execute("DELETE FROM tidemark.lag_history WHERE group_id = %s", (group_id,))
             for step in range(30, -1, -1):
                 at = now - timedelta(minutes=5 * step)
                 seen = {

@@ -189,7 +189,7 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     do(Profile.RUNNER, "validate", name)
     do(Profile.RUNNER, "retries", "relay", name)
     for words in (
-        ("offsets", name), ("audit", name), ("assign", name), ("groups", "list"), ("groups", "describe", name),
+        ("offsets", name), ("lag", name), ("audit", name), ("assign", name), ("groups", "list"), ("groups", "describe", name),
         ("retries", "actions", name), ("rewind", "list"), ("redrive", "list"),
     ):  # fmt: skip
         do(Profile.READER, *words)

@@ -54,6 +54,13 @@ def test_trend_compares_what_waits_with_what_was_consumed_since_the_base() -> No
     assert after(seen(0, 0, 500), seen(1, 0, 500)).trend is Trend.WAITING
 
 
+def test_what_is_produced_between_two_runs_is_no_slow_reading() -> None:
+    """A trend that reading had lasts until something is read again."""
+    assert after(seen(0, 0, 10), seen(1, 10, 10), seen(2, 10, 500)).trend is Trend.WAITING
+    assert after(seen(0, 0, 500), seen(1, 100, 610), seen(2, 100, 700)).trend is Trend.FALLING_BEHIND
+    assert after(seen(0, 0, 500), seen(1, 100, 610), seen(2, 700, 700)).trend is Trend.KEEPING_UP
+
+
 def test_a_rewind_is_no_consumption_and_begins_a_new_window() -> None:
     before = after(seen(0, 0, 100), seen(1, 90, 100))
     rewound = advance(before, seen(2, 20, 110, applied_no=1), moved=-80)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from airflow.sdk import DAG, BaseOperator, Context, Param
@@ -10,8 +12,9 @@ from tidemark import project
 from tidemark.airflow.dags import RUN_TYPES, START, general_access, retrying
 from tidemark.airflow.form import requester
 from tidemark.airflow.operators import plainly
+from tidemark.errors import TidemarkError
 from tidemark.keep import FLOOR, FLOOR_VARIABLE, default_keep, parse_keep
-from tidemark.spec import read_folder
+from tidemark.spec import ConsumerSpec, read_folder
 
 if TYPE_CHECKING:
     from tidemark.maintenance import Maintained
@@ -24,7 +27,7 @@ def maintain_dag() -> DAG:
         description="Removes old rewind archives and the payloads of settled records, and closes attempts without a driver.",
         doc_md="Drops the archives of rewinds older than `keep`. Such a rewind can no longer be undone or verified. "
         "Empties failed records that were loaded, skipped or discarded before that: key, value and headers are deleted, the rest stays. "
-        "Closes attempts that began more than a day ago and no longer have a driver.\n\n"
+        "Closes attempts that began more than a day ago and no longer have a driver. Samples the lag of each consumer.\n\n"
         f"`keep` is at least {FLOOR}, unless the environment variable `{FLOOR_VARIABLE}` sets another minimum. Who rewound what, when and "
         "why is kept permanently, and so is who ran the maintenance (table `tidemark.maintenance`).",
         schedule="@daily",
@@ -64,13 +67,36 @@ class MaintainOperator(BaseOperator):
         keep, run = parse_keep(context["params"]["keep"]), context["dag_run"]
         good, _ = read_folder(project.consumers())
         databases = {spec.connections.postgres: spec for spec in good.values()}
+        by_servers = itertools.groupby(sorted(good.values(), key=_servers), key=_servers)
         done: list[Maintained] = []
         for spec in databases.values():
             with session(database_url(spec)) as connection:
                 require(connection, Profile.REWINDER)
                 done.append(maintain(connection, keep, by=requester(context), dag_id=run.dag_id, run_id=run.run_id))
+        for (_, _), specs in by_servers:
+            self._sample(list(specs))
         removed = [archive for one in done for archive in one.removed]
         counts = {"archives": len(removed), "rows": sum(archive.rows for archive in removed)}
         counts |= {"emptied": sum(one.emptied for one in done), "attempts": sum(len(one.ended) for one in done)}
         self.log.info("maintained keep=%s archives=%s rows=%s emptied=%s attempts=%s", keep, *counts.values())
         return counts
+
+    def _sample(self, specs: Sequence[ConsumerSpec]) -> None:
+        """Samples the lag of consumers with the same connections. A failure is only logged."""
+        from tidemark.airflow.connections import resolve
+        from tidemark.db import session
+        from tidemark.kafka.cluster import Cluster
+        from tidemark.offsets.sampling import sample_all
+
+        try:
+            connections = resolve(specs[0])
+            with session(connections.database_url) as connection:
+                failed = sample_all(connection, Cluster(connections.kafka), specs)
+        except TidemarkError as error:
+            failed = {spec.name: error for spec in specs}
+        for name, why in failed.items():
+            self.log.warning("lag not sampled consumer=%s: %s", name, why)
+
+
+def _servers(spec: ConsumerSpec) -> tuple[str, str]:
+    return spec.connections.postgres, spec.connections.kafka

@@ -16,6 +16,7 @@ Modules::
     flow        `tidemark pause`, `resume` and `flow`
     groups      `tidemark groups`
     init        `tidemark init`
+    lag         `tidemark lag`
     local       `tidemark local`
     main        the commands, and how errors are reported
     maintain    `tidemark maintain`

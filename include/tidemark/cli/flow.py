@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, spec_of, stderr, stdout, who
 from tidemark.consume.fixed import partitions_of, require_topics
-from tidemark.consume.lookup import subscribed
 from tidemark.db import Cursor, on_behalf, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
+from tidemark.offsets.sampling import subscribed
 from tidemark.profiles import Profile
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec

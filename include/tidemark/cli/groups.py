@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, stderr, stdout, who
-from tidemark.db import Connection
+from tidemark.cli.lag import age_of, records_of
+from tidemark.db import Connection, transaction
 from tidemark.errors import BadInput
 from tidemark.group.coordinator import Coordinator, GroupDescription, Leaving, list_groups
 from tidemark.group.errors import GroupIdNotFound
 from tidemark.group.states import GroupState
+from tidemark.offsets.lag import Lag, groups
 from tidemark.profiles import Profile
 
 
 def show_groups(states: Sequence[GroupState], output: OutputFormat) -> None:
     with connected() as connection:
         found = list_groups(connection, states)
+        with transaction(connection) as cur:
+            lags = {one.lag.group: one.lag for one in groups(cur)}
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json([dataclasses.asdict(one) | _lag(lags.get(one.group)) for one in found])
         return
-    table = plain_table("", "group", "state", "generation", "members")
-    table.columns[1].justify = "left"
+    table = plain_table("", "group", "state", "generation", "members", "lag", "age", "verdict")
+    table.columns[1].justify = table.columns[6].justify = "left"
     for one in found:
-        table.add_row(one.group, one.state, str(one.generation), str(one.members))
+        lag = lags.get(one.group)
+        numbers = ("-", "-", "-") if lag is None else (records_of(lag), age_of(lag), lag.verdict)
+        table.add_row(one.group, one.state, str(one.generation), str(one.members), *numbers)
     stdout.print(table)
+
+
+def _lag(lag: Lag | None) -> dict[str, object]:
+    """As of the last samples."""
+    return {name: None if lag is None else getattr(lag, name) for name in ("records", "seconds", "verdict", "sampled_at")}
 
 
 def show_group(group: str, output: OutputFormat) -> None:

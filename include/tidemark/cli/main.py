@@ -175,6 +175,19 @@ def offsets(name: Name, consumers: Consumers = None, output: Output = OutputForm
     show_offsets(name, consumers, output)
 
 
+@app.command()
+def lag(
+    name: Annotated[str | None, typer.Argument(help="The consumer's name (default: all groups).", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it until interrupted, with a new sample every 5 s.")] = False,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show how far groups are behind, and whether that is a problem. Worst first."""
+    from tidemark.cli.lag import show_lag
+
+    show_lag(name, consumers, output, watch=watch)
+
+
 @groups_app.command("list")
 def groups_list(
     state: Annotated[list[GroupState] | None, typer.Option(help="Only groups in this state. Repeatable.")] = None,

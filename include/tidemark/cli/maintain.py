@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 
-from tidemark import maintenance
-from tidemark.cli.common import OutputFormat, connected, print_json, stdout, who
+from tidemark import maintenance, project
+from tidemark.cli.common import OutputFormat, connected, kafka_cluster, print_json, stderr, stdout, who
+from tidemark.db import Connection
+from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep, parse_keep
+from tidemark.offsets.sampling import sample_all
 from tidemark.profiles import Profile
 from tidemark.rewind.overwritten import KEPT
+from tidemark.spec import read_folder
 from tidemark.text.wording import counted
+
+
+def _sample(connection: Connection) -> list[str]:
+    """Samples the lag of the project's consumers; returns why some were not. They are not what the command is for."""
+    try:
+        good, _ = read_folder(project.consumers())
+        failed = sample_all(connection, kafka_cluster(), good.values())
+    except TidemarkError as error:
+        return [str(error)]
+    return [f"{name}: {error}" for name, error in failed.items()]
 
 
 def maintain(keep: str | None, output: OutputFormat) -> None:
     """Removes the rows archived by rewinds older than ``keep``, and the payloads of failed records settled before that. Closes attempts
-    whose drivers are gone."""
+    whose drivers are gone, and samples the lag of the project's consumers."""
     length = parse_keep(default_keep() if keep is None else keep)
     with connected(needs=Profile.REWINDER) as connection:
         done = maintenance.maintain(connection, length, by=who())
+        unsampled = _sample(connection)
+    for why in unsampled:
+        stderr.print(f"lag not sampled: {why}", markup=False, highlight=False)
     removed, emptied, ended = done.removed, done.emptied, done.ended
     if output is OutputFormat.JSON:
         print_json({"removed": [dataclasses.asdict(one) for one in removed], "emptied": emptied, "ended": ended})

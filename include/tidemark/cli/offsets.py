@@ -10,9 +10,13 @@ from pathlib import Path
 from rich.table import Table
 
 from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, spec_of, stdout
+from tidemark.cli.lag import age_of, try_sample
 from tidemark.db import transaction
 from tidemark.offsets import store
-from tidemark.offsets.ends import PartitionLag, lags, truncations
+from tidemark.offsets.ends import PartitionEnd, lags, truncations
+from tidemark.offsets.lag import Lag
+from tidemark.offsets.lag import group as lag_of
+from tidemark.offsets.sampling import subscribed
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
@@ -20,21 +24,25 @@ from tidemark.text.wording import counted
 
 
 def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> None:
-    """Prints position, end, lag, owner and epoch of each partition of a consumer."""
+    """Prints position, end, lag, owner, epoch and verdict of each partition of a consumer."""
     spec = spec_of(name, consumers)
-    with connected() as connection, transaction(connection) as cur:
-        positions = store.positions(cur, spec.group)
-        replaying = {replay.partition: replay for replay in replays(cur, spec.group)}
-        filling = [one for one in backfills(cur, spec.group) if one.left]
+    with connected() as connection:
+        try_sample(connection, [spec])
+        with transaction(connection) as cur:
+            positions = store.positions(cur, spec.group)
+            replaying = {replay.partition: replay for replay in replays(cur, spec.group)}
+            filling = [one for one in backfills(cur, spec.group) if one.left]
+            sampled = lag_of(cur, spec.group)
+    judged = {TopicPartition(one.topic or "", one.partition or 0): one for one in (sampled.partitions if sampled else ())}
     cluster = kafka_cluster()
-    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
+    topics = cluster.topics(subscribed(cluster, spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     logs = cluster.logs(partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition))
     truncated = truncations(positions, uuids, logs, cluster.truncated)
     rows = lags(positions, uuids, logs, truncated)
     if output is OutputFormat.JSON:
-        lag = None if truncated else sum(row.lag_records or 0 for row in rows)
-        parts = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} for row in rows]
+        lag = None if any(row.lag_records is None for row in rows) else sum(row.lag_records or 0 for row in rows)
+        parts = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} | _sampled(judged, row) for row in rows]
         left = [
             {"rewind_id": one.rewind_id, "topic": part.partition.topic, "partition": part.partition.partition}
             | {"position": part.position, "end": part.end, "left": part.left}
@@ -44,7 +52,7 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
         ]
         print_json({"group": spec.group, "lag_records": lag, "partitions": parts, "backfills": left})
     else:
-        stdout.print(_table(spec.group, rows))
+        stdout.print(_table(spec.group, rows, judged))
         for partition in sorted(truncated):
             stdout.print(str(truncated[partition]).replace(" NAME ", f" {name} "))
         for replay in replaying.values():
@@ -54,24 +62,32 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
             stdout.print(f"of {counted(one.skipped, 'offset')} that rewind {one.rewind_id} skipped, {rest} left to backfill")
 
 
-def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionLag) -> int | None:
+def _until(replaying: Mapping[TopicPartition, Replay], row: PartitionEnd) -> int | None:
     replay = replaying.get(TopicPartition(row.topic, row.partition))
     return None if replay is None else replay.until
 
 
-def _table(group: str, rows: list[PartitionLag]) -> Table:
-    table = plain_table(group, "partition", "position", "end", "lag", "validated", "owner", "epoch", "committed at (UTC)")
-    table.columns[5].justify = "left"
+def _sampled(judged: Mapping[TopicPartition, Lag], row: PartitionEnd) -> dict[str, object]:
+    one = judged.get(TopicPartition(row.topic, row.partition))
+    return {"seconds": None if one is None else one.seconds, "verdict": None if one is None else one.verdict}
+
+
+def _table(group: str, rows: list[PartitionEnd], judged: Mapping[TopicPartition, Lag]) -> Table:
+    table = plain_table(group, "partition", "position", "end", "lag", "age", "validated", "owner", "epoch", "committed at (UTC)", "verdict")
+    table.columns[6].justify = table.columns[9].justify = "left"
     for row in rows:
+        one = judged.get(TopicPartition(row.topic, row.partition))
         table.add_row(
             f"{row.topic}/{row.partition}",
             _number(row.position),
             _number(row.end),
             "truncated" if row.truncated else _number(row.lag_records),
+            "-" if one is None else age_of(one),
             _number(row.validated),
             row.owner or "-",
             _number(row.epoch),
             f"{row.committed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if row.committed_at else "-",
+            "-" if one is None else one.verdict,
         )
     return table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidemark.consume.claims import LookUp
@@ -11,11 +10,11 @@ from tidemark.consume.fixed import partitions_of
 from tidemark.db import transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
+from tidemark.offsets.sampling import subscribed
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.retry import store as retries
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.retry_topics import is_own
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -70,11 +69,6 @@ def look_skipped(cluster: Cluster, backfill: Backfill) -> LookUp:
             raise SkippedTopicRecreated(topic=part.partition.topic, rewind_id=backfill.rewind_id)
     logs = cluster.logs(part.partition for part in left)
     return LookUp(topics, logs, {part.partition: part.end for part in left}, backfill)
-
-
-def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:
-    """The topics that the spec names or its pattern matches, never including the group's own retry topics."""
-    return spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
 
 
 def last_records(found: LookUp) -> list[Slice]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemark.connections import Connections
 from tidemark.consume.claims import Claimant, Holding, LookUp
-from tidemark.consume.lookup import subscribed
 from tidemark.db import transaction
 from tidemark.errors import BadInput, TidemarkError, Unavailable
 from tidemark.group.errors import UnknownMemberId
@@ -22,6 +21,7 @@ from tidemark.group.named import find_class
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.offsets import store
+from tidemark.offsets.sampling import subscribed
 from tidemark.offsets.store import OffsetFenced
 from tidemark.records.ranges import Generation
 from tidemark.spec import ConsumerSpec

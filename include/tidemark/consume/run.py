@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from tidemark.db import DatabaseUrl, answering, in_sight, read_url, session, tra
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
+from tidemark.offsets.sampling import sample_or_log
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.retry import Ladder
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SAMPLE_EVERY_S = 60.0
+"""How often a continuous run takes a sample of its group's lag."""
 DRAIN_RECORDS = 100_000
 """Maximum number of offsets in a drain's batch: the stored state of its records is held in memory."""
 
@@ -166,6 +170,7 @@ class ConsumerRun:
         self._tries = 0
         """Failed tries of the next batch; 0 after each commit."""
         self._rejected = 0
+        self._sampled_at: float | None = None
 
     def read(self, watched_group: str) -> None:
         """Reads the extent to its end. A rewind of ``watched_group`` interrupts the batch in flight."""
@@ -176,8 +181,11 @@ class ConsumerRun:
             joined = self._join(self._extent.begin())  # ①, ②, ③
             watch = RewindWatch(attempt.connections.database_url, watched_group, attempt.group_id, self._interrupt)
             with contextlib.closing(watch), contextlib.closing(joined) as membership:  # ⑥
+                self._sample_lag(membership)
                 while self._next_batch(membership, watch):
-                    pass
+                    if continuous and time.monotonic() - (self._sampled_at or 0.0) >= SAMPLE_EVERY_S:
+                        self._sample_lag(membership)
+                self._sample_lag(membership)
                 if self._engine is None:
                     claims = len(membership.held.claims)
                     log.info("nothing to read group=%s attempt=%s partitions=%s", self._spec.group, attempt.attempt_id, claims)
@@ -193,6 +201,14 @@ class ConsumerRun:
         if self._spec.members > 1:
             return GroupMembership(self._connection, self._attempt, self._cluster, found, self._interrupt)
         return ManualAssignment(self._connection, self._attempt, self._cluster, found)
+
+    def _sample_lag(self, membership: Membership) -> None:
+        """Samples the lag of what the run reads. A drain and a backfill read other records than their group."""
+        if isinstance(self._extent, Drain | Skipped):
+            return
+        found, new_window = membership.held.found, self._sampled_at is None
+        self._sampled_at = time.monotonic()
+        sample_or_log(self._connection, self._cluster, self._spec.group, found.topics, found.logs.keys(), new_window=new_window)
 
     def _started(self, records: int | None) -> Engine:
         if self._engine is None:

@@ -189,6 +189,15 @@ class Cluster:
         found = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {partition: offset for partition, (offset, _) in found.items()}
 
+    def high_watermarks(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The end of each partition including open transactions."""
+        from confluent_kafka import IsolationLevel
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        level = IsolationLevel.READ_UNCOMMITTED
+        found = self._offsets(partitions, OffsetSpec.latest(), level=level)  # type: ignore[no-untyped-call]
+        return {partition: offset for partition, (offset, _) in found.items()}
+
     def offsets_for_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """The first offset of each partition whose record has this timestamp or a later one. Partitions without one are omitted."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -306,11 +315,11 @@ class Cluster:
         return made
 
     def _offsets(
-        self, partitions: Iterable[TopicPartition], spec: Any, *, or_none: bool = False
+        self, partitions: Iterable[TopicPartition], spec: Any, *, or_none: bool = False, level: Any = None
     ) -> dict[TopicPartition, tuple[int, int | None]]:
         """The offset from each partition's leader, with its leader epoch. An invalid offset (librdkafka's -1001) is requested again.
 
-        ``or_none``: `NO_RECORD` is valid.
+        ``or_none``: `NO_RECORD` is valid. ``level``: the isolation level (default: READ_COMMITTED).
         """
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka import TopicPartition as Wire
@@ -321,7 +330,7 @@ class Cluster:
 
         def ask() -> dict[TopicPartition, tuple[int, int | None]]:
             futures: dict[Wire, Future[Any]] = self._admin().list_offsets(
-                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
+                asked, isolation_level=level or IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
             )
             found = {}
             for part, future in futures.items():

@@ -1,6 +1,7 @@
 """Positions of a consumer group: who may move them, and the ledger of the moves.
 
-Owns the tables ``topic``, ``consumer_group``, ``partition_offset``, ``attempt``, ``batch``, ``lost_range`` and ``flow``, and keeps I1 (with
+Owns the tables ``topic``, ``consumer_group``, ``partition_offset``, ``attempt``, ``batch``, ``lost_range``, ``flow``,
+``lag_partition`` and ``lag_history``, and keeps I1 (with
 `tidemark.sink`), I2, I5 and I7. The life of a partition::
 
     (no row) --start--> free --claim--> owned at epoch n --move, move, ...--> owned --release--> free
@@ -13,8 +14,13 @@ Lock order: group, members, partitions by (topic, partition).
 Modules::
 
     flow     pauses, priorities and `--max-ahead`
-    lag      positions compared with the ends of the topics
+    ends     positions compared with the ends of the topics
+    lag      how far groups are behind as of their last samples
     locks    waits for a lock, and reports its holder
     reset    where a partition starts, and what is lost (I5)
+    samples  stored samples of lag, and their history
+    sampling takes a sample: asks Postgres and Kafka
     store    the statements on positions, attempts and the ledger
+    verdict  whether a lag is a problem
+    window   trend and rates of a partition
 """

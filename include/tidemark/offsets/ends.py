@@ -1,4 +1,4 @@
-"""How far a group is behind: its positions compared with the ends of its topics."""
+"""Positions compared with the ends of their topics, as Kafka says them now."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tidemark.records.ranges import Log, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionLag:
-    """``position`` is `None` for a partition that was never claimed; ``end`` is the last stable offset.
+class PartitionEnd:
+    """``position`` and ``lag_records`` are `None` for a partition that was never claimed; ``end`` is the last stable offset.
 
     ``truncated``: the records that were read up to the position are no longer in the log. How much there is to read instead is unknown.
     """
@@ -63,7 +63,7 @@ def lags(
     uuids: Mapping[str, str],
     logs: Mapping[TopicPartition, Log],
     truncated: Iterable[TopicPartition],
-) -> list[PartitionLag]:
+) -> list[PartitionEnd]:
     """Every current partition of the topics, ordered. ``uuids`` are by topic: positions in an earlier incarnation do not count.
 
     Offsets that retention removed do not count as lag: if the position is before the log start, lag counts from the log start.
@@ -74,14 +74,14 @@ def lags(
     for partition, log in sorted(logs.items()):
         position = held.get(partition)
         at = None if position is None else position.position
-        behind = log.end - max(at if at is not None else 0, log.start)
+        behind = None if at is None or partition in cut else max(0, log.end - max(at, log.start))
         result.append(
-            PartitionLag(
+            PartitionEnd(
                 partition.topic,
                 partition.partition,
                 at,
                 log.end,
-                None if partition in cut else max(behind, 0),
+                behind,
                 None if position is None else position.validated,
                 None if position is None else position.owner,
                 None if position is None else position.epoch,

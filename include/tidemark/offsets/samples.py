@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from psycopg2.extras import execute_values
 
 from tidemark.db import rows, statements
-from tidemark.offsets.window import Mark, Observation, Sample, advance
+from tidemark.offsets.window import Mark, Observation, Sample, Trend, advance
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -77,6 +77,13 @@ def may_write(cur: Cursor) -> bool:
     cur.execute(SQL["may_write"])
     row = cur.fetchone()
     return bool(row and row[0])
+
+
+def find_group(cur: Cursor, group: str) -> int | None:
+    """The id of a group; `None` if it does not exist."""
+    cur.execute(SQL["find_group"], {"group": group})
+    row = cur.fetchone()
+    return None if row is None else int(row[0])
 
 
 def state(cur: Cursor, group_id: int) -> tuple[datetime, int]:
@@ -162,7 +169,7 @@ def _sample(row: Mapping[str, object]) -> Sample:
         Mark(*(row[f"{which}_{name}"] for name in ("at", "lag", "next_at", "produced", "consumed")))  # type: ignore[arg-type]
         for which in ("base", "mid")
     )
-    return Sample(seen, row["produced"], row["consumed"], base, mid)  # type: ignore[arg-type]
+    return Sample(seen, row["produced"], row["consumed"], base, mid, row["trend"] and Trend(row["trend"]))  # type: ignore[arg-type]
 
 
 def _row(group_id: int, key: Key, sample: Sample) -> tuple[object, ...]:

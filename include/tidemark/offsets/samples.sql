@@ -3,8 +3,11 @@
 -- name: may_write
 SELECT has_table_privilege('tidemark.lag_partition', 'INSERT') AND has_table_privilege('tidemark.lag_history', 'INSERT');
 
+-- name: find_group
+SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
+
 -- name: state
--- The database's time, the group's last rewind, and what retains the group's records as of the last samples. Locks nothing.
+-- The database's time, and the group's last rewind. Locks nothing.
 SELECT clock_timestamp(),
        (SELECT coalesce(max(applied_no), 0) FROM tidemark.rewind JOIN tidemark.rewind_group part USING (rewind_id)
          WHERE part.group_id = %(group_id)s);
@@ -22,7 +25,7 @@ SELECT topic_id, partition, old_offset
 -- name: last_samples
 -- The last sample of each partition of a group. Locks nothing.
 SELECT topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, next_at, retention, committed_at, applied_no,
-       replay_until, produced, consumed, base_at, base_lag, base_next_at, base_produced, base_consumed,
+       replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed
   FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
 
@@ -100,19 +103,16 @@ SELECT topic.name AS topic, at, sampled_at, partitions, unknown, lag AS records,
 
 -- name: lag
 -- The last samples of these groups (null: of all), summed by group, or also by topic and by partition. Locks nothing.
--- ``{of}``, ``{sets}``: what is summed. ``paused`` is evaluated only for groups that have a pause.
-WITH grp AS (
-    SELECT group_id, name, EXISTS (SELECT FROM tidemark.flow WHERE flow.group_id = consumer_group.group_id AND paused) AS has_pause
-      FROM tidemark.consumer_group
-     WHERE state <> 'Dead' AND side_of IS NULL AND (%(groups)s::text[] IS NULL OR name = ANY (%(groups)s))
+-- ``{of}``, ``{sets}``: what is summed.
+WITH paused AS MATERIALIZED (
+    SELECT DISTINCT last.group_id, last.topic_id, last.partition, true AS paused
+      FROM tidemark.flow JOIN tidemark.lag_partition last USING (group_id) JOIN tidemark.topic USING (topic_id)
+     WHERE flow.paused AND (flow.topic IS NULL OR flow.topic = topic.name) AND (flow.partition IS NULL OR flow.partition = last.partition)
 ), part AS (
-    SELECT last.*,
-           CASE WHEN has_pause THEN EXISTS (SELECT FROM tidemark.flow JOIN tidemark.topic ON topic.topic_id = last.topic_id
-                                             WHERE flow.group_id = last.group_id AND flow.paused
-                                               AND (flow.topic IS NULL OR flow.topic = topic.name)
-                                               AND (flow.partition IS NULL OR flow.partition = last.partition))
-                ELSE false END AS paused
-      FROM tidemark.lag_partition last JOIN grp USING (group_id)
+    SELECT last.*, paused.paused IS TRUE AS paused
+      FROM tidemark.lag_partition last JOIN tidemark.consumer_group grp USING (group_id)
+      LEFT JOIN paused USING (group_id, topic_id, partition)
+     WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
 )
 SELECT group_id, {of}, count(*)::integer AS partitions, min(sampled_at) AS sampled_at,
        sum(lag)::bigint AS known, (count(*) FILTER (WHERE lag IS NULL))::integer AS unknown,
@@ -124,7 +124,7 @@ SELECT group_id, {of}, count(*)::integer AS partitions, min(sampled_at) AS sampl
        coalesce(sum(log_start - position) FILTER (WHERE log_start > position), 0)::bigint AS deleted,
        min(losing_from) AS losing_from, min(next_at + retention) FILTER (WHERE losing_from IS NOT NULL) AS expires_at,
        min(next_at) AS next_at, bool_and(next_at IS NOT NULL) FILTER (WHERE lag > 0) IS NOT FALSE AS timed,
-       max(extract(epoch FROM sampled_at - next_at) / nullif(extract(epoch FROM retention), 0))::double precision AS retention_used,
+       max(date_part('epoch', sampled_at - next_at) / nullif(date_part('epoch', retention), 0)) AS retention_used,
        coalesce(sum(greatest(replay_until - position, 0)), 0)::bigint AS replay,
        max(committed_at) AS committed_at,
        bool_or(trend = 'IDLE') FILTER (WHERE NOT paused) AS idle, bool_or(trend = 'KEEPING UP') FILTER (WHERE NOT paused) AS keeping_up,
@@ -141,13 +141,14 @@ SELECT group_id, {of}, count(*)::integer AS partitions, min(sampled_at) AS sampl
 
 -- name: groups
 -- These groups (null: all) by name, with the database's time and their last runs: up to 30 attempts. Attempts of one Airflow run are one
--- run. Locks nothing.
+-- run. Backfills and the DAG of the retries are not: they read other records. Locks nothing.
 SELECT group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.running_since, runs.longest_pause, runs.longest_run,
        lost.ranges AS lost_ranges, lost.records AS lost_records
   FROM tidemark.consumer_group grp
   LEFT JOIN LATERAL (SELECT attempt_id, state, error ->> 'kind' AS error_kind, error ->> 'type' AS error_type,
                             left(error ->> 'text', 300) AS error_text, started_at AS began_at, ended_at
-                       FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                       FROM tidemark.attempt
+                      WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                       ORDER BY attempt_id DESC LIMIT 1) last ON true
   LEFT JOIN LATERAL (
         SELECT min(running_since) AS running_since, max(pause) AS longest_pause, max(length) AS longest_run
@@ -155,7 +156,8 @@ SELECT group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs.run
                        min(began) - lag(min(began)) OVER (ORDER BY min(began)) AS pause
                   FROM (SELECT coalesce(run_id, attempt_id::text) AS run, started_at AS began, ended_at AS ended, state = 'RUNNING' AS running,
                                state = 'COMMITTED' AS good
-                          FROM tidemark.attempt WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL
+                          FROM tidemark.attempt
+                      WHERE attempt.group_id = grp.group_id AND backfill_of IS NULL AND dag_id IS DISTINCT FROM 'drain_retries'
                          ORDER BY attempt_id DESC LIMIT 30) tries
                  GROUP BY run) run) runs ON true
   LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records

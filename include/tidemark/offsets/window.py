@@ -17,7 +17,7 @@ LATEST = timedelta(days=365_000)
 
 
 class Trend(StrEnum):
-    """How a partition's reading compares with its lag since the base."""
+    """How a partition's reading compares with its lag since the base, as of the last sample that found something consumed."""
 
     IDLE = "IDLE"
     """Nothing waits, and nothing was produced."""
@@ -28,7 +28,7 @@ class Trend(StrEnum):
     FALLING_BEHIND = "FALLING BEHIND"
     """More waits than was consumed, and the lag does not shrink."""
     WAITING = "WAITING"
-    """Records wait, and nothing was consumed."""
+    """Records wait, and nothing was consumed since the last sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +79,12 @@ class Sample:
     consumed: int
     base: Mark
     mid: Mark
+    trend: Trend | None
+    """`None`: unknown, because the lag is, now or then, or because this is the first sample in its window."""
 
     @property
     def mark(self) -> Mark:
         return Mark(self.seen.at, self.seen.lag, self.seen.next_at, self.produced, self.consumed)
-
-    @property
-    def trend(self) -> Trend | None:
-        """`None`: unknown, because the lag is, now or then, or because this is the first sample in its window."""
-        lag, consumed = self.seen.lag, self.consumed - self.base.consumed
-        if lag == 0:
-            return Trend.IDLE if self.produced == self.base.produced and not consumed else Trend.KEEPING_UP
-        if lag is None or self.base.lag is None or self.seen.at <= self.base.at:
-            return None
-        if not consumed:
-            return Trend.WAITING
-        if lag <= consumed:
-            return Trend.KEEPING_UP
-        return Trend.CATCHING_UP if lag < self.base.lag else Trend.FALLING_BEHIND
 
     @property
     def losing_from(self) -> datetime | None:
@@ -119,7 +107,7 @@ def advance(before: Sample | None, seen: Observation, moved: int = 0, *, new_win
     """
     if before is None:
         mark = Mark(seen.at, seen.lag, seen.next_at, 0, 0)
-        return Sample(seen, 0, 0, mark, mark)
+        return Sample(seen, 0, 0, mark, mark, _trend(mark, mark, before))
     last = before.seen
     produced = before.produced + max(0, seen.log_end - last.log_end)
     consumed = before.consumed
@@ -131,7 +119,20 @@ def advance(before: Sample | None, seen: Observation, moved: int = 0, *, new_win
         base = mid = mark
     elif seen.at - mid.at >= WINDOW:
         base, mid = mid, mark
-    return Sample(seen, produced, consumed, base, mid)
+    return Sample(seen, produced, consumed, base, mid, _trend(mark, base, before))
+
+
+def _trend(now: Mark, base: Mark, before: Sample | None) -> Trend | None:
+    consumed = now.consumed - base.consumed
+    if now.lag == 0:
+        return Trend.IDLE if now.produced == base.produced and not consumed else Trend.KEEPING_UP
+    if now.lag is None or base.lag is None or before is None or now.at <= base.at:
+        return None
+    if now.consumed == before.consumed:  # what grows between two runs is no slow reading
+        return before.trend if before.trend in (Trend.CATCHING_UP, Trend.FALLING_BEHIND) else Trend.WAITING
+    if now.lag <= consumed:
+        return Trend.KEEPING_UP
+    return Trend.CATCHING_UP if now.lag < base.lag else Trend.FALLING_BEHIND
 
 
 def rate(now: int, then: int, length: timedelta) -> float | None:
