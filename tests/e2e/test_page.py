@@ -352,9 +352,12 @@ def test_page_refreshes_itself_and_says_when_it_cannot(site: Site, browser: Brow
     page = visitor.open("groups", "replaying")
     row = page.get_by_role("link", name="orders", exact=True).element_handle()
     orders = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders", exact=True))
-    paused = orders.get_by_text("DAG paused").count() == 1
-    site.pause("consume__orders", not paused)
-    orders.get_by_text("DAG paused").wait_for(state="detached" if paused else "visible")
+    try:
+        site.pause("consume__orders", True)
+        orders.get_by_text("DAG paused").wait_for()
+    finally:
+        site.pause("consume__orders", False)
+    orders.get_by_text("DAG paused").wait_for(state="detached")
     assert row is not None
     assert row.evaluate("element => element.isConnected")
     page.route("**/tidemark/api/**", lambda route: route.abort())
