@@ -31,6 +31,7 @@ COPY --chown=tidemark include ./include
 COPY --chown=tidemark sql ./sql
 COPY --chown=tidemark spark_jobs ./spark_jobs
 COPY --chown=tidemark dags ./dags
+COPY --chown=tidemark plugins ./plugins
 COPY --chown=tidemark docker ./docker
 RUN uv pip install --no-cache --no-deps --no-build-isolation --editable . \
     && python -c "from tidemark.jvm.jars import spark_jars; spark_jars(print)"

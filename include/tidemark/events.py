@@ -6,7 +6,7 @@ Triggers write ``tidemark.audit_event`` in the transaction of each action (`sql/
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -84,3 +84,23 @@ def _writers(connection: Connection) -> set[str]:
     with transaction(connection) as cur:
         cur.execute(SQL["writers"])
         return {name for (name,) in cur.fetchall()}
+def newest(
+    connection: Connection,
+    groups: Sequence[str],
+    *,
+    kind: str | None = None,
+    person: str | None = None,
+    whole: bool = False,
+    before: int | None = None,
+    limit: int = 100,
+) -> list[Event]:
+    """The newest events of these groups, newest first. ``kind`` is its beginning (``REWIND``), ``person`` a part of the user or the role.
+    ``whole`` adds the actions on the whole database. ``before`` continues a list."""
+    wanted = {"groups": list(groups), "kind": kind and _like(kind) + "%", "person": person and f"%{_like(person)}%"}
+    with transaction(connection) as cur:
+        cur.execute(SQL["newest"], {**wanted, "whole": whole, "before": before, "limit": limit})
+        return [Event(**row) for row in rows(cur)]
+
+
+def _like(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")

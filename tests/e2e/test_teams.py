@@ -7,24 +7,17 @@ The api-server runs alone, on SQLite: what is asked here is answered before a ta
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import sync_playwright
+from tests.e2e.served import served
 from tests.e2e.test_rewind_browser import CHROMIUM, FLAGS
 from tests.unit.test_docs import snippets
-
-from tidemark import project
-from tidemark.local import ports
-from tidemark.local.airflow_settings import environment
 
 COMMON = "topics: [{name}]\ntransform: numbers:transform\nsink: {{table: public.{name}}}\n"
 ACCESS = {
@@ -117,36 +110,6 @@ BODIES = {
 """Of the requests that look for the DAG in their body, too."""
 NUMBERS = dict.fromkeys(("try_number", "task_try_number", "version_number"), "77")
 
-SERVE = """
-import json, os, sys
-from pathlib import Path
-from airflow.cli.cli_parser import get_parser
-from airflow.settings import engine
-from sqlalchemy import text
-
-told = json.loads(sys.argv[1])
-
-def airflow(*words):
-    arguments = get_parser().parse_args(words)
-    arguments.func(arguments)
-
-airflow("db", "migrate")
-for command in told["commands"]:
-    airflow(*command)
-for files in told["files"]:
-    for name, written in files.items():
-        Path(os.environ["TIDEMARK_CONSUMERS"], name).write_text(written)
-    airflow("dags", "reserialize")
-    with engine.connect() as connection:
-        found = connection.execute(text("SELECT dag_id FROM dag WHERE is_stale")).scalars()
-        with open("stale", "a") as stale:
-            print(json.dumps(sorted(found)), file=stale)
-
-import uvicorn
-from airflow.api_fastapi.app import create_app
-uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=told["port"], log_level="warning")
-"""
-
 
 def commands(page: str) -> list[list[str]]:
     """The calls of ``airflow`` in a page's shell blocks."""
@@ -174,6 +137,10 @@ class Airflow:
             self._http[user] = httpx.Client(base_url=f"{self.url}/api/v2/", headers=headers, trust_env=False, timeout=60)
         return self._http[user].request(method, path, **options)
 
+    def page(self, user: str, path: str) -> httpx.Response:
+        """What the page asks for."""
+        return self.ask(user, "GET", f"{self.url}/tidemark/api/{path}")
+
     def close(self) -> None:
         for http in self._http.values():
             http.close()
@@ -181,56 +148,22 @@ class Airflow:
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    home, port = tmp_path_factory.mktemp("teams"), ports.find_free()
-    (home / "consumers").mkdir()
+    home = tmp_path_factory.mktemp("teams")
     made = [
         ["users", "create", "-u", user, "-f", user, "-l", user, "-e", f"{user}@example.com", "-r", roles[0], "-p", user]
         for user, roles in ROLES.items()
         if user != "olga"  # the page makes her
     ]
     made += [["users", "add-role", "-u", user, "-r", role] for user, roles in ROLES.items() if user != "olga" for role in roles[1:]]
-    told = {
-        "port": port,
-        "commands": [*commands("docs/security.md"), *made],
-        "files": [{f"{name}.yaml": COMMON.format(name=name) + text for name, text in files.items()} for files in (GHOST, BEFORE, ACCESS)],
-    }
-    own = {
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+    env = {
         "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(project.root() / "dags"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",  # the files are read several times
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-        "TIDEMARK_CONSUMERS": str(home / "consumers"),
         "TIDEMARK_ROLES": "team-orders, team-rides, analysts, ghost",
     }
-    log = home / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVE, json.dumps(told)],
-            env=environment(os.environ, own, process="teams"),
-            cwd=home,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 240
-        while True:
-            assert server.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            try:
-                if httpx.get(f"{url}/api/v2/version", trust_env=False).is_success:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.2)
+    files = [{f"{name}.yaml": COMMON.format(name=name) + text for name, text in files.items()} for files in (GHOST, BEFORE, ACCESS)]
+    with served(home, env, commands=[*commands("docs/security.md"), *made], files=files) as url:
         found = Airflow(url, [json.loads(line) for line in (home / "stale").read_text().splitlines()])
         yield found
         found.close()
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
 
 
 def may(user: str, dag_id: str) -> int:
@@ -289,6 +222,22 @@ def test_user_may_do_with_each_dag_what_their_roles_allow(airflow: Airflow, user
                 if (status != 403) != allowed(user, dag_id, needed):
                     wrong.append((dag_id, action, status))
     assert wrong == []
+
+
+@pytest.mark.parametrize("user", ROLES)
+def test_page_shows_each_user_exactly_their_consumers(airflow: Airflow, user: str) -> None:
+    """FAB's Viewer may not see plugins. The others see the consumers whose DAGs they may see; a payload takes more."""
+    if user == "viewer":
+        assert airflow.page(user, "groups").status_code == 403
+        return
+    found = airflow.page(user, "groups").json()
+    assert sorted(row["consumer"] for row in found["groups"]) == sorted(name for name in ACCESS if may(user, f"consume__{name}") >= VIEW)
+    for name in ACCESS:
+        level = may(user, f"consume__{name}")
+        needs = {f"groups/{name}": VIEW, f"groups/{name}/records": VIEW, f"groups/{name}/records/1": EDIT}
+        statuses = {path: airflow.page(user, path).status_code for path in needs}
+        assert {path for path, status in statuses.items() if status == 403} == {path for path, needed in needs.items() if level < needed}
+    assert [row["consumer"] for banner in found["banners"] for row in found["groups"] if row["consumer"] not in banner["consumers"]] == []
 
 
 def test_team_starts_pauses_and_marks_its_own_runs(airflow: Airflow) -> None:

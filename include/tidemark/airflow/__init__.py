@@ -23,6 +23,7 @@ Modules::
     form           what the DAGs with a form share: checks of the input, approvals
     maintain       the DAG `maintain`
     operators      the tasks consume, validate and publish
+    plugin         the page as an Airflow plugin
     polling        how triggers ask the consumers' databases
     records_form   the form's part that chooses failed records, for `discard` and `redrive`
     redrive        the DAG `redrive`, and one for each consumer with `access`
@@ -30,6 +31,7 @@ Modules::
     rewind         the DAG `rewind`, and one for each consumer with `access`
     rewind_form    the form of the DAG `rewind`, and the check of its input
     watch          the DAG `watch`, and its trigger
+    web            the page
 """
 
 from __future__ import annotations

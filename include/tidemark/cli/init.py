@@ -10,7 +10,14 @@ from tidemark import project
 from tidemark.cli.common import OutputFormat, print_json, stderr
 from tidemark.errors import Refused
 
-PARTS = {"template": ".", "dags": "dags", "docker": "docker", "docker-compose.yaml": "docker-compose.yaml", ".env.example": ".env.example"}
+PARTS = {
+    "template": ".",
+    "dags": "dags",
+    "plugins": "plugins",
+    "docker": "docker",
+    "docker-compose.yaml": "docker-compose.yaml",
+    ".env.example": ".env.example",
+}
 """What is copied, and where to in the project. All but ``template`` are the files of Tidemark's own repository."""
 
 

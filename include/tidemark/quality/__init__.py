@@ -19,6 +19,7 @@ Modules::
     audit           where every record is, and that none is missing (I3)
     conservation    the ledger compared with sink, failed records and positions (I3)
     expectations    runs Great Expectations over the rows of a run
+    history         stored verdicts, read
     ranges          the offset ranges that a run wrote
     suite           reads suite files
     validation      validates a run and stores the verdict

@@ -168,6 +168,25 @@ def counted(cur: Cursor, group: str, wanted: Filter) -> list[Count]:
     return [Count(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Records that wait in one tier and come due in one bucket of time; ``bucket`` is 0 for those that are due, `None` for held ones."""
+
+    topic: str
+    state: RecordState
+    bucket: int | None
+    records: int
+    first: datetime | None
+    last: datetime | None
+
+
+def due_by_tier(connection: Connection, group: str, *, seconds: int, buckets: int) -> list[Due]:
+    """When what waits comes due, in ``buckets`` of this many seconds; the last one has all later records."""
+    with transaction(connection) as cur:
+        cur.execute(SQL["due_by_tier"], {**_key(cur, group), "seconds": seconds, "buckets": buckets})
+        return [Due(**{**row, "state": RecordState(row["state"])}) for row in rows(cur)]
+
+
 def show_record(connection: Connection, group: str, number: int) -> Whole:
     """Everything known about a record. Raises `BadInput` if the group has no record of this number."""
     with transaction(connection) as cur:

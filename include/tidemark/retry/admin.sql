@@ -92,3 +92,13 @@ UPDATE tidemark.failed_record SET key = %(key)s, value = %(value)s, headers = %(
 -- The operators' actions, newest first. Locks nothing.
 SELECT action_id, kind, filter, reason, done_by AS by, done_at AS at, records FROM tidemark.retry_action
  WHERE group_id = %(group_id)s ORDER BY action_id DESC LIMIT %(limit)s;
+
+-- name: due_by_tier
+-- What waits, by topic of its delay, and how many come due in each bucket of %(seconds)s from now; bucket 0 is due already, the
+-- last one has all later ones, held records have none. Locks nothing.
+SELECT coalesce(hop_topic, '') AS topic, state,
+       least(greatest(ceil(extract(epoch FROM due_at - now) / %(seconds)s), 0), %(buckets)s)::integer AS bucket,
+       count(*) AS records, min(due_at) AS first, max(due_at) AS last
+  FROM tidemark.failed_record, (SELECT clock_timestamp() AS now) now
+ WHERE group_id = %(group_id)s AND state IN ('WAITING', 'HELD')
+ GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;

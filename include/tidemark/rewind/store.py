@@ -56,10 +56,10 @@ def of_run(connection: Connection, dag_id: str, run_id: str) -> Plan | None:
         return read_plan(cur, found[0]) if found else None
 
 
-def history(connection: Connection, consumer: str | None = None, *, limit: int = 100) -> list[Plan]:
-    """The rewinds of a consumer, or all rewinds, newest first."""
+def history(connection: Connection, *consumers: str | None, limit: int = 100) -> list[Plan]:
+    """The rewinds of any of these consumers, or (without a name) all rewinds, newest first."""
     with transaction(connection) as cur:
-        return _read(cur, None, consumer, limit)
+        return _read(cur, None, [name for name in consumers if name is not None] or None, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def read_plan(cur: Cursor, rewind_id: int) -> Plan:
     return found[0]
 
 
-def _read(cur: Cursor, rewind_id: int | None, consumer: str | None, limit: int) -> list[Plan]:
-    cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumer": consumer, "limit": limit})
+def _read(cur: Cursor, rewind_id: int | None, consumers: Sequence[str] | None, limit: int) -> list[Plan]:
+    cur.execute(SQL["read_rewinds"], {"rewind_id": rewind_id, "consumers": consumers, "limit": limit})
     found = rows(cur)
     ids = {"rewind_ids": [row["rewind_id"] for row in found]}
     cur.execute(SQL["read_partitions"], ids)

@@ -1,13 +1,13 @@
 -- Statements on the rows of rewinds, which are kept permanently.
 
 -- name: read_rewinds
--- One rewind, or the newest ones of a consumer (null: of all consumers). Locks nothing.
+-- One rewind, or the newest ones of these consumers (null: of all consumers). Locks nothing.
 SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, planned_at, expires_at, digest, dag_id, run_id,
        decided_by, decided_at, applied_by, applied_at, backfill
   FROM tidemark.rewind
  WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
-            ELSE %(consumer)s::text IS NULL OR EXISTS (SELECT FROM tidemark.rewind_group part
-                                                        WHERE part.rewind_id = rewind.rewind_id AND consumer = %(consumer)s) END
+            ELSE %(consumers)s::text[] IS NULL OR EXISTS (SELECT FROM tidemark.rewind_group part
+                                                        WHERE part.rewind_id = rewind.rewind_id AND consumer = ANY (%(consumers)s)) END
  ORDER BY rewind_id DESC LIMIT %(limit)s;
 
 -- name: of_run

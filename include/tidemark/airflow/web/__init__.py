@@ -1,0 +1,22 @@
+"""Tidemark's page in Airflow: consumers, groups, rewinds, retries, validations, audit log.
+
+Reads Postgres only; no request waits for Kafka, and no route changes anything. A rewind or a redrive is a run of its DAG, which the browser
+asks Airflow's own API for, under the user's name. Each database is asked in a read-only transaction with time limits of its own; one that
+does not answer is reported beside the answers of the others.
+
+Every route needs the right to see plugins. A consumer is shown to users who may see its DAG ``consume__<consumer>``, and what its records
+contain to those who may edit that DAG (`guards`).
+
+``static/`` has the ES modules of the page: plain JavaScript over Airflow's own React and Chakra, without a build step.
+
+Modules::
+
+    app          the FastAPI app: routes, headers, errors
+    condition    how a consumer is doing, worst first
+    consumers    the consumers' files and their databases
+    detail       one group
+    guards       who may read what
+    history      rewinds, validations and events of several consumers
+    overview     all groups in one table
+    retries      what waits, what failed, and the records themselves
+"""

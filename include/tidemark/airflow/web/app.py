@@ -1,0 +1,174 @@
+"""The routes of the page: its scripts, and the JSON that they show. All are GET."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from importlib import resources
+from typing import Annotated, Any
+
+import psycopg2
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from tidemark.airflow.web import detail, guards, history, overview, retries
+from tidemark.airflow.web.consumers import problem
+from tidemark.airflow.web.guards import AllReadable, Editable, Readable
+from tidemark.errors import BadInput, TidemarkError
+from tidemark.retry.filter import Filter, RecordState
+from tidemark.rewind.scenario import WORDS
+from tidemark.text.problems import REASON_CHARACTERS
+
+log = logging.getLogger(__name__)
+
+SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "retries", "rewinds", "table", "validations")
+"""The modules in ``static/``."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+app = FastAPI(title="Tidemark", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=[guards.plugins])
+
+
+@app.middleware("http")
+async def _with_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await call_next(request)
+    for name, value in HEADERS.items():
+        response.headers[name] = value
+    response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+@app.exception_handler(TidemarkError)
+def _refused(_: Request, error: TidemarkError) -> JSONResponse:
+    """A database that does not answer is 503, a number that does not exist 404."""
+    said = problem(error)
+    return JSONResponse({"detail": f"{said['problem']}. {said['fix']}"}, 404 if isinstance(error, BadInput) else 503)
+
+
+@app.exception_handler(psycopg2.Error)
+def _unanswered(_: Request, error: psycopg2.Error) -> JSONResponse:
+    said = problem(error)
+    return JSONResponse({"detail": f"{said['problem']}. {said['fix']}"}, 503)
+
+
+@app.get("/{module}.js")
+def script(module: str, request: Request) -> Response:
+    if module not in SCRIPTS:
+        raise HTTPException(404, f"There is no script {module}.js.")
+    text = resources.files("tidemark.airflow.web").joinpath("static", f"{module}.js").read_bytes()
+    tag = f'"{hashlib.sha256(text).hexdigest()[:16]}"'
+    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    if request.headers.get("If-None-Match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(text, media_type="text/javascript", headers=headers)
+
+
+@app.get("/api/groups")
+def groups(readable: AllReadable) -> Response:
+    return _json(overview.groups(readable))
+
+
+@app.get("/api/groups/{consumer}")
+def group(one: Readable, user: GetUserDep) -> Response:
+    return _json(detail.group(one) | {"forms": guards.forms(user, one), "payloads": guards.edits(user, one)})
+
+
+@app.get("/api/groups/{consumer}/form")
+def form(one: Readable, user: GetUserDep) -> Response:
+    """What the forms for a rewind and a redrive offer."""
+    words = [{"name": each.name, "does": each.does, "value": each.value, "example": each.example} for each in WORDS.values()]
+    said = {"consumer": one.spec.name, "own": one.spec.access is not None, "forms": guards.forms(user, one), "scenarios": words}
+    return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.sink.table})
+
+
+@app.get("/api/rewinds")
+def rewinds(readable: AllReadable, consumer: str | None = None) -> Response:
+    return _json(history.rewinds(readable, consumer))
+
+
+@app.get("/api/groups/{consumer}/rewinds/{rewind_id}")
+def rewind(one: Readable, rewind_id: int, readable: AllReadable, user: GetUserDep) -> Response:
+    return _json(history.rewind(one, rewind_id, readable) | {"forms": guards.forms(user, one)})
+
+
+@app.get("/api/retries")
+def retries_everywhere(readable: AllReadable) -> Response:
+    return _json(retries.everywhere(readable))
+
+
+@app.get("/api/groups/{consumer}/retries")
+def retries_of(one: Readable, user: GetUserDep) -> Response:
+    return _json(retries.of_consumer(one) | {"forms": guards.forms(user, one), "payloads": guards.edits(user, one)})
+
+
+@app.get("/api/groups/{consumer}/records")
+def records(
+    one: Readable,
+    after: int = 0,
+    state: Annotated[list[RecordState] | None, Query()] = None,
+    error: str | None = None,
+    text: str | None = None,
+    tier: str | None = None,
+    topic: str | None = None,
+    partition: int | None = None,
+) -> Response:
+    wanted = Filter(
+        states=tuple(state or retries.OPEN), error_type=error, error_text=text, tier=tier, topic=topic, partition=partition
+    )  # fmt: skip
+    return _json(retries.records(one, wanted, after))
+
+
+@app.get("/api/groups/{consumer}/records/{number}")
+def record(one: Editable, number: int) -> Response:
+    return _json(retries.record(one, number))
+
+
+@app.get("/api/validations")
+def validations(readable: AllReadable, consumer: str | None = None) -> Response:
+    return _json(history.validations(readable, consumer))
+
+
+@app.get("/api/groups/{consumer}/validations/{validation_id}")
+def validation(one: Readable, validation_id: int, user: GetUserDep) -> Response:
+    return _json(history.validation(one, validation_id, payloads=guards.edits(user, one)))
+
+
+@app.get("/api/audit")
+def audit(
+    readable: AllReadable,
+    everything: guards.Everything,
+    consumer: str | None = None,
+    kind: str | None = None,
+    person: str | None = None,
+) -> Response:
+    return _json(history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person))
+
+
+@app.get("/api/audit.csv")
+def audit_csv(
+    readable: AllReadable,
+    everything: guards.Everything,
+    consumer: str | None = None,
+    kind: str | None = None,
+    person: str | None = None,
+) -> Response:
+    found = history.audit(readable, consumer=consumer, whole=everything, kind=kind, person=person, limit=history.CSV_EVENTS)
+    headers = {"Content-Disposition": 'attachment; filename="tidemark-audit.csv"'}
+    return StreamingResponse(history.as_csv(found), media_type="text/csv", headers=headers)
+
+
+def _json(value: Any) -> JSONResponse:
+    return JSONResponse(jsonable_encoder(value, custom_encoder={datetime: _iso}))
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat()

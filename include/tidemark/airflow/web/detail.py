@@ -1,0 +1,129 @@
+"""One group: partitions, members, batches, attempts, and its consumer's file as it is in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tidemark.airflow.dags import Declared
+from tidemark.airflow.web.consumers import database
+from tidemark.airflow.web.overview import groups, problems
+from tidemark.db import rows, statements, transaction
+from tidemark.group.coordinator import Coordinator
+from tidemark.offsets import lag, samples, store
+from tidemark.offsets.flow import Flow, Target
+from tidemark.records.ranges import TopicPartition
+from tidemark.rewind.store import replays
+from tidemark.spec.problem import masked
+
+if TYPE_CHECKING:
+    from tidemark.db import Cursor
+
+SQL = statements("tidemark.airflow.web", "detail.sql")
+
+ATTEMPTS, BATCHES, LOST, PARTITIONS = 30, 300, 50, 2_000
+"""How many of the newest are shown, and how many partitions at most."""
+DAY = timedelta(days=1)
+"""What the chart of the lag shows."""
+
+
+def group(one: Declared) -> dict[str, Any]:
+    """Everything on the page of a group."""
+    spec = one.spec
+    overview = groups({spec.name: one})
+    said = {
+        "summary": overview["groups"][0],
+        "banners": overview["banners"],
+        "problems": problems(one),
+        "file": spec.source.path.name,
+        "spec": in_force(one),
+        "partitions": [],
+        "lost": [],
+        "flow": [],
+        "attempts": [],
+        "batches": [],
+        "membership": None,
+        "history": [],
+        "rewinds": [],
+    }
+    if overview["banners"]:
+        return said
+    with database(spec) as connection:
+        described = Coordinator(connection, spec.group).describe()
+        with transaction(connection) as cur:
+            cur.execute(SQL["group_id"], {"group": spec.group})
+            found = rows(cur)
+            said |= _of_group(cur, spec.group, found[0]["group_id"]) | {"now": found[0]["now"]} if found else {}
+            said |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
+    return said | {"membership": described}
+
+
+def _of_group(cur: Cursor, name: str, group_id: int) -> dict[str, Any]:
+    key = {"group_id": group_id}
+
+    def ask(statement: str, **more: Any) -> list[dict[str, Any]]:
+        cur.execute(SQL[statement], {**key, **more})
+        return rows(cur)
+
+    flow = ask("pauses")
+    paused = Flow(frozenset(Target(row["topic"], row["partition"]) for row in flow if row["paused"]))
+    until = {replay.partition: replay for replay in replays(cur, name)}
+    positions = store.positions(cur, name)
+    newest = {each.partition.topic: each.topic_id for each in sorted(positions, key=lambda each: each.topic_id)}
+    positions = [each for each in positions if newest[each.partition.topic] == each.topic_id]  # not those of a topic that was re-created
+    lags = lag.group(cur, name)
+    behind = {(each.topic, each.partition): each for each in lags.partitions} if lags else {}
+    attempts = ask("attempts", limit=ATTEMPTS)
+    return {
+        "partitions": [
+            _partition(each, paused, until) | {"lag": behind.get((each.partition.topic, each.partition.partition))}
+            for each in positions[:PARTITIONS]
+        ],
+        "partitions_in_all": len(positions),
+        "lost": ask("lost", limit=LOST),
+        "flow": flow,
+        "attempts": attempts,
+        "batches": ask("batches", attempt_ids=[row["attempt_id"] for row in attempts], limit=BATCHES),
+    }
+
+
+def _partition(each: store.Position, paused: Flow, until: Mapping[TopicPartition, Any]) -> dict[str, Any]:
+    replay = until.get(each.partition)
+    return {
+        "topic": each.partition.topic,
+        "partition": each.partition.partition,
+        "position": each.position,
+        "validated": each.validated,
+        "owner": each.owner,
+        "seat": each.instance_id,
+        "epoch": each.epoch,
+        "generation": each.generation,
+        "committed_at": each.committed_at,
+        "paused": paused.is_paused(each.partition),
+        "replaying_until": None if replay is None else replay.until,
+        "rewind_id": None if replay is None else replay.rewind_id,
+    }
+
+
+def _history(cur: Cursor, name: str) -> list[dict[str, Any]]:
+    """The lag of the last day: the sums of its topics."""
+    steps: dict[Any, dict[str, Any]] = {}
+    for one in samples.history(cur, name, DAY):
+        step = steps.setdefault(one.at, {"at": one.sampled_at, "records": 0, "replay": 0, "seconds": 0.0, "unknown": 0})
+        step |= {"records": step["records"] + one.records, "replay": step["replay"] + one.replay, "unknown": step["unknown"] + one.unknown}
+        step["seconds"] = None if one.seconds is None or step["seconds"] is None else max(step["seconds"], one.seconds)
+    return [steps[at] for at in sorted(steps)]
+
+
+def _rewinds(cur: Cursor, name: str) -> list[dict[str, Any]]:
+    cur.execute(SQL["rewinds"], {"group": name, "period": DAY})
+    return rows(cur)
+
+
+def in_force(one: Declared) -> str:
+    """The consumer's file with every default filled in. Values of settings that name a secret are masked."""
+    text: str = yaml.safe_dump(one.spec.model_dump(mode="json", exclude={"name"}), sort_keys=False, allow_unicode=True)
+    return "\n".join(map(masked, text.splitlines()))

@@ -1,0 +1,126 @@
+"""What was done and judged, of several consumers: rewinds, validations, the audit log."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from tidemark import events
+from tidemark.airflow.dags import Declared
+from tidemark.airflow.web.consumers import ask_each, database
+from tidemark.db import transaction
+from tidemark.errors import BadInput
+from tidemark.quality import history as verdicts
+from tidemark.rewind import show, store
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+    from tidemark.rewind.model import Plan
+    from tidemark.spec import ConsumerSpec
+
+REWINDS, VALIDATIONS, EVENTS = 50, 100, 100
+"""Of each database, newest first."""
+CSV_EVENTS = 10_000
+
+
+def rewinds(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str, Any]:
+    """The newest rewinds of a consumer, or of all; of each the sums, and those of its consumers that the user may see."""
+
+    def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
+        names = {spec.name for spec in specs}
+        return {specs[0].name: [_summary(plan, names) for plan in store.history(connection, *sorted(names), limit=REWINDS)]}
+
+    answers = ask_each(_chosen(consumers, consumer), ask)
+    found = [plan for plans in answers.found.values() for plan in plans if plan["consumers"]]
+    return {"rewinds": sorted(found, key=lambda plan: plan["planned_at"], reverse=True), "banners": answers.banners}
+
+
+def rewind(one: Declared, rewind_id: int, readable: Mapping[str, Declared]) -> dict[str, Any]:
+    """A rewind of the consumer, with the partitions of those of its consumers that the user may see."""
+    with database(one.spec) as connection:
+        plan = store.read(connection, rewind_id)
+        now = _now(connection)
+    if one.spec.name not in {group.consumer for group in plan.groups}:
+        raise BadInput(what="rewind", found=f"rewind {rewind_id} is not of {one.spec.name}", fix="Rewinds lists those of each consumer.")
+    said = show.as_json(plan)
+    groups = [group for group in said["groups"] if group["consumer"] in readable]
+    return said | {"groups": groups, "hidden": len(said["groups"]) - len(groups), "expired": _expired(plan, now)}
+
+
+def validations(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str, Any]:
+    """The newest verdicts of a consumer, or some of each."""
+    limit = VALIDATIONS if consumer else 20
+
+    def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
+        return {spec.name: verdicts.newest(connection, spec.group, limit=limit) for spec in specs}
+
+    answers = ask_each(_chosen(consumers, consumer), ask)
+    found = [{"consumer": name, **row} for name, made in answers.found.items() for row in made]
+    return {"validations": sorted(found, key=lambda row: row["validated_at"], reverse=True)[:200], "banners": answers.banners}
+
+
+def validation(one: Declared, validation_id: int, *, payloads: bool) -> dict[str, Any]:
+    """A verdict with its failing expectations and the offsets of failing rows. Observed values quote rows: only with ``payloads``."""
+    with database(one.spec) as connection:
+        found = verdicts.one(connection, one.spec.group, validation_id)
+    for result in found["results"]:
+        detail = result.pop("detail")
+        result |= {"text": detail.get("text"), "arguments": detail.get("kwargs"), "not_stored": detail.get("rows_not_stored", 0)}
+        result["observed"] = detail.get("observed") if payloads else None
+    return found | {"consumer": one.spec.name, "payloads": payloads}
+
+
+def audit(consumers: Mapping[str, Declared], *, consumer: str | None, whole: bool, limit: int = EVENTS, **wanted: Any) -> dict[str, Any]:
+    """The newest events of the consumers' groups. ``whole``: those of the whole database too."""
+
+    def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
+        groups = {spec.group: spec.name for spec in specs}
+        found = events.newest(connection, list(groups), whole=whole and consumer is None, limit=limit, **wanted)
+        said = [asdict(each) | {"consumer": groups.get(each.group or "")} for each in found]
+        return {specs[0].name: [each | {"connection": specs[0].connections.postgres} for each in said]}
+
+    answers = ask_each(_chosen(consumers, consumer), ask)
+    found = sorted((each for made in answers.found.values() for each in made), key=lambda each: each["at"], reverse=True)
+    return {"events": found[:limit], "banners": answers.banners, "limit": limit}
+
+
+COLUMNS = ("at", "kind", "consumer", "group", "claimed_by", "database_role", "dag_id", "run_id", "plan", "digest", "reason", "connection")
+
+
+def as_csv(found: Mapping[str, Any]) -> Iterator[str]:
+    """The events for a spreadsheet. A text that it would take for a formula gets an apostrophe."""
+    for line in ([*COLUMNS], *([_cell(each[name]) for name in COLUMNS] for each in found["events"])):
+        out = io.StringIO()
+        csv.writer(out).writerow(line)
+        yield out.getvalue()
+
+
+def _cell(value: Any) -> str:
+    text = value.isoformat() if isinstance(value, datetime) else "" if value is None else str(value)
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
+
+
+def _summary(plan: Plan, names: set[str]) -> dict[str, Any]:
+    said = {name: value for name, value in show.as_json(plan).items() if name not in ("groups", "digest", "scenario")}
+    shown = [group.consumer for group in plan.groups if group.consumer in names]
+    return said | {"consumers": shown, "hidden": len(plan.groups) - len(shown), "partitions": sum(len(g.partitions) for g in plan.groups)}
+
+
+def _chosen(consumers: Mapping[str, Declared], consumer: str | None) -> Mapping[str, Declared]:
+    return consumers if consumer is None else {name: one for name, one in consumers.items() if name == consumer}
+
+
+def _now(connection: Connection) -> datetime:
+    with transaction(connection) as cur:
+        cur.execute("SELECT clock_timestamp()")
+        ((now,),) = cur.fetchall()
+        assert isinstance(now, datetime)
+        return now
+
+
+def _expired(plan: Plan, now: datetime) -> bool:
+    return plan.state == "PLANNED" and plan.expires_at <= now

@@ -1,0 +1,119 @@
+"""What waits for a retry, what has failed and why, and the records themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidemark.airflow.dags import Declared
+from tidemark.airflow.web.consumers import ask_each, database
+from tidemark.db import rows, transaction
+from tidemark.retry import admin, pending
+from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
+from tidemark.spec.retry_topics import failed_topic, retry_topic
+from tidemark.text.duration import format_duration
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection
+    from tidemark.retry.admin import Payload, Whole
+    from tidemark.spec import ConsumerSpec
+
+OPEN = (RecordState.WAITING, RecordState.HELD, RecordState.FAILED)
+"""States of records that are not settled."""
+BUCKETS, BUCKET_S = 30, 60
+"""The next half hour, by the minute."""
+PAGE = 50
+"""Records of a page of the list."""
+MOST_BYTES = 256 * 1024
+"""Of a key, a value or a header that is sent to the browser."""
+
+
+def everywhere(consumers: Mapping[str, Declared]) -> dict[str, Any]:
+    """The consumers with records that wait or have failed, and their counts."""
+
+    def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
+        known = _known(connection, specs)
+        return {spec.name: admin.count_records(connection, spec.group, Filter(states=OPEN)) for spec in specs if spec.group in known}
+
+    answers = ask_each(consumers, ask)
+    found = [
+        {"consumer": name, "group": consumers[name].spec.group, "counts": counts}
+        for name, counts in sorted(answers.found.items())
+        if counts
+    ]
+    return {"consumers": found, "banners": answers.banners}
+
+
+def of_consumer(one: Declared) -> dict[str, Any]:
+    """Tiers with what waits in them, counts by error, and how late the last tries were."""
+    spec = one.spec
+    tiers = [
+        *({"tier": format_duration(delay), "topic": retry_topic(spec.group, delay)} for delay in spec.retry.delays),
+        {"tier": FAILED_TIER, "topic": failed_topic(spec.group)},
+    ]
+    said: dict[str, Any] = {"consumer": spec.name, "tiers": tiers, "due": [], "counts": [], "late": None, "overdue": None}
+    said |= {"buckets": BUCKETS, "bucket_seconds": BUCKET_S}
+    with database(spec) as connection:
+        if spec.group in _known(connection, [spec]):
+            said |= {
+                "due": admin.due_by_tier(connection, spec.group, seconds=BUCKET_S, buckets=BUCKETS),
+                "counts": admin.count_records(connection, spec.group, Filter(states=OPEN)),
+                "late": pending.tried(connection, spec.group),
+                "overdue": pending.due(connection, spec.group),
+            }
+    return said
+
+
+def records(one: Declared, wanted: Filter, after: int) -> dict[str, Any]:
+    """A page of the matching records, without payloads; ``next`` is where the next page begins."""
+    with database(one.spec) as connection:
+        if one.spec.group not in _known(connection, [one.spec]):
+            return {"records": [], "next": None}
+        found = admin.list_records(connection, one.spec.group, wanted, limit=PAGE + 1, after=after)
+    return {"records": found[:PAGE], "next": found[PAGE - 1].number if len(found) > PAGE else None}
+
+
+def record(one: Declared, number: int) -> dict[str, Any]:
+    """Everything known of a record, with its payload."""
+    with database(one.spec) as connection:
+        whole: Whole = admin.show_record(connection, one.spec.group, number)
+    return {
+        "number": whole.number,
+        "row": whole.row,
+        "tries": whole.tries,
+        "redrives": whole.redrives,
+        "action": whole.action,
+        "payload": _payload(whole.payload),
+        "edits": [{"by": edit.by, "at": edit.at, "reason": edit.reason, "was": _payload(edit.was)} for edit in whole.edits],
+    }
+
+
+def _payload(payload: Payload) -> dict[str, Any]:
+    return {
+        "key": _shown(payload.key),
+        "value": _shown(payload.value),
+        "headers": [{"name": name, "value": _shown(value)} for name, value in payload.headers],
+    }
+
+
+def _shown(value: bytes | None) -> dict[str, Any] | None:
+    """Bytes as hex, and as text and JSON if they are. None: Kafka's null."""
+    if value is None:
+        return None
+    part = value[:MOST_BYTES]
+    said: dict[str, Any] = {"bytes": len(value), "hex": part[:4096].hex(" "), "cut": len(value) > len(part), "text": None, "json": None}
+    try:
+        said["text"] = part.decode()
+        if not said["cut"]:
+            said["json"] = json.dumps(json.loads(said["text"]), indent=2, ensure_ascii=False)
+    except ValueError:  # not UTF-8, or not JSON
+        pass
+    return said
+
+
+def _known(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:
+    """Those of the groups that have run."""
+    with transaction(connection) as cur:
+        cur.execute("SELECT name FROM tidemark.consumer_group WHERE name = ANY (%s)", ([spec.group for spec in specs],))
+        return {row["name"] for row in rows(cur)}

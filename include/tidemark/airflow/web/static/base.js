@@ -1,0 +1,210 @@
+// What every view shares: React and Chakra of Airflow, data that refreshes itself, words for numbers and times.
+
+export const { createElement: h, Fragment, useCallback, useEffect, useMemo, useRef, useState } = globalThis.React;
+export const { Link: RouterLink, useLocation, useNavigate, useSearchParams } = globalThis.ReactRouterDOM;
+const { Badge, Box, Button, Code, Flex, Heading, Input, Link, Spinner, Text, Textarea } = globalThis.ChakraUI;
+export { Badge, Box, Button, Code, Flex, Heading, Input, Link, Spinner, Text, Textarea };
+
+export const HOME = "/plugin/tidemark";
+const REFRESH_MS = 5000;
+
+// A path of the page: to("groups", name) is /plugin/tidemark/groups/<name>.
+export const to = (...parts) => [HOME, ...parts.map((part) => encodeURIComponent(String(part)))].join("/");
+export const api = (...parts) => "tidemark/api/" + parts.map((part) => encodeURIComponent(String(part))).join("/");
+export const query = (values) => {
+  const made = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) {
+    if (value !== undefined && value !== null && value !== "") made.append(name, value);
+  }
+  const text = made.toString();
+  return text ? `?${text}` : "";
+};
+
+export class Refused extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+const WORDS = {
+  401: "Your session is over. Reload the page and sign in again.",
+  403: "Your roles do not allow this. Ask an administrator for the permission on the consumer's DAG.",
+};
+
+export async function request(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(new URL(path, document.baseURI), { credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "Airflow's api-server does not answer. The page asks again by itself.");
+  }
+  const text = await answer.text();
+  if (answer.ok) return text;
+  let detail = "";
+  try {
+    const said = JSON.parse(text).detail;
+    detail = typeof said === "string" ? said : Array.isArray(said) ? said.map((one) => one.msg).join("; ") : JSON.stringify(said ?? "");
+  } catch {
+    detail = text.slice(0, 300);
+  }
+  throw new Refused(answer.status, WORDS[answer.status] ?? (detail || `The server answered ${answer.status}.`));
+}
+
+// What a route says, asked again every few seconds while the page is visible. The last answer stays while the next one is fetched,
+// and after an error; an answer that is the same draws nothing anew.
+export function useData(path, { refresh = true } = {}) {
+  const [state, setState] = useState({ path, data: null, error: null, at: null });
+  useEffect(() => {
+    if (!path) return undefined;
+    const stop = new AbortController();
+    let timer = 0;
+    let last = null;
+    const ask = async () => {
+      if (!document.hidden || last === null) {
+        try {
+          const text = await request(path, { signal: stop.signal });
+          if (text === last) setState((was) => (was.error ? { ...was, error: null } : was));
+          else setState({ path, data: JSON.parse(text), error: null });
+          last = text;
+        } catch (error) {
+          if (stop.signal.aborted) return;
+          setState((was) => ({ path, data: was.path === path ? was.data : null, error }));
+          if (error.status === 401 || error.status === 403 || error.status === 404) return;
+        }
+      }
+      if (refresh && !stop.signal.aborted) timer = setTimeout(ask, REFRESH_MS);
+    };
+    ask();
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+    };
+  }, [path, refresh]);
+  return state.path === path ? state : { path, data: null, error: null };
+}
+
+// ---- words
+
+export const number = (value) => (value === null || value === undefined ? "–" : Number(value).toLocaleString("en-US"));
+export const atMost = (value, most) => (value >= most ? `${number(most)}+` : number(value));
+export const counted = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const size = Math.abs(seconds);
+  if (size < 1) return `${Math.round(size * 1000)} ms`;
+  if (size < 90) return `${Math.round(size)} s`;
+  if (size < 5400) return `${Math.round(size / 60)} min`;
+  if (size < 129600) return `${Math.round(size / 3600)} h`;
+  return `${Math.round(size / 86400)} d`;
+}
+
+export const moment = (text) => (text ? new Date(text).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "–");
+
+// "3 min ago", with the exact moment on hover.
+export function Ago({ at }) {
+  const [now, setNow] = useState(Date.now());
+  useEffect(() => {
+    const timer = setInterval(() => setNow(Date.now()), 5000);
+    return () => clearInterval(timer);
+  }, []);
+  if (!at) return h(Text, { as: "span", color: "fg.muted" }, "–");
+  const seconds = (now - new Date(at).getTime()) / 1000;
+  const words = seconds >= 0 ? (seconds < 5 ? "just now" : `${duration(seconds)} ago`) : `in ${duration(seconds)}`;
+  return h("time", { dateTime: at, title: moment(at) }, words);
+}
+
+// A moment that is expected: it may have passed because the work waits for its turn.
+export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", { dateTime: at, title: moment(at) }, "due") : h(Ago, { at }));
+
+// ---- pieces
+
+const COLOURS = {
+  "bad spec": "red", unreachable: "red", losing: "red", stopped: "red", stalled: "orange", "catching up": "blue",
+  LOSING: "red", STOP: "red", STALL: "orange", UNKNOWN: "gray", PAUSED: "purple", REPLAYING: "blue", "CATCHING UP": "blue", OK: "green", IDLE: "gray",
+   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
+  replaying: "blue", "records wait": "yellow", running: "cyan", ok: "green", new: "gray",
+  FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",
+  DISCARDED: "gray", PLANNED: "blue", EXPIRED: "gray", REJECTED: "gray", APPLIED: "green", UNDONE: "purple",
+  passed: "green", warning: "orange", critical: "red",
+};
+
+export const State = ({ value, title }) =>
+  h(Badge, { colorPalette: COLOURS[value] ?? "gray", variant: "subtle", title, whiteSpace: "nowrap" }, value ?? "–");
+
+export const A = ({ to: target, children, ...more }) =>
+  h(Link, { asChild: true, color: "fg.info", overflowWrap: "anywhere", _hover: { textDecoration: "underline" }, ...more },
+    h(RouterLink, { to: target }, children));
+
+export const Muted = (props) => h(Text, { as: "span", color: "fg.muted", fontSize: "sm", fontWeight: "normal", ...props });
+
+export const Section = ({ title, aside, children, id }) =>
+  h(Box, { as: "section", mt: 6, id, minW: 0 },
+    h(Flex, { align: "baseline", gap: 3, mb: 2, wrap: "wrap" }, h(Heading, { as: "h2", size: "md" }, title), aside),
+    children);
+
+export const Notice = ({ tone = "info", title, children, role = "status" }) =>
+  h(Box, { role, borderWidth: "1px", borderLeftWidth: "4px", borderColor: `border.${tone}`, bg: `bg.${tone}`, borderRadius: "md", p: 3, my: 3 },
+    title && h(Text, { fontWeight: "semibold", color: `fg.${tone}`, overflowWrap: "anywhere" }, title),
+    children && h(Box, { fontSize: "sm", overflowWrap: "anywhere" }, children));
+
+export const Empty = ({ title, children }) =>
+  h(Box, { borderWidth: "1px", borderStyle: "dashed", borderRadius: "md", p: 6, textAlign: "center" },
+    h(Text, { fontWeight: "semibold" }, title), children && h(Text, { color: "fg.muted", fontSize: "sm", mt: 1 }, children));
+
+export const Banners = ({ banners }) =>
+  (banners ?? []).map((one) =>
+    h(Notice, { key: one.connection, tone: "error", role: "alert", title: `Database ${one.connection} does not answer: ${one.problem}` },
+      `${one.fix} Not shown: ${one.consumers.slice(0, 8).join(", ")}${one.consumers.length > 8 ? ` and ${one.consumers.length - 8} more` : ""}.`));
+
+// A view's data, or what to say while there are none.
+export function Loaded({ state, children }) {
+  const { data, error } = state;
+  if (!data && !error) return h(Flex, { align: "center", gap: 2, py: 8, role: "status" }, h(Spinner, { size: "sm" }), "Loading");
+  return h(Fragment, null,
+    error && h(Notice, { tone: data ? "warning" : "error", role: "alert", title: error.message }, data && "Shown is the last answer."),
+    data && children(data));
+}
+
+export const Facts = ({ rows }) =>
+  h(Box, { as: "dl", display: "grid", gridTemplateColumns: { base: "1fr", md: "max-content 1fr" }, columnGap: 6, rowGap: 1, fontSize: "sm", mt: 1 },
+    rows.filter(Boolean).map(([name, value]) => h(Fragment, { key: name },
+      h(Box, { as: "dt", color: "fg.muted" }, name), h(Box, { as: "dd", mb: { base: 2, md: 0 }, minW: 0, overflowWrap: "anywhere" }, value))));
+
+export const Field = ({ label, hint, children }) =>
+  h(Box, { as: "label", display: "block", fontSize: "sm" },
+    h(Text, { as: "span", display: "block", fontWeight: "medium" }, label), children,
+    hint && h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "xs" }, hint));
+
+export const Select = ({ value, onChange, options, label, ...more }) =>
+  h(Box, { as: "select", value, "aria-label": label, onChange: (event) => onChange(event.target.value), borderWidth: "1px", borderRadius: "md",
+    bg: "bg", color: "fg", px: 2, h: 8, fontSize: "sm", maxW: "100%", ...more },
+    options.map(([key, words]) => h("option", { key, value: key }, words)));
+
+// A value that lives in the address, so that a reload and a link keep it.
+export function useParam(name, fallback = "") {
+  const [params, setParams] = useSearchParams();
+  const set = useCallback((value) => setParams((was) => {
+    const made = new URLSearchParams(was);
+    if (value === fallback || value === "" || value === null) made.delete(name);
+    else made.set(name, value);
+    return made;
+  }, { replace: true }), [setParams, name, fallback]);
+  return [params.get(name) ?? fallback, set];
+}
+
+export const runPath = (row) => (row.dag_id && row.run_id ? `/dags/${encodeURIComponent(row.dag_id)}/runs/${encodeURIComponent(row.run_id)}` : null);
+
+export function taskPath(row) {
+  const run = runPath(row);
+  if (!run || !row.task_id) return run;
+  const mapped = row.map_index !== null && row.map_index >= 0 ? `/mapped/${row.map_index}` : "";
+  return `${run}/tasks/${encodeURIComponent(row.task_id)}${mapped}${row.try_number ? `?try_number=${row.try_number}` : ""}`;
+}
+
+export const RunLink = ({ row, children }) => {
+  const path = runPath(row);
+  return path ? h(A, { to: path }, children ?? row.run_id) : h(Muted, null, "command line");
+};

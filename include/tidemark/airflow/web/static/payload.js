@@ -1,0 +1,61 @@
+// A record with its payload, and the picker of consumers.
+
+import { A, Ago, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, Section, Select, State, Text, api, counted, h,
+  moment, number, to, useData, useState } from "./base.js";
+import { redrivePath } from "./form.js";
+
+export function ConsumerPicker({ value, onChange }) {
+  const { data } = useData(api("groups"), { refresh: false });
+  const names = (data?.groups ?? []).map((row) => row.consumer).sort();
+  return h(Select, { label: "Consumer", value, onChange, options: [["", "All consumers"], ...[...new Set([...names, ...(value ? [value] : [])])].map((name) => [name, name])] });
+}
+
+export function FailedRecord({ consumer, id }) {
+  const state = useData(api("groups", consumer, "records", id), { refresh: false });
+  if (state.error?.status === 403) {
+    return h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow you to see this record's payload" },
+      `It takes the right to edit the DAG of ${consumer}. `, h(A, { to: to("retries", consumer) }, "Back to the list"));
+  }
+  return h(Loaded, { state }, (data) => h(View, { consumer, data }));
+}
+
+function View({ consumer, data }) {
+  const { row } = data;
+  return h(Box, null,
+    h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Record ${data.number}`), h(State, { value: row.state }),
+      h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { numbers: String(data.number) }) }, "Redrive …"))),
+    h(Section, { title: "Why" }, h(Facts, { rows: [
+      ["Error", row.error_type], ["Text", row.error_text], ["Read from", `${row.topic}/${row.partition} at offset ${number(row.offset)}`],
+      ["Record's time", row.timestamp ? moment(row.timestamp) : "none"], ["First failed", h(Ago, { at: row.created_at })],
+      row.due_at && ["Next try", h(Due, { at: row.due_at })], ["Tries", number(row.retry_number)], ["Redrives", number(row.redrives)],
+      row.hop_topic && ["Retry topic", row.hop_offset === null ? `${row.hop_topic}, not published yet` : `${row.hop_topic}/${row.hop_partition} at ${number(row.hop_offset)}`],
+      row.publish_error && ["Refused by the broker", row.publish_error],
+      data.action && ["Last action", `${data.action.kind} by ${data.action.by}, ${moment(data.action.at)}: ${data.action.reason}`],
+    ] })),
+    row.emptied_at ? h(Empty, { title: "The payload was removed" }, `By maintenance, ${moment(row.emptied_at)}`) : h(Box, null,
+      h(Section, { title: "Value" }, h(Bytes, { value: data.payload.value })),
+      h(Section, { title: "Key" }, h(Bytes, { value: data.payload.key })),
+      h(Section, { title: "Headers" }, data.payload.headers.length
+        ? data.payload.headers.map((one, index) => h(Box, { key: index, mb: 3 }, h(Code, null, one.name), h(Bytes, { value: one.value })))
+        : h(Muted, null, "none"))),
+    h(Section, { title: "Earlier tries" }, data.tries.length
+      ? h(Box, { as: "ol", ps: 5, listStyleType: "decimal", fontSize: "sm" }, data.tries.map((one, index) =>
+        h("li", { key: index }, h(Text, { as: "span", fontWeight: "medium" }, one.type), ` ${one.text} `, h(Muted, null, moment(one.at)))))
+      : h(Muted, null, "This is its first failure.")),
+    data.edits.length > 0 && h(Section, { title: "Before its edits" }, data.edits.map((edit, index) =>
+      h(Box, { key: index, mb: 4 }, h(Text, { fontSize: "sm" }, `${edit.by}, ${moment(edit.at)}: ${edit.reason}`), h(Bytes, { value: edit.was.value })))));
+}
+
+// Bytes as JSON, text or hex. React writes them as text, whatever they hold.
+function Bytes({ value }) {
+  const forms = [value?.json !== null && "json", value?.text !== null && "text", "hex"].filter(Boolean);
+  const [chosen, choose] = useState(null);
+  if (value === null) return h(Muted, null, "null");
+  const form = forms.includes(chosen) ? chosen : forms[0];
+  return h(Box, { mt: 1 },
+    h(Flex, { gap: 1, mb: 1, align: "center" }, forms.map((one) => h(Button, { key: one, size: "xs", variant: one === form ? "solid" : "outline", "aria-pressed": one === form, onClick: () => choose(one) }, one)),
+      h(Muted, null, counted(value.bytes, "byte"))),
+    value.cut && h(Muted, { display: "block" }, "Only the beginning is shown."),
+    form === "hex" && value.bytes > 4096 && h(Muted, { display: "block" }, "Only the first 4,096 bytes."),
+    h(Box, { as: "pre", tabIndex: 0, "data-payload": form, fontSize: "xs", bg: "bg.muted", p: 3, borderRadius: "md", maxH: "24rem", overflow: "auto", whiteSpace: "pre-wrap", overflowWrap: "anywhere" }, value[form]));
+}

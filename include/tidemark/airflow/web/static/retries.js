@@ -1,0 +1,102 @@
+// What waits, what failed, and the records.
+
+import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Heading, Input, Loaded, Muted, RouterLink, Section, Select, State, Text, api, counted, duration, h,
+  number, query, to, useData, useEffect, useParam, useState } from "./base.js";
+import { Bars } from "./chart.js";
+import { redrivePath } from "./form.js";
+import { Rows } from "./table.js";
+
+export function RetriesEverywhere() {
+  const state = useData(api("retries"));
+  return h(Loaded, { state }, (data) => h(Box, null, h(Banners, { banners: data.banners }),
+    data.consumers.length ? h(Rows, { label: "Retries", rows: data.consumers, id: (row) => row.consumer, columns: EVERYWHERE })
+      : h(Empty, { title: "Nothing waits and nothing has failed" }, "Records that cannot be loaded appear here.")));
+}
+
+const sum = (row, ...states) => row.counts.filter((one) => states.includes(one.state)).reduce((all, one) => all + one.records, 0);
+
+const EVERYWHERE = [
+  { name: "Consumer", cell: (row) => h(A, { to: to("retries", row.consumer), fontWeight: "semibold" }, row.consumer) },
+  { name: "Waiting", end: true, cell: (row) => number(sum(row, "WAITING")) },
+  { name: "Held", end: true, cell: (row) => number(sum(row, "HELD")) },
+  { name: "Failed", end: true, cell: (row) => number(sum(row, "FAILED")) },
+  { name: "Most frequent error", cell: (row) => h(Box, { maxW: "30rem" }, h(Text, { fontWeight: "medium" }, row.counts[0].error_type), h(Muted, null, row.counts[0].example)) },
+  { name: "Last", cell: (row) => h(Ago, { at: row.counts.map((one) => one.last).sort().pop() }) },
+];
+
+export const Retries = ({ consumer }) => {
+  const state = useData(api("groups", consumer, "retries"));
+  return h(Box, null, h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Retries of ${consumer}`), h(A, { to: to("groups", consumer) }, "Group")),
+    h(Loaded, { state }, (data) => h(View, { consumer, data })));
+};
+
+function View({ consumer, data }) {
+  const total = data.counts.reduce((all, one) => all + one.records, 0);
+  return h(Box, null,
+    !total && h(Box, { mt: 4 }, h(Empty, { title: "Nothing waits and nothing has failed" }, "Records that cannot be loaded appear here.")),
+    data.due.length > 0 && h(Section, { title: "Waiting", aside: h(Muted, null, data.late ? `tries of the last 24 hours: ${duration(seconds(data.late.median))} late (median), p99 ${duration(seconds(data.late.p99))}` : "") }, tiers(data)),
+    data.counts.length > 0 && h(Section, { title: "By error" }, h(Rows, { label: "Errors", rows: data.counts, id: (row) => `${row.state}/${row.error_type}`, columns: errors(consumer, data) })),
+    h(Records, { consumer, data }));
+}
+
+const seconds = (value) => (typeof value === "number" ? value : null);
+
+function tiers(data) {
+  const names = new Map(data.tiers.map((one) => [one.topic, one.tier]));
+  const found = [...new Set(data.due.map((one) => one.topic))];
+  return found.map((topic) => {
+    const mine = data.due.filter((one) => one.topic === topic);
+    const held = mine.filter((one) => one.state === "HELD").reduce((all, one) => all + one.records, 0);
+    const waiting = mine.filter((one) => one.state === "WAITING");
+    const bars = Array.from({ length: data.buckets + 1 }, (_, index) => ({
+      label: index === 0 ? "due" : index === data.buckets ? `in ${data.buckets} min or later` : `in ${index} min`,
+      value: waiting.filter((one) => one.bucket === index).reduce((all, one) => all + one.records, 0),
+    }));
+    return h(Box, { key: topic, mb: 4 }, h(Text, { fontWeight: "medium", fontSize: "sm" }, `${names.get(topic) ?? (topic || "held")}: ${number(waiting.reduce((all, one) => all + one.records, 0))} waiting`,
+      held > 0 && `, ${number(held)} held behind an earlier record of their key`),
+    waiting.length > 0 && h(Bars, { bars, label: `When the records of ${names.get(topic) ?? topic} come due` }));
+  });
+}
+
+const errors = (consumer, data) => [
+  { name: "Error", cell: (row) => h(A, { to: `${to("retries", consumer)}${query({ state: row.state, error: row.error_type })}`, fontWeight: "medium" }, row.error_type) },
+  { name: "State", cell: (row) => h(State, { value: row.state }) },
+  { name: "Records", end: true, cell: (row) => number(row.records) },
+  { name: "Example", cell: (row) => h(Box, { maxW: "28rem" }, h(Muted, null, row.example, row.texts > 1 && ` (${counted(row.texts, "different text")})`)) },
+  { name: "First", cell: (row) => h(Ago, { at: row.first }) },
+  { name: "Last", cell: (row) => h(Ago, { at: row.last }) },
+  { name: "", cell: (row) => data.forms.redrive && row.state === "FAILED" && h(A, { to: redrivePath(consumer, { error: row.error_type }) }, "Redrive …") },
+];
+
+function Records({ consumer, data }) {
+  const [state, setState] = useParam("state");
+  const [error, setError] = useParam("error");
+  const [text, setText] = useParam("text");
+  const [tier, setTier] = useParam("tier");
+  const [after, setAfter] = useState(0);
+  useEffect(() => setAfter(0), [state, error, text, tier]);
+  const found = useData(api("groups", consumer, "records") + query({ state, error, text, tier, after: after || "" }));
+  return h(Section, { title: "Records" },
+    h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" },
+      h(Select, { label: "State", value: state, onChange: setState, options: [["", "Not settled"], ...["FAILED", "WAITING", "HELD", "LOADED", "SKIPPED", "DISCARDED"].map((one) => [one, one.toLowerCase()])] }),
+      h(Select, { label: "Tier", value: tier, onChange: setTier, options: [["", "All tiers"], ...data.tiers.map((one) => [one.tier, one.tier])] }),
+      h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error type", placeholder: "Error type", value: error, onChange: (event) => setError(event.target.value) }),
+      h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error text", placeholder: "Part of the error's text", value: text, onChange: (event) => setText(event.target.value) }),
+      data.forms.redrive && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { error, text, tier }) }, "Redrive these …"))),
+    h(Loaded, { state: found }, ({ records, next }) => h(Box, null,
+      records.length ? h(Rows, { label: "Records", rows: records, id: (row) => row.number, columns: columns(consumer, data) })
+        : h(Empty, { title: "No record matches" }, "Change the filter."),
+      h(Flex, { gap: 2, mt: 2 }, after > 0 && h(Button, { size: "sm", variant: "outline", onClick: () => setAfter(0) }, "First"),
+        next && h(Button, { size: "sm", variant: "outline", onClick: () => setAfter(next) }, "Next")))));
+}
+
+const columns = (consumer, data) => [
+  { name: "Record", cell: (row) => data.payloads ? h(A, { to: to("retries", consumer, row.number), fontWeight: "semibold" }, row.number) : row.number },
+  { name: "State", cell: (row) => h(State, { value: row.state, title: row.publish_error ?? undefined }) },
+  { name: "Read from", cell: (row) => `${row.topic}/${row.partition}@${row.offset}` },
+  { name: "Error", cell: (row) => h(Box, { maxW: "30rem" }, h(Text, { fontWeight: "medium" }, row.error_type), h(Muted, { overflowWrap: "anywhere" }, row.error_text)) },
+  { name: "Tries", end: true, cell: (row) => number(row.retry_number) },
+  { name: "Next try", cell: (row) => row.due_at && h(Due, { at: row.due_at }) },
+  { name: "Bytes", end: true, cell: (row) => number(row.value_bytes) },
+  { name: "First failed", cell: (row) => h(Ago, { at: row.created_at }) },
+];

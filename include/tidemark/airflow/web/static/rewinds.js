@@ -1,0 +1,84 @@
+// Rewinds: the list, and one.
+
+import { A, Ago, Banners, Box, Button, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, Select, State, Text, api,
+  counted, h, moment, number, query, to, useData, useParam } from "./base.js";
+import { ConsumerPicker } from "./payload.js";
+import { Rows } from "./table.js";
+
+const stateOf = (row) => (row.state === "PLANNED" && (row.expired ?? Date.parse(row.expires_at) < Date.now()) ? "EXPIRED" : row.state);
+
+export function Rewinds() {
+  const [consumer, setConsumer] = useParam("consumer");
+  const [only, setOnly] = useParam("state");
+  const state = useData(api("rewinds") + query({ consumer }));
+  return h(Box, null,
+    h(Flex, { gap: 2, mb: 3, wrap: "wrap", align: "center" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
+      h(Select, { label: "Filter by state", value: only, onChange: setOnly,
+        options: [["", "All states"], ...["PLANNED", "APPLIED", "UNDONE", "REJECTED", "EXPIRED"].map((one) => [one, one.toLowerCase()])] }),
+      consumer && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: to("groups", consumer, "rewind") }, "New rewind …"))),
+    h(Loaded, { state }, (data) => {
+      const rows = data.rewinds.filter((row) => !only || stateOf(row) === only);
+      return h(Box, null, h(Banners, { banners: data.banners }), rows.length
+        ? h(Rows, { label: "Rewinds", rows, id: (row) => `${row.consumers[0]}/${row.rewind_id}`, columns: COLUMNS })
+        : h(Empty, { title: "No rewind" }, "Open a group and choose Rewind to read records again."));
+    }));
+}
+
+const COLUMNS = [
+  { name: "Rewind", cell: (row) => h(Box, null, h(A, { to: to("rewinds", row.consumers[0], row.rewind_id), fontWeight: "semibold" }, `Rewind ${row.rewind_id}`), " ", h(State, { value: stateOf(row) })) },
+  { name: "What", cell: (row) => h(Box, { maxW: "26rem" }, row.says, h(Muted, { display: "block" }, row.reason)) },
+  { name: "Consumers", cell: (row) => h(Box, null, row.consumers.map((name) => h(Box, { key: name }, h(A, { to: to("groups", name) }, name))), row.hidden > 0 && h(Muted, null, `and ${row.hidden} more`)) },
+  { name: "Read again", end: true, cell: (row) => number(row.replay) },
+  { name: "Rows out", end: true, cell: (row) => number(row.sink_rows) },
+  { name: "Asked by", cell: (row) => h(Box, null, row.planned_by, " ", h(Muted, null, h(Ago, { at: row.planned_at }))) },
+  { name: "Decided by", cell: (row) => row.decided_by },
+  { name: "Applied by", cell: (row) => row.applied_by && h(Box, null, row.applied_by, " ", h(Muted, null, h(Ago, { at: row.applied_at }))) },
+];
+
+export const Rewind = ({ consumer, id }) => {
+  const state = useData(api("groups", consumer, "rewinds", id));
+  return h(Loaded, { state }, (data) => h(View, { consumer, data }));
+};
+
+function View({ consumer, data }) {
+  const state = stateOf(data);
+  return h(Box, null,
+    h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Rewind ${data.rewind_id}`), h(State, { value: state }),
+      state === "APPLIED" && data.forms.rewind && h(Button, { asChild: true, size: "sm", variant: "outline" },
+        h(RouterLink, { to: to("groups", consumer, "rewind") + query({ scenario: "undo", value: data.rewind_id }) }, "Undo …"))),
+    h(Text, { mt: 1 }, data.says),
+    state === "PLANNED" && h(Notice, { tone: "info", title: "Not applied yet" }, data.run_id
+      ? h(Box, null, "Review the plan and approve it in its DAG run: ", h(RunLink, { row: data })) : `Apply it with: tidemark rewind apply ${data.rewind_id}`),
+    state === "EXPIRED" && h(Notice, { tone: "warning", title: "The plan has expired; nothing was changed" }, "Make a new one."),
+    data.undo_of && h(Notice, { tone: "info", title: `It undoes rewind ${data.undo_of}` }, h(A, { to: to("rewinds", consumer, data.undo_of) }, `Rewind ${data.undo_of}`)),
+    h(Section, { title: "Who and why" }, h(Facts, { rows: [
+      ["Reason", data.reason], ["Asked by", `${data.planned_by}, ${moment(data.planned_at)}`],
+      data.decided_by && [state === "REJECTED" ? "Rejected by" : "Approved by", `${data.decided_by}, ${moment(data.decided_at)}`],
+      data.applied_by && ["Applied by", `${data.applied_by}, ${moment(data.applied_at)}`],
+      state === "PLANNED" && ["Can be applied until", moment(data.expires_at)],
+      data.run_id && ["DAG run", h(RunLink, { row: data })], ["Plan's digest", data.digest],
+      data.allow_loss && ["Loss", "Records that Kafka no longer has are given up and stored as lost."],
+    ] })),
+    data.hidden > 0 && h(Notice, { tone: "info", title: `${counted(data.hidden, "consumer")} more in this rewind` }, "Your roles do not allow to see them."),
+    data.groups.map((group) => h(Section, { key: group.consumer, title: group.consumer, aside: h(Muted, null,
+      `${counted(group.partitions.reduce((sum, one) => sum + one.sink_rows, 0), "row")} out of ${group.table}, ` +
+      counted(group.partitions.reduce((sum, one) => sum + one.failed_records, 0), "failed record")) },
+    group.told.length > 0 && h(Notice, { tone: "warning", title: "Downstream has been told of these rows" }, `Assets: ${group.told.join(", ")}`),
+    h(Rows, { label: `Partitions of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitions(data) }))));
+}
+
+const some = (data, has) => data.groups.some((group) => group.partitions.some(has));
+
+const partitions = (data) => [
+  { name: "Partition", cell: (row) => `${row.topic}/${row.partition}` },
+  { name: "From", end: true, cell: (row) => number(row.old) },
+  { name: "To", end: true, cell: (row) => number(row.new) },
+  { name: "Read again", end: true, cell: (row) => number(row.replay) },
+  { name: "Skipped", end: true, cell: (row) => number(row.skip) },
+  { name: "Rows out", end: true, cell: (row) => number(row.sink_rows) },
+  { name: "Failed out", end: true, cell: (row) => number(row.failed_records) },
+  ...(data.undo_of ? [{ name: "Rows back", end: true, cell: (row) => number(row.rows_back) }] : []),
+  ...(some(data, (row) => row.lost) ? [{ name: "Lost", cell: (row) => row.lost && `[${number(row.lost[0])}, ${number(row.lost[1])})` }] : []),
+  ...(some(data, (row) => row.backfill_left !== null)
+    ? [{ name: "Backfill left", end: true, cell: (row) => row.backfill_left === null ? null : number(row.backfill_left) }] : []),
+];

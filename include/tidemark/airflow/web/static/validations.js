@@ -1,0 +1,70 @@
+// Verdicts over time, and one with its failing rows.
+
+import { A, Ago, Banners, Box, Code, Empty, Facts, Flex, Heading, Loaded, Muted, RunLink, Section, Select, State, Text, api, counted, duration, h, moment,
+  number, query, to, useData, useParam } from "./base.js";
+import { Strip } from "./chart.js";
+import { ConsumerPicker } from "./payload.js";
+import { Rows } from "./table.js";
+
+export function Validations() {
+  const [consumer, setConsumer] = useParam("consumer");
+  const [only, setOnly] = useParam("verdict");
+  const state = useData(api("validations") + query({ consumer }));
+  return h(Box, null,
+    h(Flex, { gap: 2, mb: 3, wrap: "wrap" }, h(ConsumerPicker, { value: consumer, onChange: setConsumer }),
+      h(Select, { label: "Verdict", value: only, onChange: setOnly, options: [["", "All verdicts"], ...["critical", "warning", "passed"].map((one) => [one, one])] })),
+    h(Loaded, { state }, (data) => {
+      const rows = data.validations.filter((row) => !only || row.verdict === only);
+      return h(Box, null, h(Banners, { banners: data.banners }),
+        data.validations.length > 0 && h(Strip, { verdicts: [...data.validations].reverse().slice(-60) }),
+        rows.length ? h(Rows, { label: "Validations", rows, id: (row) => `${row.consumer}/${row.validation_id}`, columns: COLUMNS })
+          : h(Empty, { title: "No validation" }, "Each run of a consumer ends with one: the conservation check, and its suite if it has one."));
+    }));
+}
+
+const COLUMNS = [
+  { name: "Consumer", cell: (row) => h(A, { to: to("groups", row.consumer), fontWeight: "semibold" }, row.consumer) },
+  { name: "Verdict", cell: (row) => h(A, { to: to("validations", row.consumer, row.validation_id), "aria-label": `Validation ${row.validation_id}: ${row.verdict}` }, h(State, { value: row.verdict })) },
+  { name: "When", cell: (row) => h(Ago, { at: row.validated_at }) },
+  { name: "Suite", cell: (row) => row.suite ?? "conservation check" },
+  { name: "Failing", end: true, cell: (row) => number(row.failing) },
+  { name: "Rows", end: true, cell: (row) => number(row.sink_rows) },
+  { name: "Took", end: true, cell: (row) => duration(row.seconds) },
+  { name: "DAG run", cell: (row) => h(RunLink, { row }) },
+];
+
+export const Validation = ({ consumer, id }) => {
+  const state = useData(api("groups", consumer, "validations", id));
+  return h(Loaded, { state }, (data) => h(View, { consumer, data }));
+};
+
+function View({ consumer, data }) {
+  const failing = data.results.filter((one) => !one.success);
+  const good = data.results.filter((one) => one.success);
+  return h(Box, null,
+    h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Validation ${data.validation_id}`), h(State, { value: data.verdict })),
+    h(Facts, { rows: [["Consumer", h(A, { to: to("groups", consumer) }, consumer)], ["When", moment(data.validated_at)], ["Suite", data.suite ?? "conservation check"],
+      ["Rows", number(data.sink_rows)], ["Took", duration(data.seconds)], data.run_id && ["DAG run", h(RunLink, { row: data })]] }),
+    h(Section, { title: "Failing", aside: h(Muted, null, counted(failing.length, "expectation")) },
+      failing.length ? failing.map((one) => h(Result, { key: one.number, one, data })) : h(Empty, { title: "Everything holds" })),
+    good.length > 0 && h(Section, { title: "Holding" }, good.map((one) => h(Box, { key: one.number, fontSize: "sm" }, "✓ ", h(Code, null, one.expectation), " ", h(Muted, null, said(one.arguments))))));
+}
+
+const said = (given) => Object.entries(given ?? {}).filter(([, value]) => value !== null).map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ");
+
+const Result = ({ one, data }) =>
+  h(Box, { borderWidth: "1px", borderRadius: "md", p: 3, mb: 3, overflowWrap: "anywhere" },
+    h(Flex, { gap: 2, align: "center", wrap: "wrap" }, h(State, { value: one.severity }), h(Code, null, one.expectation)),
+    h(Text, { fontSize: "sm" }, one.text ?? said(one.arguments)),
+    one.rows.length > 0 && h(Box, { mt: 2 }, h(Text, { fontSize: "sm", fontWeight: "medium" }, "Failing rows, by the record that they were made of"),
+      h(Rows, { label: `Failing rows of ${one.expectation}`, rows: one.rows, id: (row) => `${row.topic}/${row.partition}@${row.offset}/${row.seq}`, columns: FAILING }),
+      one.not_stored > 0 && h(Muted, null, `${number(one.not_stored)} more were not stored.`)),
+    one.observed ? h(Box, { as: "details", mt: 2, fontSize: "sm" }, h(Box, { as: "summary", cursor: "pointer", color: "fg.info" }, "Observed values"),
+      h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflow: "auto", maxH: "20rem", bg: "bg.muted", p: 2 }, JSON.stringify(one.observed, null, 2)))
+      : !data.payloads && h(Muted, { display: "block", mt: 2 }, "Observed values quote rows: they take the right to edit the consumer's DAG."));
+
+const FAILING = [
+  { name: "Partition", cell: (row) => `${row.topic}/${row.partition}` },
+  { name: "Offset", end: true, cell: (row) => number(row.offset) },
+  { name: "Row of the record", end: true, cell: (row) => number(row.seq) },
+];

@@ -1,0 +1,156 @@
+"""What the page's tests look at: six consumers with something to see, made by real runs, validations and a rewind in this process."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.kafka_topics import Topics
+from tests.scenario import Scenario
+
+from tidemark.db import session, transaction
+from tidemark.errors import BadInput
+from tidemark.kafka.cluster import Cluster
+from tidemark.offsets import samples, store
+from tidemark.offsets.store import TaskIdentity
+from tidemark.offsets.window import Observation
+from tidemark.quality import ValidatedRun, validate
+from tidemark.records.ranges import Slice
+from tidemark.rewind import apply as applying
+from tidemark.rewind.model import ToOffset
+from tidemark.rewind.plan import plan
+from tidemark.spec.scope import Scope
+
+EVIL = '<script>globalThis.stolen = 1</script><img src=x onerror="globalThis.stolen = 1">'
+"""A record's payload, and the text of its error."""
+REASON = "fares were doubled since noon"
+
+TRANSFORM = """
+    from tidemark.transform import Fail, Record, Retry, Skip
+
+
+    def transform(record: Record) -> dict:
+        word = (record.value or b"").decode()
+        if word.startswith("<"):
+            raise Fail(f"no city: {word}")
+        if word == "fail":
+            raise Fail("no carrier")
+        if word == "later":
+            raise Retry("the service is busy")
+        return {"number": int(word)}
+"""
+SUITE = {
+    "name": "numbers",
+    "expectations": [
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "number", "max_value": 100}, "severity": "critical"},
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "number"}, "severity": "warning"},
+    ],
+}
+BAD = "topics: [weather]\ntransform: weather:transform\nsink: {table: lake.weather}\nschedule: '*/5 * * *'\nasignment: [range]\n"
+
+
+def topic(consumer: str) -> str:
+    """No other test's."""
+    return f"shop.{consumer}"
+
+
+class Data:
+    """The consumers by name, in one database; `bad` has problems in its file, and the database of `away` does not answer."""
+
+    def __init__(self, folder: Path, url: str, topics: Topics) -> None:
+        self.folder, self.url, self.topics = folder, url, topics
+        for name in ("consumers", "transforms", "expectations"):
+            (folder / name).mkdir(exist_ok=True)
+        (folder / "expectations" / "numbers.json").write_text(json.dumps(SUITE))
+        (folder / "consumers" / "bad.yaml").write_text(BAD)
+        self.runs = 0
+
+    def make(self) -> None:
+        orders = self.consumer("orders", 3, schedule="*/10 * * * *", airflow={"owner": "ann", "tags": ["lake", "gold"]})
+        for round_ in range(4):
+            for partition in range(3):
+                self.topics.produce(topic("orders"), [str(round_ * 10 + each) for each in range(20 + 10 * partition)], partition=partition)
+            self.run(orders)
+        self.rewind(orders)
+        self.sample("orders")
+
+        rides = self.consumer("rides", 2, retry={"delays": ["20m", "2h"]}, airflow={"owner": "bob"})
+        self.topics.produce(topic("rides"), ["1", "later", "2", "fail", "later", EVIL, "3"], headers=[("trace", EVIL)], key="k<b>")
+        self.topics.produce(topic("rides"), ["4", "later", "5"], partition=1)
+        self.run(rides)
+
+        fares = self.consumer("fares", 1, validation={"suite": "numbers"})
+        self.topics.produce(topic("fares"), ["1", "2"])
+        self.run(fares)
+        self.topics.produce(topic("fares"), ["50", "400", "500"])
+        self.run(fares)
+
+        trips = self.consumer("trips", 1)
+        self.topics.produce(topic("trips"), ["1", "2"])
+        self.run(trips)
+        self.topics.produce(topic("trips"), ["3"])
+        self.run(trips, failing=True)
+
+        self.consumer("away", 1, connections={"postgres": "elsewhere"}, make=False)
+
+    def consumer(self, name: str, partitions: int, *, make: bool = True, **keys: Any) -> Scenario:
+        made = Scenario(self.folder, self.url, self.topics)
+        made.name, made.table = name, f"lake.{name}"
+        made.write(TRANSFORM, topics=topic(name), **keys)
+        if make:
+            self.topics.create(partitions, name=topic(name))
+            made.make_sink("number bigint")
+        return made
+
+    def run(self, one: Scenario, *, failing: bool = False) -> None:
+        """One run as a task of Airflow, and its validation."""
+        self.runs += 1
+        dag_id, run_id = f"consume__{one.name}", f"scheduled__{datetime.now(UTC):%Y-%m-%d}T00:{self.runs:02}:00+00:00"
+        task = TaskIdentity(dag_id, run_id, "consume", -1, 1)
+
+        def break_down(_: Slice) -> None:
+            raise BadInput(what="column fare", found="it does not exist in lake.trips", fix="Add it to the table.")
+
+        try:
+            one.run(task=task, before=break_down if failing else lambda _: None)
+        except BadInput:
+            assert failing
+        else:
+            suite = self.folder / "expectations" / "numbers.json" if one.spec.validation else None
+            validate(self.url, ValidatedRun(dag_id, run_id), group=one.name, table=one.table, suite=suite)
+
+    def sample(self, group: str) -> None:
+        """The lag of the last hours, as samples have seen it: records kept coming, and a rewind has just moved two partitions back."""
+        with session(self.url) as connection, transaction(connection) as cur:
+            found = store.positions(cur, group)
+            group_id = store.ensure_group(cur, group)
+            now, applied = samples.state(cur, group_id)
+            cur.execute("DELETE FROM tidemark.lag_partition WHERE group_id = %s", (group_id,))  # those of its runs, a minute ago
+            cur.execute("DELETE FROM tidemark.lag_history WHERE group_id = %s", (group_id,))
+            for step in range(30, -1, -1):
+                at = now - timedelta(minutes=5 * step)
+                seen = {
+                    (each.topic_id, each.partition.partition): Observation(
+                        at=at,
+                        position=each.position if not step else 70 - step,
+                        log_start=0,
+                        log_end=190 if not step else 70 - step + (step * 7) % 13,
+                        next_at=at - timedelta(minutes=4) if not step else at - timedelta(seconds=(step * 7) % 13),
+                        committed_at=each.committed_at,
+                        applied_no=0 if step else applied,
+                        replay_until=None if step or each.partition.partition == 2 else 80 + 40 * each.partition.partition,
+                    )
+                    for each in found
+                }
+                assert samples.store(cur, group_id, seen)
+
+    def rewind(self, one: Scenario) -> None:
+        """Applied to two partitions, so that they replay; and one that is only planned."""
+        cluster = Cluster(one.connections.kafka)
+        with session(self.url) as connection:
+            for scope in (f"{topic(one.name)}:0-1", f"{topic(one.name)}:2"):
+                made = plan(connection, lambda _: cluster, [one.spec], Scope.parse([scope]), ToOffset(5), reason=REASON, by="ann")
+                if scope.endswith(":0-1"):
+                    applying.apply(connection, lambda _: cluster, lambda _: one.spec, made.rewind_id, by="ann", approved_by="bob")

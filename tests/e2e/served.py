@@ -1,0 +1,94 @@
+"""An api-server alone, on SQLite: for what is answered before a task would run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from tidemark import project
+from tidemark.local import ports
+from tidemark.local.airflow_settings import environment
+
+SERVE = """
+import json, os, sys
+from pathlib import Path
+from airflow.cli.cli_parser import get_parser
+from airflow.settings import engine
+from sqlalchemy import text
+
+told = json.loads(sys.argv[1])
+
+def airflow(*words):
+    arguments = get_parser().parse_args(words)
+    arguments.func(arguments)
+
+airflow("db", "migrate")
+for command in told["commands"]:
+    airflow(*command)
+for files in told["files"]:
+    for name, written in files.items():
+        Path(os.environ["TIDEMARK_CONSUMERS"], name).write_text(written)
+    airflow("dags", "reserialize")
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT dag_id FROM dag WHERE is_stale")).scalars()
+        with open("stale", "a") as stale:
+            print(json.dumps(sorted(found)), file=stale)
+
+import uvicorn
+from airflow.api_fastapi.app import create_app
+uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=told["port"], log_level="warning")
+"""
+
+
+@contextlib.contextmanager
+def served(
+    home: Path, env: Mapping[str, str], *, commands: Sequence[Sequence[str]] = (), files: Sequence[Mapping[str, str]] = ({},)
+) -> Iterator[str]:
+    """The URL of an api-server with the project's DAGs and plugin. ``commands`` of ``airflow`` run first; then each of ``files`` is written
+    into ``home/consumers`` and read. ``home/stale`` gets the DAGs out of service, a line for each reading."""
+    port = ports.find_free()
+    (home / "consumers").mkdir(exist_ok=True)
+    own = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(project.root() / "dags"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(project.root() / "plugins"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",  # the files are read several times
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "TIDEMARK_CONSUMERS": str(home / "consumers"),
+        **env,
+    }
+    told = {"port": port, "commands": list(commands), "files": list(files)}
+    log = home / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVE, json.dumps(told)],
+            env=environment(os.environ, own, process="served"),
+            cwd=home,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"{own['AIRFLOW__API__BASE_URL']}"
+    try:
+        deadline = time.monotonic() + 240
+        while True:
+            assert server.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            try:
+                if httpx.get(f"{url}/api/v2/version", trust_env=False).is_success:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(timeout=30)

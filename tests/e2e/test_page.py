@@ -1,0 +1,366 @@
+"""Tidemark's page in Airflow: who may read what on every route, and each view in a real Chromium.
+
+An api-server runs alone; what the page shows was made by real runs on real servers (`tests.e2e.page_data`). With
+``TIDEMARK_SCREENSHOTS=folder`` it leaves the pictures of the documentation there.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from tests.e2e.page_data import EVIL, REASON, Data
+from tests.e2e.served import served
+from tests.e2e.test_rewind_browser import CHROMIUM, FLAGS
+from tests.kafka_topics import Topics
+from tests.scenario import tidy_imports
+
+from tidemark import schema
+from tidemark.local import LocalStack
+from tidemark.local.airflow_settings import connections_env
+
+USERS = {"adam": "admin", "olga": "op", "uma": "user", "vic": "viewer"}
+HOME = "plugin/tidemark"
+
+
+class Site:
+    """The api-server, and its users."""
+
+    def __init__(self, url: str, home: Path, data: Data) -> None:
+        self.url, self.data = url, data
+        self.passwords = json.loads((home / "passwords.json").read_text())
+        self._tokens: dict[str, str] = {}
+
+    def token(self, user: str) -> str:
+        if user not in self._tokens:
+            login = {"username": user, "password": self.passwords[user]}
+            answer = httpx.post(f"{self.url}/auth/token", json=login, trust_env=False, timeout=60)
+            assert answer.status_code == 201, answer.text
+            self._tokens[user] = answer.json()["access_token"]
+        return self._tokens[user]
+
+    def get(self, path: str, user: str = "adam") -> httpx.Response:
+        cookies = {"_token": self.token(user)} if user else {}
+        return httpx.get(f"{self.url}/tidemark/{path}", cookies=cookies, trust_env=False, timeout=60)
+
+    def pause(self, dag_id: str, paused: bool) -> None:
+        headers = {"Authorization": f"Bearer {self.token('adam')}"}
+        answer = httpx.patch(f"{self.url}/api/v2/dags/{dag_id}", json={"is_paused": paused}, headers=headers, trust_env=False)
+        assert answer.status_code == 200, answer.text
+
+    def json(self, path: str, user: str = "adam") -> Any:
+        answer = self.get(path, user)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest.fixture(scope="module")
+def site(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    home = tmp_path_factory.mktemp("page")
+    topics = Topics(stack.kafka.bootstrap_servers())
+    url = stack.create_database(f"page_{os.getpid()}")
+    schema.migrate(url)
+    data = Data(home, url, topics)
+    try:
+        with tidy_imports():
+            data.make()
+        env = {
+            **connections_env(url, {"bootstrap.servers": topics.servers}, "local[1]"),
+            "AIRFLOW_CONN_ELSEWHERE": "postgres://nobody@127.0.0.1:1/nowhere",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+        }
+        with served(home, env) as where:
+            site = Site(where, home, data)
+            for name in ("orders", "rides", "fares", "trips"):
+                site.pause(f"consume__{name}", False)
+            yield site
+    finally:
+        topics.delete_all()
+
+
+# ---- who may read what
+
+ANYONE_WITH_A_ROLE = {"": 401, "vic": 200, "uma": 200, "olga": 200, "adam": 200}
+EDITORS = ANYONE_WITH_A_ROLE | {"vic": 403}
+ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
+    "/{module}.js": (ANYONE_WITH_A_ROLE, {"module": "app"}),
+    "/api/groups": (ANYONE_WITH_A_ROLE, {}),
+    "/api/groups/{consumer}": (ANYONE_WITH_A_ROLE, {}),
+    "/api/groups/{consumer}/form": (ANYONE_WITH_A_ROLE, {}),
+    "/api/groups/{consumer}/records": (ANYONE_WITH_A_ROLE, {}),
+    "/api/groups/{consumer}/records/{number}": (EDITORS, {}),
+    "/api/groups/{consumer}/retries": (ANYONE_WITH_A_ROLE, {}),
+    "/api/groups/{consumer}/rewinds/{rewind_id}": (ANYONE_WITH_A_ROLE, {"consumer": "orders", "rewind_id": "1"}),
+    "/api/groups/{consumer}/validations/{validation_id}": (ANYONE_WITH_A_ROLE, {"validation_id": ""}),
+    "/api/rewinds": (ANYONE_WITH_A_ROLE, {}),
+    "/api/retries": (ANYONE_WITH_A_ROLE, {}),
+    "/api/validations": (ANYONE_WITH_A_ROLE, {}),
+    "/api/audit": (ANYONE_WITH_A_ROLE, {}),
+    "/api/audit.csv": (ANYONE_WITH_A_ROLE, {}),
+}
+"""Each route: the answer to each user, and values for its path."""
+
+
+def test_every_route_has_an_entry_and_only_reads(tmp_path: Path) -> None:
+    """A new route fails here until somebody has decided who may read it. There is no mount: its files would have no guard."""
+    program = """
+from tidemark.airflow.web.app import app
+for route in app.routes:
+    print("route", getattr(route, "path", route), *getattr(route, "methods", ["?"]))
+"""
+    env = dict(os.environ) | {"AIRFLOW_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("route ")]
+    assert sorted(found) == sorted([path, "GET"] for path in ROUTES), done.stderr
+
+
+@pytest.mark.parametrize("user", ANYONE_WITH_A_ROLE)
+def test_route_answers_each_user_as_their_role_allows(site: Site, user: str) -> None:
+    number = site.json("api/groups/rides/records")["records"][0]["number"]
+    verdict = site.json("api/validations?consumer=rides")["validations"][0]["validation_id"]
+    for route, (answers, values) in ROUTES.items():
+        path = route.format(**{"consumer": "rides", "number": number} | values | {"validation_id": verdict})
+        answer = site.get(path.lstrip("/"), user)
+        assert (route, answer.status_code) == (route, answers[user]), answer.text
+        assert answer.headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert EVIL not in answer.text or answer.headers["Content-Type"].startswith("application/json")
+    assert site.get("docs", user).status_code in (401, 404)
+    assert site.get("openapi.json", user).status_code in (401, 404)
+
+
+def test_viewer_sees_no_payload(site: Site) -> None:
+    """Neither of records, nor in what an expectation has observed; and is offered no form."""
+    verdict = next(row for row in site.json("api/validations?consumer=fares")["validations"] if row["verdict"] == "critical")
+    path = f"api/groups/fares/validations/{verdict['validation_id']}"
+    seen = {user: site.json(path, user) for user in ("vic", "uma")}
+    assert [any(one["observed"] for one in each["results"]) for each in seen.values()] == [False, True]
+    assert [row["offset"] for row in seen["vic"]["results"][1]["rows"]] == [3, 4]
+    assert site.json("api/groups/rides/form", "vic")["forms"] == {"rewind": None, "redrive": None}
+    assert site.json("api/groups/rides/form", "uma")["forms"] == {"rewind": "rewind", "redrive": "redrive"}
+
+
+# ---- what the routes say
+
+
+def test_groups_are_worst_first_and_say_why(site: Site) -> None:
+    """A file with problems is a row with them; a database that does not answer is a banner, and the others are shown."""
+    found = site.json("api/groups")
+    assert [(row["consumer"], row["condition"]) for row in found["groups"]] == [
+        ("bad", "bad spec"),
+        ("away", "unreachable"),
+        ("trips", "run failed"),
+        ("fares", "blocked"),
+        ("rides", "records failed"),
+        ("orders", "replaying"),
+    ]
+    bad, away, trips, _, rides, orders = found["groups"]
+    assert [each["at"] for each in bad["problems"]] == ["bad.yaml:4:11", "bad.yaml:5:1"]
+    assert ([banner["connection"] for banner in found["banners"]], "elsewhere" in away["why"]) == (["elsewhere"], True)
+    assert trips["why"] == "The last run failed: BadInput"
+    assert (rides["waiting"], rides["failed"]) == (3, 2)
+    assert (orders["owner"], orders["tags"], orders["partitions"], orders["replaying"]) == ("ann", ["lake", "gold"], 3, 2)
+
+
+def test_rewind_shows_each_partition_and_who_did_what(site: Site) -> None:
+    planned, applied = site.json("api/rewinds?consumer=orders")["rewinds"]
+    assert [(one["state"], one["planned_by"], one["reason"]) for one in (planned, applied)] == [
+        ("PLANNED", "ann", REASON),
+        ("APPLIED", "ann", REASON),
+    ]
+    one = site.json(f"api/groups/orders/rewinds/{applied['rewind_id']}")
+    assert [(part["partition"], part["old"], part["new"]) for part in one["groups"][0]["partitions"]] == [(0, 80, 5), (1, 120, 5)]
+    assert (one["decided_by"], one["applied_by"]) == ("bob", "ann")
+    assert site.get(f"api/groups/rides/rewinds/{applied['rewind_id']}").status_code == 404
+
+
+def test_audit_log_as_csv_is_no_formula(site: Site) -> None:
+    """As the page shows it, newest first; a text that a spreadsheet would compute gets an apostrophe."""
+    lines = list(csv.DictReader(io.StringIO(site.get("api/audit.csv?kind=REWIND").text)))
+    assert [(line["kind"], line["consumer"], line["claimed_by"]) for line in lines] == [
+        ("REWIND PLANNED", "orders", "ann"),
+        ("REWIND APPLIED", "orders", "ann"),
+        ("REWIND PLANNED", "orders", "ann"),
+    ]
+    assert [each["kind"] for each in site.json("api/audit?kind=REWIND&person=nobody")["events"]] == []
+
+
+# ---- in the browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+PICTURES = {("groups", 1280, False): "page-groups", ("group", 1280, True): "page-group"}
+"""The pictures of the documentation: view, width, dark."""
+
+
+class Visitor:
+    """Somebody who is signed in, and what their browser has complained about."""
+
+    def __init__(self, browser: Browser, site: Site, user: str, *, width: int = 1280, dark: bool = False) -> None:
+        self.site = site
+        self.context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light")
+        self.context.add_cookies([{"name": "_token", "value": site.token(user), "url": site.url}])
+        self.context.set_default_timeout(20_000)
+        if dark:
+            self.context.add_init_script("localStorage.setItem('theme', 'dark')")
+        self.page: Page = self.context.new_page()
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+
+    def open(self, path: str, shows: str) -> Page:
+        self.page.goto(f"{self.site.url}/{HOME}/{path}")
+        self.page.locator("main").get_by_text(shows).locator("visible=true").first.wait_for()
+        return self.page
+
+    def shoot(self, name: str) -> None:
+        if name and (folder := os.environ.get("TIDEMARK_SCREENSHOTS")):
+            self.page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def views(site: Site) -> dict[str, tuple[str, str]]:
+    """Each view: its address, and a text that it shows."""
+    number = next(row["number"] for row in site.json("api/groups/rides/records")["records"] if "no city" in row["error_text"])
+    verdict = next(
+        row["validation_id"] for row in site.json("api/validations?consumer=fares")["validations"] if row["verdict"] == "critical"
+    )
+    applied = next(row["rewind_id"] for row in site.json("api/rewinds")["rewinds"] if row["state"] == "APPLIED")
+    return {
+        "groups": ("groups", "blocked"),
+        "group": ("groups/orders", "Spec in force"),
+        "group-failed": ("groups/trips", "The last run failed"),
+        "group-bad": ("groups/bad", "asignment"),
+        "group-away": ("groups/away", "does not answer"),
+        "rewinds": ("rewinds", REASON),
+        "rewind": (f"rewinds/orders/{applied}", "Read again"),
+        "rewind-form": ("groups/orders/rewind?scenario=to-offset&value=7", "Where to"),
+        "retries": ("retries", "Most frequent error"),
+        "retries-of": ("retries/rides", "By error"),
+        "record": (f"retries/rides/{number}", "Headers"),
+        "redrive-form": ("groups/rides/redrive?error=Fail", "Record numbers"),
+        "validations": ("validations", "critical"),
+        "validation": (f"validations/fares/{verdict}", "Failing rows"),
+        "audit": ("audit", "rewind applied"),
+    }
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)], ids=["light", "dark", "phone"])
+def test_each_view_opens_without_an_error(site: Site, browser: Browser, width: int, dark: bool) -> None:
+    """By its address, as after a reload; at 400 pixels nothing scrolls sideways but a chart, a table or a text in its own box."""
+    visitor = Visitor(browser, site, "adam", width=width, dark=dark)
+    for name, (path, shows) in views(site).items():
+        page = visitor.open(path, shows)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        spread = page.evaluate("(() => { const main = document.querySelector('main'); return main.scrollWidth - main.clientWidth })()")
+        assert spread <= 0, (name, spread)
+        shade = page.evaluate("getComputedStyle(document.querySelector('main')).color")  # of the text
+        lightness = re.fullmatch(r"oklch\(([\d.]+) .*\)", shade)
+        assert lightness, shade
+        assert (float(lightness[1]) > 0.5) is dark, (name, shade)
+        visitor.shoot(PICTURES.get((name, width, dark), ""))
+    assert visitor.errors == []
+    visitor.context.close()
+
+
+def test_payload_that_is_a_script_is_shown_as_text_and_does_not_run(site: Site, browser: Browser) -> None:
+    """In the value, a header, the key and the error's text; as text and in hex."""
+    visitor = Visitor(browser, site, "uma")
+    path, _ = views(site)["record"]
+    page = visitor.open(path, "Headers")
+    assert page.locator("[data-payload=text]").first.inner_text() == EVIL
+    page.get_by_role("button", name="hex").first.click()
+    assert page.locator("[data-payload=hex]").first.inner_text().startswith("3c 73 63 72")
+    assert page.evaluate("globalThis.stolen") is None
+    assert page.locator("main script, main img").count() == 0
+    visitor.open("retries/rides", "no city: <script>")
+    assert visitor.page.evaluate("globalThis.stolen") is None
+    visitor.context.close()
+
+
+def test_from_a_red_group_to_the_cause_and_to_a_rewind_that_is_asked_for(site: Site, browser: Browser) -> None:
+    """Groups, the failed run with its log, the form; the run that it asks Airflow for is the user's, with what the form said."""
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open("groups", "run failed")
+    page.get_by_label("Search groups").fill("trips")
+    page.get_by_text("1 of 6").wait_for()
+    page.get_by_role("link", name="trips", exact=True).click()
+    page.get_by_text("it does not exist in lake.trips").first.wait_for()
+    assert "/dags/consume__trips/runs/" in (page.get_by_role("link", name="Task log").get_attribute("href") or "")
+    page.get_by_role("link", name="Rewind …").click()
+    page.get_by_label("Scenario").select_option("to-offset")
+    page.locator("[name=value]").fill("1")
+    page.locator("[name=reason]").fill("read again from the second record")
+    page.get_by_role("button", name="Request the rewind …").click()
+    with page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
+        page.get_by_role("button", name="Request the rewind", exact=True).click()
+    assert sent.value.status == 200, sent.value.text()
+    run = sent.value.json()
+    assert (run["dag_id"], run["triggering_user_name"]) == ("rewind", "uma")
+    assert run["conf"] == {
+        "consumers": ["trips"], "scope": "all", "scenario": "to-offset", "value": "1", "reason": "read again from the second record",
+        "allow_loss": False, "consume": True,
+    }  # fmt: skip
+    page.get_by_role("link", name=run["dag_run_id"]).wait_for()
+    assert visitor.errors == []
+    visitor.context.close()
+
+
+def test_redrive_form_has_the_filter_on_screen(site: Site, browser: Browser) -> None:
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open("retries/rides?state=FAILED&text=carrier", "no carrier")
+    page.get_by_label("Records", exact=True).get_by_text("no city").wait_for(state="detached")
+    page.get_by_role("link", name="Redrive these …").click()
+    page.locator("[name=reason]").fill("the carrier is known now")
+    assert page.locator("[name=text]").input_value() == "carrier"
+    page.get_by_role("button", name="Request the redrive …").click()
+    with page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
+        page.get_by_role("button", name="Request the redrive", exact=True).click()
+    assert sent.value.json()["conf"] == {
+        "consumer": "rides",
+        "text": "carrier",
+        "to": "ladder",
+        "then": "ask",
+        "reason": "the carrier is known now",
+    }
+    visitor.context.close()
+
+
+def test_page_refreshes_itself_and_says_when_it_cannot(site: Site, browser: Browser) -> None:
+    """A new state appears without a reload, and the page's elements stay; if the server is gone, the last answer stays with a notice."""
+    visitor = Visitor(browser, site, "vic")
+    page = visitor.open("groups", "replaying")
+    row = page.get_by_role("link", name="orders", exact=True).element_handle()
+    orders = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders", exact=True))
+    try:
+        site.pause("consume__orders", True)
+        orders.get_by_text("DAG paused").wait_for()
+    finally:
+        site.pause("consume__orders", False)
+    orders.get_by_text("DAG paused").wait_for(state="detached")
+    assert row is not None
+    assert row.evaluate("element => element.isConnected")
+    page.route("**/tidemark/api/**", lambda route: route.abort())
+    page.get_by_text("does not answer. The page asks again by itself").first.wait_for()
+    assert page.get_by_role("link", name="orders", exact=True).is_visible()
+    visitor.context.close()
