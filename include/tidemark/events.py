@@ -84,6 +84,8 @@ def _writers(connection: Connection) -> set[str]:
     with transaction(connection) as cur:
         cur.execute(SQL["writers"])
         return {name for (name,) in cur.fetchall()}
+
+
 def newest(
     connection: Connection,
     groups: Sequence[str],

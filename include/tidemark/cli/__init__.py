@@ -20,6 +20,7 @@ Modules::
     local       `tidemark local`
     main        the commands, and how errors are reported
     maintain    `tidemark maintain`
+    metrics     `tidemark metrics`
     offsets     `tidemark offsets`
     redrive     `tidemark redrive`
     retries     `tidemark retries`
