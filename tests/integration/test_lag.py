@@ -135,3 +135,18 @@ def test_commands_show_the_lag_and_maintain_samples_it(scenario: Scenario) -> No
     scenario.topics.produce(topic, ["d"])
     assert scenario.command("maintain").returncode == 0
     assert stored(scenario).lag.records == 2
+
+
+def test_run_of_some_partitions_samples_all_of_the_group(scenario: Scenario) -> None:
+    """Otherwise a lag in the others would be hidden until the next whole run."""
+    topic = scenario.topics.create(2)
+    scenario.write(PLAIN, topics=topic).make_sink("payload bytea")
+    scenario.run()
+    for partition in (0, 1):
+        scenario.topics.produce(topic, ["a"], partition=partition)
+    scenario.run(partitions=[f"{topic}:0"])
+    found = stored(scenario)
+    assert [(one.partition, one.records, one.sampled_at) for one in found.partitions] == [
+        (0, 0, found.lag.sampled_at),
+        (1, 1, found.lag.sampled_at),
+    ]

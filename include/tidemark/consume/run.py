@@ -203,12 +203,13 @@ class ConsumerRun:
         return ManualAssignment(self._connection, self._attempt, self._cluster, found)
 
     def _sample_lag(self, membership: Membership) -> None:
-        """Samples the lag of what the run reads. A drain and a backfill read other records than their group."""
+        """Samples the lag of the whole group, also if this run reads some partitions only. A drain and a backfill read other records."""
         if isinstance(self._extent, Drain | Skipped):
             return
-        found, new_window = membership.held.found, self._sampled_at is None
+        topics, new_window = membership.held.found.topics, self._sampled_at is None
+        partitions = [part for topic in topics for part in topic.all() if self._spec.fixed.covers(part)]
         self._sampled_at = time.monotonic()
-        sample_or_log(self._connection, self._cluster, self._spec.group, found.topics, found.logs.keys(), new_window=new_window)
+        sample_or_log(self._connection, self._cluster, self._spec.group, topics, partitions, new_window=new_window)
 
     def _started(self, records: int | None) -> Engine:
         if self._engine is None:
