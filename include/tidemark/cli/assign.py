@@ -35,7 +35,7 @@ def show_assignment(
     with connected() as connection, transaction(connection) as cur:
         now = {position.partition: position.instance_id for position in store.positions(cur, spec.group) if position.instance_id}
     cluster = kafka_cluster()
-    metadata = metadata_of(cluster, spec.topics or cluster.matching(spec.topic_pattern or ""))
+    metadata = metadata_of(cluster, cluster.subscribed(spec))
     seats = [instance_id(spec.name, number) for number in range(members or spec.members)]
     then = simulate(assignor, metadata, seats, now)
     rows = [

@@ -13,9 +13,7 @@ from tidemark.db import Cursor, on_behalf, transaction
 from tidemark.errors import BadInput
 from tidemark.offsets import flow, store
 from tidemark.offsets.flow import Target
-from tidemark.offsets.sampling import subscribed
 from tidemark.profiles import Profile
-from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.scope import Item, Scope
 from tidemark.text.duration import format_duration, parse_duration
@@ -85,18 +83,13 @@ def _require_read(spec: ConsumerSpec, scope: Scope) -> None:
         return
     require_topics(spec, scope, what="scope")
     with connected() as connection, transaction(connection) as cur:
-        known = {position.partition for position in store.positions(cur, spec.group) if _is_read(spec, position.partition)}
+        known = {position.partition for position in store.positions(cur, spec.group) if spec.names(position.partition)}
     try:
         scope.select(known)
     except BadInput:
         cluster = kafka_cluster()
-        known |= set(partitions_of(spec, cluster.topics(subscribed(cluster, spec), missing_ok=True)))
+        known |= set(partitions_of(spec, cluster.topics(cluster.subscribed(spec), missing_ok=True)))
         scope.select(known)
-
-
-def _is_read(spec: ConsumerSpec, partition: TopicPartition) -> bool:
-    by_name = partition.topic in spec.topics or bool(spec.topic_pattern and re.fullmatch(spec.topic_pattern, partition.topic))
-    return by_name and spec.fixed.covers(partition)
 
 
 def _targets(words: Sequence[str]) -> list[Target]:

@@ -16,7 +16,6 @@ from tidemark.offsets import store
 from tidemark.offsets.ends import PartitionEnd, lags, truncations
 from tidemark.offsets.lag import Lag
 from tidemark.offsets.lag import group as lag_of
-from tidemark.offsets.sampling import subscribed
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.backfill import backfills
 from tidemark.rewind.store import Replay, replays
@@ -35,7 +34,7 @@ def show_offsets(name: str, consumers: Path | None, output: OutputFormat) -> Non
             sampled = lag_of(cur, spec.group)
     judged = {TopicPartition(one.topic or "", one.partition or 0): one for one in (sampled.partitions if sampled else ())}
     cluster = kafka_cluster()
-    topics = cluster.topics(subscribed(cluster, spec))
+    topics = cluster.topics(cluster.subscribed(spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     logs = cluster.logs(partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition))
     truncated = truncations(positions, uuids, logs, cluster.truncated)

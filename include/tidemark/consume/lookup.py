@@ -10,7 +10,6 @@ from tidemark.consume.fixed import partitions_of
 from tidemark.db import transaction
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
-from tidemark.offsets.sampling import subscribed
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.retry import store as retries
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
@@ -26,7 +25,7 @@ SAMPLE = 100
 
 def look(cluster: Cluster, spec: ConsumerSpec) -> LookUp:
     """The spec's current topics and the partitions that the run reads. Raises `TopicsMissing` and the errors of `partitions_of`."""
-    topics = cluster.topics(subscribed(cluster, spec), missing_ok=not spec.topics)
+    topics = cluster.topics(cluster.subscribed(spec), missing_ok=not spec.topics)
     logs = cluster.logs(partitions_of(spec, topics))
     return LookUp(topics, logs, {partition: log.end for partition, log in logs.items()})
 

@@ -21,7 +21,6 @@ from tidemark.group.named import find_class
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.offsets import store
-from tidemark.offsets.sampling import subscribed
 from tidemark.offsets.store import OffsetFenced
 from tidemark.records.ranges import Generation
 from tidemark.spec import ConsumerSpec
@@ -221,7 +220,7 @@ def _listeners(spec: ConsumerSpec) -> list[RebalanceListener]:
 
 
 def _subscribed(spec: ConsumerSpec, cluster: Cluster) -> Collection[str]:
-    return subscribed(cluster, spec)
+    return cluster.subscribed(spec)
 
 
 def instance_id(consumer: str, member: int) -> str:

@@ -62,7 +62,7 @@ def examine_topics(cluster: Cluster, spec: ConsumerSpec, read: Read | None) -> I
 
     Raises `NotAllowed` and `BrokerUnavailable`.
     """
-    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""), missing_ok=True)
+    topics = cluster.topics(cluster.subscribed(spec), missing_ok=True)
     if missing := set(spec.topics) - {topic.name for topic in topics}:
         yield warning(
             f"{spec.name}: topics", f"missing: {', '.join(sorted(missing))}", "Create them, or correct `topics` in the consumer's file."

@@ -13,7 +13,6 @@ from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
 from tidemark.records.ranges import Log, TopicPartition
 from tidemark.retry.ladder import Ladder
-from tidemark.spec.retry_topics import is_own
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: b
 
     Needs the memory of the offsets found and of one fetch. Raises `TopicsMissing`, `RangeGone` or `BrokerUnavailable`.
     """
-    names = spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
-    topics = cluster.topics(names)
+    topics = cluster.topics(cluster.subscribed(spec))
     logs = cluster.logs(partition for topic in topics for partition in topic.all())
     found: dict[TopicPartition, list[int]] = {}
     done, total = 0, sum(log.end - log.start for log in logs.values())

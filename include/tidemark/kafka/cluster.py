@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,10 +18,13 @@ from tidemark.kafka.config import KafkaConfig, connected
 from tidemark.kafka.history import truncated
 from tidemark.kafka.reader import SETTINGS
 from tidemark.records.ranges import Log, TopicPartition
+from tidemark.spec.retry_topics import is_own
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicCollection
     from confluent_kafka.admin import AdminClient
+
+    from tidemark.spec import ConsumerSpec
 
 REQUEST_TIMEOUT_S = 15
 FIRST_RECORDS_S = 1.0
@@ -122,6 +125,10 @@ class Cluster:
             raise self._unavailable(error) from error
         expression = re.compile(pattern)
         return sorted(name for name in metadata.topics if not name.startswith("__") and expression.fullmatch(name))
+
+    def subscribed(self, spec: ConsumerSpec) -> Sequence[str]:
+        """The topics that the spec names or its pattern matches, never the group's own retry topics. The named ones may not exist."""
+        return spec.topics or [name for name in self.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
 
     def brokers(self) -> list[str]:
         """The addresses that the brokers advertise, ``host:port``, by their ids."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements
@@ -63,14 +62,8 @@ def _parts(cur: Cursor, spec: ConsumerSpec, group_id: int) -> tuple[Part, ...]:
     for row in found:
         partition = TopicPartition(row["topic"], row["partition"])
         gone = row["sampled_at"] != sampled_at  # a sample has all partitions of the group that are in Kafka
-        if gone or not _reads(spec, partition) or partition in replayed or settings.is_paused(partition):
+        if gone or not spec.names(partition) or partition in replayed or settings.is_paused(partition):
             continue
         look = Look(row["sampled_at"], row["position"], row["log_end"], row["lag"], row["next_at"]) if sampled_at else None
         parts.append(Part(row["next_offset"], row["committed_at"], look))
     return tuple(parts)
-
-
-def _reads(spec: ConsumerSpec, partition: TopicPartition) -> bool:
-    """Whether the consumer's file still names the partition."""
-    named = partition.topic in spec.topics or bool(spec.topic_pattern and re.fullmatch(spec.topic_pattern, partition.topic))
-    return named and spec.fixed.covers(partition)

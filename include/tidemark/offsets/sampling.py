@@ -23,7 +23,6 @@ from tidemark.offsets.store import Position
 from tidemark.offsets.window import LATEST, Observation, Sample
 from tidemark.records.ranges import Log, TopicPartition
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.retry_topics import is_own
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -34,17 +33,12 @@ LAST_TIMESTAMP_MS = 32_503_680_000_000
 """The year 3000. Later timestamps are not times, and dates could overflow."""
 
 
-def subscribed(cluster: Cluster, spec: ConsumerSpec) -> Sequence[str]:
-    """The topics that the spec names or its pattern matches, never including the group's own retry topics."""
-    return spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
-
-
 def sample_all(connection: Connection, cluster: Cluster, specs: Iterable[ConsumerSpec]) -> dict[str, TidemarkError]:
     """Samples each consumer whose group exists; returns the errors by consumer."""
     failed = {}
     for spec in specs:
         try:
-            topics = cluster.topics(subscribed(cluster, spec), missing_ok=True)
+            topics = cluster.topics(cluster.subscribed(spec), missing_ok=True)
             partitions = [part for topic in topics for part in topic.all() if spec.fixed.covers(part)]
             sample(connection, cluster, spec.group, topics, partitions)
         except TidemarkError as error:

@@ -18,7 +18,7 @@ from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster, NotAllowed, Setting, Topic, TopicNotMade
 from tidemark.retry.ladder import Ladder
 from tidemark.retry.messages import HEADER_BYTES
-from tidemark.spec.retry_topics import failed_topic, is_own, retry_topic
+from tidemark.spec.retry_topics import failed_topic, retry_topic
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import counted
 
@@ -172,7 +172,7 @@ def visible(cluster: Cluster, names: Sequence[str]) -> tuple[dict[str, Topic], l
 def largest_of(cluster: Cluster, spec: ConsumerSpec, *, missing_ok: bool = False) -> int:
     """The largest max.message.bytes of the consumer's topics; Kafka's default if the ACLs hide their settings. Raises `TopicsMissing`
     unless ``missing_ok``."""
-    names = spec.topics or [name for name in cluster.matching(spec.topic_pattern or "") if not is_own(spec.group, name)]
+    names = cluster.subscribed(spec)
     topics = visible(cluster, names)[0] if missing_ok else [topic.name for topic in cluster.topics(names)]
     found, _ = _settings(cluster, list(topics))
     return max((int(settings["max.message.bytes"].value) for settings in found.values()), default=1_048_588)

@@ -212,7 +212,7 @@ def _consumer(cur: Cursor, spec: ConsumerSpec, cluster: Cluster) -> Consumer:
 def _locate(consumer: Consumer) -> list[str]:
     """Look up the current logs of the group's partitions; return the problems found."""
     spec, cluster = consumer.spec, consumer.cluster
-    topics = cluster.topics(spec.topics or cluster.matching(spec.topic_pattern or ""))
+    topics = cluster.topics(cluster.subscribed(spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     mine = [position for position in consumer.positions if spec.fixed.covers(position.partition)]  # it moves only what it reads
     held = [position for position in mine if uuids.get(position.partition.topic) == position.kafka_uuid]

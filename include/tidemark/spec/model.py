@@ -6,6 +6,7 @@ Checks of single values are attached to their types here. Rules that span severa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
+from tidemark.records.ranges import TopicPartition
 from tidemark.spec import checks
 from tidemark.spec.problem import KeyPath, Problem, SpecInvalid
 from tidemark.spec.scope import Item, Ranges, Scope
@@ -321,6 +323,11 @@ class ConsumerSpec(_Part):
     def fixed(self) -> Scope:
         """The partitions that the file fixes. Empty (everything) if it fixes none."""
         return Scope() if self.partitions is None else self.partitions.scope
+
+    def names(self, partition: TopicPartition) -> bool:
+        """Whether the file names this partition, or matches its topic: positions of others are left from earlier versions of it."""
+        by_name = partition.topic in self.topics or bool(self.topic_pattern and re.fullmatch(self.topic_pattern, partition.topic))
+        return by_name and self.fixed.covers(partition)
 
     def problem(self, path: KeyPath, message: str, fix: str) -> Problem:
         """A problem of this file found after loading, at the value of ``path``: ``spec.problem(("validation", "suite"), ...)``."""
