@@ -40,8 +40,8 @@ COSTS = {
 }
 """Of a call by name. One of a member that waits, or has nothing new to hear, is the statement on its own row and no more; where that finds
 something to do, the lock is taken after it."""
-COMMIT = 4
-"""Limits, the compare-and-set of the position, COPY, the ledger row."""
+COMMIT = 5
+"""Limits, the compare-and-set of the position, the look-up of suppressed records, COPY, the ledger row."""
 
 
 def counted(connection: Connection, sent: list[str]) -> Connection:
