@@ -29,7 +29,7 @@ class GroupInUse(Refused):
 
     kafka_name = "NON_EMPTY_GROUP"
     group: str
-    members: Sequence[str]
+    members: list[str]
     servers: str
 
     def __str__(self) -> str:

@@ -132,7 +132,7 @@ def test_consumer_with_positions_is_refused_at_planning_and_at_applying(consumer
     consumer.run()
     with pytest.raises(StalePlan, match="the consumer has a position, because it has run since"):
         applied(consumer, made.rewind_id)
-    with pytest.raises(PlanRefused, match="has positions already, so it cannot adopt others.*--from-group kafka:"):
+    with pytest.raises(PlanRefused, match=r"has positions already, so it cannot adopt others.*--from-group kafka:"):
         planned(consumer)
     assert set(consumer.positions().values()) == {10}
 
