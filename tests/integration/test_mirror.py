@@ -7,6 +7,8 @@ import json
 import logging
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer
@@ -124,6 +126,23 @@ def test_member_that_comes_during_a_run_is_a_warning_and_maintain_publishes_late
     assert in_kafka(consumer) == consumer.positions()
     with session(consumer.database_url) as connection:
         assert mirror.republish(connection, Cluster(consumer.connections.kafka), consumer.spec) == Drift(2, 0)
+
+
+def test_dag_maintain_publishes_too(consumer: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer.set(mirror=None)
+    consumer.run()
+    consumer.set(mirror=True)
+    kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": consumer.topics.servers}}
+    for name, value in (consumer.env() | {"AIRFLOW_HOME": str(tmp_path / "airflow")}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_POSTGRES", consumer.database_url)
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_KAFKA", json.dumps(kafka))
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    from tidemark.airflow.maintain import MaintainOperator
+
+    run = SimpleNamespace(dag_id="maintain", run_id="by hand", conf={}, triggering_user_name="ann")
+    MaintainOperator(task_id="maintain").execute({"params": {"keep": "30d"}, "dag_run": run})
+    assert in_kafka(consumer) == consumer.positions() != {}
 
 
 def test_broker_that_does_not_answer_delays_no_commit(consumer: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
