@@ -105,6 +105,10 @@ class SecureKafka(Kafka):
         server = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         lines |= {
             "inter.broker.listener.name": "PLAINTEXT",
+            # what has no ACL is open to everyone; the test itself, on the open listener, may do everything
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+            "super.users": "User:ANONYMOUS",
             "sasl.enabled.mechanisms": "SCRAM-SHA-512",
             "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": server,
             "listener.name.ssl.ssl.client.auth": "required",

@@ -22,7 +22,7 @@ def trio() -> Iterator[Trio]:
 
 def controller(cluster: Cluster, trio: Trio) -> Node:
     """The broker that the client's metadata call controller; in KRaft any broker that is up may be."""
-    number = cluster._admin().list_topics(timeout=10).controller_id
+    number = cluster.admin().list_topics(timeout=10).controller_id
     return next(node for node in trio.nodes if node.number == number)
 
 

@@ -238,6 +238,10 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     do(Profile.READER, "erase", "show", "1")
     do(Profile.READER, "erase", "list")
     do(operator, "groups", "delete", name)
+    with contextlib.closing(Consumer({"bootstrap.servers": story.consumer.topics.servers, "group.id": f"old-{name}"})) as old:
+        old.commit(offsets=[TopicPartition(topic, 0, 2)], asynchronous=False)
+    do(rewinder, "groups", "adopt", name, "--from-kafka", f"old-{name}")
+    do(rewinder, "rewind", "apply", "4")
     for words in (("consume", name), ("retries", "drain", name), ("backfill", name)):  # these start Spark
         story.refuse(Profile.RUNNER, *words)
     story.refuse(operator, "groups", "remove-member", name, "somebody")
@@ -269,6 +273,8 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
         ("ERASURE PLANNED", 2, roles[rewinder], who()),
         ("ERASURE APPLIED", 2, roles[rewinder], who()),
         ("GROUP DELETED", None, roles[operator], who()),
+        ("REWIND PLANNED", 4, roles[rewinder], who()),
+        ("REWIND APPLIED", 4, roles[rewinder], who()),
     ]
     assert not re.search("bad [123]|good", json.dumps(events)), "values of the records"
     planned, applied = (next(one for one in events if one["kind"] == kind) for kind in ("REWIND PLANNED", "REWIND APPLIED"))

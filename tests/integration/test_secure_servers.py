@@ -12,7 +12,12 @@ from urllib.parse import quote
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
+    ResourcePatternType,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -30,7 +35,7 @@ from tidemark.errors import BadInput, BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import checked
 from tidemark.kafka.security import quoted, to_jvm
-from tidemark.records.ranges import Slice
+from tidemark.records.ranges import Slice, TopicPartition
 
 RECORDS = 200
 SECRETS = (KAFKA_PASSWORD, quoted(KAFKA_PASSWORD)[1:-1], POSTGRES_PASSWORD, quote(POSTGRES_PASSWORD, safe=""), KEY_PASSWORD)
@@ -197,6 +202,35 @@ def test_libpq_reads_a_passfile_at_each_connection(secure: SecureStack, tmp_path
     file.write_text(f"*:*:*:*:{escaped}\n")
     with session(url):
         pass
+
+
+def test_run_without_rights_on_the_mirrored_group_succeeds_with_one_warning_that_names_the_acl(
+    consumer: Scenario, secure: SecureStack, kafka: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The group has an ACL for somebody else, so the loader may neither look at it nor commit its offsets. DESCRIBE alone does not help."""
+    consumer.set(mirror=True)
+    consumer.connections = from_env(environment(consumer, kafka))
+    allow(secure, consumer.spec.group, "User:somebody", AclOperation.READ)
+    with caplog.at_level("WARNING", "tidemark"):
+        consumer.run()
+    check_loaded(consumer)
+    assert f"does not allow DESCRIBE on group {consumer.spec.group}" in caplog.text
+    assert caplog.text.count(f"does not allow READ on group {consumer.spec.group}") == 1
+    caplog.clear()
+    allow(secure, consumer.spec.group, f"User:{USER}", AclOperation.READ)
+    with caplog.at_level("WARNING", "tidemark"):
+        consumer.run()
+    assert "mirrored" not in caplog.text
+    mirrored = Cluster(consumer.connections.kafka).group_offsets(
+        consumer.spec.group, [TopicPartition(*key) for key in consumer.positions()]
+    )
+    assert {(part.topic, part.partition): offset for part, offset in mirrored.items()} == consumer.positions()
+
+
+def allow(secure: SecureStack, group: str, principal: str, operation: AclOperation) -> None:
+    rule = AclBinding(ResourceType.GROUP, group, ResourcePatternType.LITERAL, principal, "*", operation, AclPermissionType.ALLOW)
+    admin = AdminClient({"bootstrap.servers": secure.kafka.bootstrap_servers()})
+    admin.create_acls([rule])[rule].result(10)
 
 
 def set_password(secure: SecureStack, password: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import (
+    Adopt,
     ByDuration,
     FromFile,
     FromGroup,
@@ -84,9 +85,15 @@ def test_file_is_read_for_the_groups_that_move(tmp_path):
 
 
 def test_every_scenario_has_a_word_and_every_word_a_scenario():
-    """A scenario that is added to the model needs its name, its sentence and its JSON."""
-    assert {type(scenario) for _, scenario, _ in SAID} | {FromFile} == set(get_args(Scenario))
+    """A scenario that is added to the model needs its name, its sentence and its JSON. An adoption has a command of its own."""
+    assert {type(scenario) for _, scenario, _ in SAID} | {FromFile, Adopt} == set(get_args(Scenario))
     assert {words[0] for words, _, _ in SAID} | {"from-file"} == set(WORDS)
+
+
+def test_adoption_has_a_sentence_and_comes_back_from_json():
+    assert said(Adopt("old")) == "Start where group old has committed in Kafka; where it has committed nothing, as offset_reset says."
+    assert to_json(Adopt("old")) == {"scenario": "adopt", "group": "old"}
+    assert from_json(to_json(Adopt("old"))) == Adopt("old")
 
 
 @pytest.mark.parametrize("name", [name for name, word in WORDS.items() if word.value and name != "from-file"])

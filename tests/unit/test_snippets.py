@@ -213,6 +213,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": elsewhere,  # what it evaluates is a command of its own
     "airflow": elsewhere,  # run in tests/e2e/test_teams.py
     "jq": elsewhere,  # run in test_roles.py
+    "kafka-consumer-groups": elsewhere,  # test_mirror.py runs its class
     "kcat": elsewhere,  # a program that is not installed here: test_roles.py produces the same lines
     "psql": elsewhere,  # runs in test_wheel.py
     ".": elsewhere,  # the environment's own file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from airflow.sdk import DAG, BaseOperator, Context, Param
@@ -27,7 +27,8 @@ def maintain_dag() -> DAG:
         description="Removes old rewind archives and the payloads of settled records, and closes attempts without a driver.",
         doc_md="Drops the archives of rewinds older than `keep`. Such a rewind can no longer be undone or verified. "
         "Empties failed records that were loaded, skipped or discarded before that: key, value and headers are deleted, the rest stays. "
-        "Closes attempts that began more than a day ago and no longer have a driver. Samples the lag of each consumer.\n\n"
+        "Closes attempts that began more than a day ago and no longer have a driver. Samples the lag of each consumer, and publishes "
+        "positions that are mirrored to Kafka.\n\n"
         f"`keep` is at least {FLOOR}, unless the environment variable `{FLOOR_VARIABLE}` sets another minimum. Who rewound what, when and "
         "why is kept permanently, and so is who ran the maintenance (table `tidemark.maintenance`).",
         schedule="@daily",
@@ -74,28 +75,34 @@ class MaintainOperator(BaseOperator):
                 require(connection, Profile.REWINDER)
                 done.append(maintain(connection, keep, by=requester(context), dag_id=run.dag_id, run_id=run.run_id))
         for (_, _), specs in by_servers:
-            self._sample(list(specs))
+            self._look_at_kafka(list(specs))
         removed = [archive for one in done for archive in one.removed]
         counts = {"archives": len(removed), "rows": sum(archive.rows for archive in removed)}
         counts |= {"emptied": sum(one.emptied for one in done), "attempts": sum(len(one.ended) for one in done)}
         self.log.info("maintained keep=%s archives=%s rows=%s emptied=%s attempts=%s", keep, *counts.values())
         return counts
 
-    def _sample(self, specs: Sequence[ConsumerSpec]) -> None:
-        """Samples the lag of consumers with the same connections. A failure is only logged."""
+    def _look_at_kafka(self, specs: Sequence[ConsumerSpec]) -> None:
+        """Samples the lag of consumers with the same connections, and publishes positions that are mirrored. A failure is only logged."""
         from tidemark.airflow.connections import resolve
         from tidemark.db import session
         from tidemark.kafka.cluster import Cluster
+        from tidemark.offsets.mirror import republish_all
         from tidemark.offsets.sampling import sample_all
 
+        unpublished: Mapping[str, TidemarkError] = {}
         try:
             connections = resolve(specs[0])
             with session(connections.database_url) as connection:
-                failed = sample_all(connection, Cluster(connections.kafka), specs)
+                cluster = Cluster(connections.kafka)
+                failed = sample_all(connection, cluster, specs)
+                _, unpublished = republish_all(connection, cluster, specs)
         except TidemarkError as error:
             failed = {spec.name: error for spec in specs}
         for name, why in failed.items():
             self.log.warning("lag not sampled consumer=%s: %s", name, why)
+        for name, why in unpublished.items():
+            self.log.warning("positions not mirrored consumer=%s: %s", name, why)
 
 
 def _servers(spec: ConsumerSpec) -> tuple[str, str]:

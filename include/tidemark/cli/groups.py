@@ -6,15 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, stderr, stdout, who
+from tidemark import project
+from tidemark.cli.common import OutputFormat, connected, kafka_cluster, plain_table, print_json, stderr, stdout, who
 from tidemark.cli.lag import age_of, records_of
 from tidemark.db import Connection, transaction
-from tidemark.errors import BadInput
+from tidemark.errors import BadInput, TidemarkError
 from tidemark.group.coordinator import Coordinator, GroupDescription, Leaving, list_groups
 from tidemark.group.errors import GroupIdNotFound
 from tidemark.group.states import GroupState
+from tidemark.kafka.groups import delete
 from tidemark.offsets.lag import Lag, groups
 from tidemark.profiles import Profile
+from tidemark.spec import read_folder
 
 
 def show_groups(states: Sequence[GroupState], output: OutputFormat) -> None:
@@ -63,8 +66,22 @@ def delete_group(group: str, output: OutputFormat) -> None:
     with connected(needs=Profile.OPERATOR) as connection:
         Coordinator(connection, group).delete_group(by=who())
     stderr.print(f"deleted {group}", markup=False, highlight=False)
+    mirror = _delete_mirror(group)
+    if mirror is not None:
+        stderr.print(mirror, markup=False, highlight=False)
     if output is OutputFormat.JSON:
         print_json({"deleted": group})
+
+
+def _delete_mirror(group: str) -> str | None:
+    """Deletes the group in Kafka if a consumer's file mirrors it; returns what became of it, or `None` without such a file."""
+    try:
+        good, _ = read_folder(project.consumers())
+        if not any(spec.mirror and spec.group == group for spec in good.values()):
+            return None
+        return f"deleted {group} in Kafka" if delete(kafka_cluster(), group) else f"{group} does not exist in Kafka"
+    except TidemarkError as error:
+        return f"not deleted in Kafka: {error} If {group} is mirrored, delete it with kafka-consumer-groups --delete --group {group}"
 
 
 def remove_members(group: str, names: Sequence[str], reason: str, output: OutputFormat) -> None:

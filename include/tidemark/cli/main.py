@@ -17,8 +17,8 @@ from tidemark.cli.local import app as local_app
 from tidemark.cli.metrics import app as metrics_app
 from tidemark.cli.redrive import app as redrive_app
 from tidemark.cli.retries import app as retries_app
+from tidemark.cli.rewind import adopt, seek
 from tidemark.cli.rewind import app as rewind_app
-from tidemark.cli.rewind import seek
 from tidemark.errors import TidemarkError
 from tidemark.group.states import GroupState
 from tidemark.profiles import Profile
@@ -211,7 +211,7 @@ def groups_describe(group: GroupName, output: Output = OutputFormat.TABLE) -> No
 
 @groups_app.command("delete")
 def groups_delete(group: GroupName, output: Output = OutputFormat.TABLE) -> None:
-    """Delete a group without members. Rows and ledger stay. A new group with the same name starts without positions."""
+    """Delete a group without members, and its mirror in Kafka. Rows and ledger stay. A new group of that name starts without positions."""
     from tidemark.cli.groups import delete_group
 
     delete_group(group, output)
@@ -313,6 +313,7 @@ def audit_log(
 
 
 app.command()(seek)
+groups_app.command()(adopt)
 
 
 @app.command()

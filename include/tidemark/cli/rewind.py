@@ -1,4 +1,4 @@
-"""``tidemark rewind`` and ``tidemark seek``: move a group in two steps, plan and apply, or one partition in a single step."""
+"""``tidemark rewind``, ``seek`` and ``groups adopt``: move a group in two steps, plan and apply, or one partition in a single step."""
 
 from __future__ import annotations
 
@@ -200,6 +200,26 @@ def verify(rewind_id: Number, consumers: Consumers = None, output: Output = Outp
         print_json([dataclasses.asdict(one) for one in found])
     else:
         stdout.print(verified_table(found))
+
+
+def adopt(
+    name: Name,
+    from_kafka: Annotated[
+        str, typer.Option("--from-kafka", metavar="GROUP", help="The group in Kafka. Stop its consumers first.", show_default=False)
+    ],
+    reason: Annotated[str | None, typer.Option(help="Reason, at least 10 characters; kept permanently.", show_default=False)] = None,
+    allow_loss: AllowLoss = False,
+    expires_in: ExpiresIn = None,
+    consumers: Consumers = None,
+    output: Form = PlanFormat.TABLE,
+) -> None:
+    """Plan to start a consumer without positions where a group has committed in Kafka. Run `tidemark rewind apply` next."""
+    from tidemark.rewind.model import Adopt
+
+    why = reason or f"adopts what group {from_kafka} has committed in Kafka"
+    made = _planned([name], [], lambda _: Adopt(from_kafka), why, consumers, allow_loss=allow_loss, expires_in=expires_in)
+    _print(made, output)
+    _next(made)
 
 
 def seek(

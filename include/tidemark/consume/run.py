@@ -36,9 +36,11 @@ from tidemark.db import DatabaseUrl, answering, in_sight, read_url, session, tra
 from tidemark.errors import Broken, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
+from tidemark.offsets.mirror import mirrored, require_free
 from tidemark.offsets.sampling import sample_or_log
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.profiles import Profile
+from tidemark.records.ranges import TopicPartition
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker
 from tidemark.rewind.backfill import Backfill, find, of_attempt
@@ -124,7 +126,7 @@ def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
     `max_failed_records`, which counted the records when they first failed."""
     records = min(spec.batch.max_records, DRAIN_RECORDS, spec.retry.per_second or DRAIN_RECORDS)
     batch = spec.batch.model_copy(update={"max_records": records, "max_failed_records": None})
-    by_hand = {"run": RunMode.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST}
+    by_hand = {"run": RunMode.BOUNDED, "members": 1, "listeners": (), "offset_reset": OffsetReset.EARLIEST, "mirror": False}
     return spec.model_copy(update={"batch": batch, **by_hand})
 
 
@@ -175,6 +177,7 @@ class ConsumerRun:
     def read(self, watched_group: str) -> None:
         """Reads the extent to its end. A rewind of ``watched_group`` interrupts the batch in flight."""
         attempt, continuous = self._attempt, self._spec.run is RunMode.CONTINUOUS
+        require_free(self._cluster, self._spec)
         try:
             if continuous:  # Spark starts first; the previous run keeps reading until this one takes over
                 self._started(None).warm_up(last_records(look(self._cluster, self._spec)))
@@ -182,9 +185,11 @@ class ConsumerRun:
             watch = RewindWatch(attempt.connections.database_url, watched_group, attempt.group_id, self._interrupt)
             with contextlib.closing(watch), contextlib.closing(joined) as membership:  # ⑥
                 self._sample_lag(membership)
-                while self._next_batch(membership, watch):
-                    if continuous and time.monotonic() - (self._sampled_at or 0.0) >= SAMPLE_EVERY_S:
-                        self._sample_lag(membership)
+                with mirrored(self._cluster, self._spec, lambda: _positions(membership)) as publish:
+                    while self._next_batch(membership, watch):
+                        publish()
+                        if continuous and time.monotonic() - (self._sampled_at or 0.0) >= SAMPLE_EVERY_S:
+                            self._sample_lag(membership)
                 self._sample_lag(membership)
                 if self._engine is None:
                     claims = len(membership.held.claims)
@@ -280,6 +285,10 @@ class ConsumerRun:
             raise TooManyFailed(failed=self._rejected, limit=limit)
 
 
+def _positions(membership: Membership) -> dict[TopicPartition, int]:
+    return {claim.partition: claim.position for claim in membership.held.claims}
+
+
 def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Target:
     target = Target(read_url(attempt.connections.database_url), attempt.group_id, attempt.attempt_id, layout)
     ladder = Ladder.of(attempt.spec)
@@ -295,7 +304,8 @@ def _as_backfill(spec: ConsumerSpec, backfill: Backfill) -> ConsumerSpec:
     """The consumer as a bounded run with manual assignment in the backfill's side group. It never resets to latest, so it skips only
     records that are gone from the log."""
     reset = OffsetReset.EARLIEST if spec.offset_reset is OffsetReset.LATEST else spec.offset_reset
-    return spec.model_copy(update={"group": backfill.side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset})
+    of_its_own = {"group": backfill.side, "run": RunMode.BOUNDED, "members": 1, "offset_reset": reset, "mirror": False}
+    return spec.model_copy(update=of_its_own)
 
 
 def _already_committed(earlier: Sequence[dict[str, object]], positions: Sequence[store.Position]) -> int | None:

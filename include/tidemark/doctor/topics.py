@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from tidemark.db import Connection, transaction
 from tidemark.doctor.database import clock
 from tidemark.doctor.finding import Finding, failure, ok, warning
+from tidemark.kafka import groups
 from tidemark.kafka.cluster import Cluster, Setting, Topic
+from tidemark.kafka.groups import GroupNotAllowed
 from tidemark.offsets import store
 from tidemark.offsets.store import Position
 from tidemark.records.ranges import TopicPartition
@@ -76,6 +78,23 @@ def examine_topics(cluster: Cluster, spec: ConsumerSpec, read: Read | None) -> I
             findings += _lag(subject, cluster, topic, settings[topic.name], read, spec.name)
         yield from findings or [ok(subject, counted(topic.partitions, "partition"))]
     yield from _retry_topics(cluster, spec)
+    yield from _mirror(cluster, spec)
+
+
+def _mirror(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
+    if not spec.mirror:
+        return
+    subject = f"{spec.name}: mirror"
+    try:
+        live = groups.members(cluster, spec.group)
+    except GroupNotAllowed as error:
+        yield warning(subject, f"{error.operation} is not allowed on group {spec.group}", "Ask for an ACL that allows READ on it.")
+        return
+    if live:
+        found = f"group {spec.group} has live members in Kafka{groups.named(live)}"
+        yield failure(subject, found, "Stop them, give the consumer another group, or remove mirror: true.")
+    else:
+        yield ok(subject, f"group {spec.group} has no members in Kafka")
 
 
 def _copies(subject: str, topic: Topic, settings: Mapping[str, Setting], *, several: bool) -> Iterator[Finding]:

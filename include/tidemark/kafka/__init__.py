@@ -1,4 +1,4 @@
-"""Kafka as Tidemark uses it. Nothing here joins a Kafka consumer group or commits to Kafka (I7).
+"""Kafka as Tidemark uses it. Nothing here joins a Kafka consumer group, and no offset in Kafka is an authority (I7).
 
 Ends are last stable offsets: beyond them, a read_committed reader would wait for an open transaction.
 
@@ -6,6 +6,7 @@ Modules::
 
     cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
     config      one set of client settings for librdkafka and the JVM's client
+    groups      consumer groups of Kafka: live members, offsets that are mirrored there
     history     detects a truncated log by its leader epochs (KIP-320)
     producer    publishes messages, with an answer for each one
     reader      reads `[start, end)` of one partition

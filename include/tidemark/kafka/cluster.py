@@ -120,7 +120,7 @@ class Cluster:
         from confluent_kafka import KafkaException
 
         try:
-            metadata = self._admin().list_topics(timeout=REQUEST_TIMEOUT_S)
+            metadata = self.admin().list_topics(timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
             raise self._unavailable(error) from error
         expression = re.compile(pattern)
@@ -135,7 +135,7 @@ class Cluster:
         from confluent_kafka import KafkaException
 
         try:
-            found = self._admin().list_topics(timeout=REQUEST_TIMEOUT_S).brokers
+            found = self.admin().list_topics(timeout=REQUEST_TIMEOUT_S).brokers
         except KafkaException as error:
             raise self._unavailable(error) from error
         return [f"{found[number].host}:{found[number].port}" for number in sorted(found)]
@@ -261,7 +261,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self._admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
+        futures = self.admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
         try:
             values = {resource.name: int(future.result()["retention.ms"].value) for resource, future in futures.items()}
         except KafkaException as error:
@@ -277,7 +277,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self._admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
+        futures = self.admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         found, denied = {}, []
         for resource, future in futures.items():
@@ -302,7 +302,7 @@ class Cluster:
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
-        (future,) = self._admin().create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S).values()
+        (future,) = self.admin().create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S).values()
         made = True
         try:
             future.result()
@@ -336,7 +336,7 @@ class Cluster:
             return {}
 
         def ask() -> dict[TopicPartition, tuple[int, int | None]]:
-            futures: dict[Wire, Future[Any]] = self._admin().list_offsets(
+            futures: dict[Wire, Future[Any]] = self.admin().list_offsets(
                 asked, isolation_level=level or IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
             )
             found = {}
@@ -362,13 +362,14 @@ class Cluster:
         """
         new = self._client is None
         while True:
-            futures: dict[str, Future[Any]] = self._admin().describe_topics(names, request_timeout=REQUEST_TIMEOUT_S)
+            futures: dict[str, Future[Any]] = self.admin().describe_topics(names, request_timeout=REQUEST_TIMEOUT_S)
             wait(futures.values())
             if new or not any(map(_unanswered, futures.values())):
                 return futures
             self._client, new = None, True
 
-    def _admin(self) -> AdminClient:
+    def admin(self) -> AdminClient:
+        """The client. The next call may return another one."""
         client = self._client
         if client is None:
             from confluent_kafka.admin import AdminClient

@@ -17,6 +17,7 @@ Modules::
     ends     positions compared with the ends of the topics
     lag      how far groups are behind as of their last samples
     locks    waits for a lock, and reports its holder
+    mirror   publishes positions to Kafka, for its tools
     reset    where a partition starts, and what is lost (I5)
     samples  stored samples of lag, and their history
     sampling takes a sample: asks Postgres and Kafka

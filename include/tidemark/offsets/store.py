@@ -151,10 +151,11 @@ def ensure_topic(cur: Cursor, name: str, kafka_uuid: str) -> int:
     return _ensured(cur, SQL["ensure_topic"], {"name": name, "kafka_uuid": kafka_uuid})
 
 
-def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int, *, drained: bool = False) -> None:
-    """Stores the first position of a partition that has none. ``drained``: the topic is a retry topic."""
+def start_partition(cur: Cursor, group_id: int, topic_id: int, partition: int, offset: int, *, drained: bool = False) -> bool:
+    """Stores the first position of a partition; false if it has one already. ``drained``: the topic is a retry topic."""
     key = {"group_id": group_id, "topic_id": topic_id, "partition": partition}
     cur.execute(SQL["start_partition"], {**key, "offset": offset, "drained": drained})
+    return cur.rowcount == 1
 
 
 def positions(cur: Cursor, group: str) -> list[Position]:

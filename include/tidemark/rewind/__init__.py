@@ -11,6 +11,7 @@ A rewind that cannot be done fails before it changes anything. A stale plan (`St
 
 Modules::
 
+    adopt           a consumer without positions starts where a group has committed in Kafka
     apply           applies a plan in one transaction (I4)
     archive         moves rows out of the sink, and back
     backfill        reads later what a forward rewind skipped

@@ -1,6 +1,7 @@
 """Applying a planned rewind to a running group, in one transaction (I4).
 
-    ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind   ③ lock the positions, in order
+    ① read the plan, look up the topics' logs in Kafka   ② lock the groups and the rewind
+    ③ lock the positions, in order; an adoption stores them first
     ④ refuse if the plan is stale   ⑤ store the before-image   ⑥ take out superseded rows, failed records and batches
     ⑦ undo only: put back what the undone rewind took out   ⑧ store what will not be read, or only by a backfill
     ⑨ raise epochs, move positions
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait
+from tidemark.offsets.mirror import republish_or_log
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import backfill, guards, overwritten, undo
+from tidemark.rewind import adopt, backfill, guards, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import Plan, RewindState
@@ -123,6 +125,7 @@ def apply(
     found = {
         group.group_id: _look(cluster_of(specs[group.group_id]), [part.partition for part in group.partitions]) for group in plan.groups
     }
+    outdated = adopt.outdated(map(cluster_of, specs.values()), plan)
     try:
         with transaction(connection) as cur:
             key = {"rewind_id": rewind_id, "undo_of": plan.undo_of}
@@ -131,12 +134,12 @@ def apply(
                 return _already(read_plan(cur, rewind_id))
             cur.execute(SQL["partitions"], key)
             planned = rows(cur)
+            outdated += adopt.store_positions(cur, plan, planned)
             positions = [_lock_position(cur, part) for part in planned]  # ③
             for side in backfill.to_lock(cur, key):
                 _lock_position(cur, side)
-            moved = (
-                _expired(locked) + _altered(cur, key, locked, planned) + _moved(cur, key, specs) + _crossed(plan, planned, positions, found)
-            )  # ④
+            moved = outdated + _expired(locked) + _altered(cur, key, locked, planned) + _moved(cur, key, specs)  # ④
+            moved += _crossed(plan, planned, positions, found)
             if not moved:
                 cur.execute(SQL["keep_before_image"], key)  # ⑤
                 images = rows(cur)
@@ -162,6 +165,7 @@ def apply(
                 cur.execute("SET CONSTRAINTS ALL IMMEDIATE")  # deferred constraints fail here, not at ⑪
     except psycopg2.errors.InsufficientPrivilege as error:
         raise RewindNotAllowed(rewind_id=rewind_id, message=error.diag.message_primary or "no permission") from error
+    _mirror(connection, cluster_of, specs.values())
     for group, part in done:
         log.info(
             "rewound group=%s partition=%s rewind=%s old=%s new=%s superseded_from=%s rows=%s failed_records=%s",
@@ -175,6 +179,11 @@ def _already(plan: Plan) -> Applied:
         raise AlreadyDecided.of(plan)
     log.info("rewind was already applied rewind=%s by=%s at=%s", plan.rewind_id, plan.applied_by, plan.applied_at)
     return Applied(plan, already=True)
+
+
+def _mirror(connection: Connection, cluster_of: ClusterOf, specs: Iterable[ConsumerSpec]) -> None:
+    for spec in specs:
+        republish_or_log(connection, cluster_of(spec), spec)
 
 
 def _look(cluster: Cluster, partitions: Sequence[TopicPartition]) -> Found:

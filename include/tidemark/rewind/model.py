@@ -67,6 +67,13 @@ class FromGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """A consumer without positions starts at what a group has committed to Kafka; see `tidemark.rewind.adopt`."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToValidated:
     """After the last record up to which everything is validated."""
 
@@ -88,7 +95,19 @@ class Undo:
 
 
 Scenario = (
-    ToEarliest | ToLatest | ToCurrent | ToOffset | ShiftBy | ToDatetime | ByDuration | FromFile | FromGroup | ToValidated | ToBatch | Undo
+    ToEarliest
+    | ToLatest
+    | ToCurrent
+    | ToOffset
+    | ShiftBy
+    | ToDatetime
+    | ByDuration
+    | FromFile
+    | FromGroup
+    | Adopt
+    | ToValidated
+    | ToBatch
+    | Undo
 )
 
 

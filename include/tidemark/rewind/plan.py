@@ -22,8 +22,8 @@ from tidemark.errors import BadInput, Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import guards, undo
-from tidemark.rewind.model import Plan, Scenario, Undo
+from tidemark.rewind import adopt, guards, undo
+from tidemark.rewind.model import Adopt, Plan, Scenario, Undo
 from tidemark.rewind.scenario import EXPIRES_IN, to_json
 from tidemark.rewind.store import read_plan
 from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
@@ -105,8 +105,14 @@ def plan(
     reason = check_reason(reason)  # ①
     _check_consumers(consumers)
     with transaction(connection) as cur:  # ②
+        if isinstance(scenario, Adopt):
+            for spec in consumers:
+                store.ensure_group(cur, spec.group)
         asked = [_consumer(cur, spec, cluster_of(spec)) for spec in consumers]
-    problems = [problem for consumer in asked for problem in _locate(consumer)]  # ③
+    if isinstance(scenario, Adopt):  # ③
+        problems = [problem for consumer in asked for problem in _locate_new(connection, consumer, scenario)]
+    else:
+        problems = [problem for consumer in asked for problem in _locate(consumer)]
     if problems:
         raise PlanRefused(problems=tuple(problems))
     chosen = set(scope.select([place.partition for consumer in asked for place in consumer.places]))
@@ -238,6 +244,19 @@ def _locate(consumer: Consumer) -> list[str]:
     ]
     if not held and not gone:
         problems.append(f"Group {spec.group} has no position on its topics yet. Run {spec.name} once; offset_reset sets where it starts.")
+    return problems
+
+
+def _locate_new(connection: Connection, consumer: Consumer, scenario: Adopt) -> list[str]:
+    """As `_locate`, of a consumer without positions: takes those of the group that it adopts."""
+    spec = consumer.spec
+    if consumer.positions:
+        move = f"tidemark rewind plan {spec.name} --from-group kafka:{scenario.group}"
+        return [f"Group {spec.group} has positions already, so it cannot adopt others. To move it: {move}"]
+    found, problems = adopt.starts(consumer.cluster, spec, scenario.group)
+    with transaction(connection) as cur:
+        ids = {uuid: store.ensure_topic(cur, topic, uuid) for topic, uuid in {(one.partition.topic, one.kafka_uuid) for one in found}}
+    consumer.places = [Place(one.partition, ids[one.kafka_uuid], one.position, one.position, one.log.start, one.log.end) for one in found]
     return problems
 
 

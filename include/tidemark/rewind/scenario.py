@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from tidemark.errors import BadInput
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import (
+    Adopt,
     ByDuration,
     FromFile,
     FromGroup,
@@ -181,6 +182,8 @@ def to_json(scenario: Scenario) -> dict[str, Any]:
             values = {"offsets": [[part.topic, part.partition, offset] for part, offset in sorted(of_partitions.items())]}
         case FromGroup(group, kafka):
             values = {"group": group, "kafka": kafka}
+        case Adopt(group):
+            values = {"group": group}
         case ToBatch(batch_id, dag_id, run_id):
             values = {"batch_id": batch_id} if batch_id is not None else {"dag_id": dag_id, "run_id": run_id}
         case Undo(rewind_id):
@@ -237,6 +240,8 @@ def said(scenario: Scenario) -> str:
             return f"Continue at the offsets in a file, for {counted(len(offsets), 'partition')}."
         case FromGroup(group, kafka):
             return f"Continue at the offsets that group {group} committed to Kafka." if kafka else f"Continue where group {group} is."
+        case Adopt(group):
+            return f"Start where group {group} has committed in Kafka; where it has committed nothing, as offset_reset says."
         case ToBatch(batch_id, dag_id, run_id):
             return (
                 f"Continue just before batch {batch_id}."
@@ -264,6 +269,7 @@ _NAMES: Mapping[type[Any], str] = {
     ByDuration: "by-duration",
     FromFile: "from-file",
     FromGroup: "from-group",
+    Adopt: "adopt",
     ToValidated: "to-validated",
     ToBatch: "to-batch",
     Undo: "undo",

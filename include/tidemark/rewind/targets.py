@@ -13,6 +13,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.model import (
+    Adopt,
     ByDuration,
     FromFile,
     FromGroup,
@@ -142,7 +143,7 @@ def _of_place(scenario: Scenario, place: Place) -> int:
             return place.start
         case ToLatest():
             return place.end
-        case ToCurrent():
+        case ToCurrent() | Adopt():
             return place.position
         case ToOffset(offset):
             return offset

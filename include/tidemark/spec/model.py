@@ -291,6 +291,8 @@ class ConsumerSpec(_Part):
     transform: Annotated[str, AfterValidator(checks.transform_name)]
     """``module:function``. See `tidemark.transform`."""
     sink: Sink
+    mirror: bool = False
+    """Whether positions are also published to Kafka under the group's name, for Kafka's tools. Nothing reads them back."""
     connections: Connections = Connections()
     retry: Retry = Retry()
     offset_reset: Annotated[Annotated[OffsetReset, Field(strict=False)] | None, _GIVEN] = None

@@ -1,0 +1,139 @@
+"""Consumer groups as Kafka has them: their live members, and offsets that are committed from outside.
+
+Kafka accepts offsets from outside while a group has no members. Tidemark never joins such a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import BrokerUnavailable, Refused, TidemarkError
+from tidemark.kafka.cluster import REQUEST_TIMEOUT_S, Cluster, NotAllowed
+from tidemark.records.ranges import TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+    from confluent_kafka.admin import AdminClient
+
+SHOWN = 5
+"""Maximum number of members that a text names."""
+
+
+@dataclass(kw_only=True, eq=False)
+class GroupInUse(Refused):
+    """The group has live members in Kafka, which alone may commit its offsets. ``members`` is empty if they are not known."""
+
+    kafka_name = "NON_EMPTY_GROUP"
+    group: str
+    members: list[str]
+    servers: str
+
+    def __str__(self) -> str:
+        return (
+            f"Group {self.group} has live members in Kafka{named(self.members)} on {self.servers}, so Kafka accepts no offsets for it from "
+            "others. Stop these consumers, give the Tidemark consumer another group, or remove `mirror: true` from its file."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class GroupNotAllowed(Refused):
+    """The cluster's ACLs do not allow an operation on a consumer group."""
+
+    kafka_name = "GROUP_AUTHORIZATION_FAILED"
+    group: str
+    operation: str
+    """Its name in an ACL: ``READ``."""
+    servers: str
+
+    def __str__(self) -> str:
+        return f"{self.servers} does not allow {self.operation} on group {self.group}. Ask for an ACL that allows it."
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Offsets that were sent to a group. ``client`` lives as long as its answer is awaited."""
+
+    group: str
+    offsets: Mapping[TopicPartition, int]
+    servers: str
+    client: AdminClient
+    answer: Future[Any]
+
+    def wait(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Returns once Kafka has stored the offsets. Raises `GroupInUse`, `GroupNotAllowed`, `NotAllowed` or `BrokerUnavailable`."""
+        from confluent_kafka import KafkaException
+
+        try:
+            parts = self.answer.result(timeout_s).topic_partitions
+        except FutureTimeout as error:
+            raise BrokerUnavailable(cause=f"{self.servers}: no answer about group {self.group} for {timeout_s:g} s") from error
+        except KafkaException as error:
+            raise _translated(error.args[0], self.group, "READ", self.servers) from error
+        for part in parts:
+            if part.error is not None:
+                raise _translated(part.error, self.group, "READ", self.servers, part.topic)
+
+
+def commit(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> Commit:
+    """Sends offsets (each the next to read) to a group, which may be new. Does not wait for the answer. Raises `BrokerUnavailable`."""
+    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+    from confluent_kafka import TopicPartition as Wire
+
+    client = cluster.admin()
+    wanted = [Wire(part.topic, part.partition, offset) for part, offset in sorted(offsets.items())]
+    asked = [ConsumerGroupTopicPartitions(group, wanted)]
+    try:
+        (answer,) = client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_TIMEOUT_S).values()
+    except KafkaException as error:
+        raise _translated(error.args[0], group, "READ", cluster.servers) from error
+    return Commit(group, dict(offsets), cluster.servers, client, answer)
+
+
+def members(cluster: Cluster, group: str) -> list[str]:
+    """The live members of a group as ``client id at host``; empty also if it does not exist.
+
+    Raises `GroupNotAllowed` or `BrokerUnavailable`.
+    """
+    from confluent_kafka import KafkaException
+
+    (future,) = cluster.admin().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S).values()
+    try:
+        return [f"{one.client_id} at {one.host.lstrip('/')}" for one in future.result().members]
+    except KafkaException as error:
+        raise _translated(error.args[0], group, "DESCRIBE", cluster.servers) from error
+
+
+def delete(cluster: Cluster, group: str) -> bool:
+    """Deletes a group's offsets in Kafka; false if it does not exist. Raises `GroupInUse`, `GroupNotAllowed` or `BrokerUnavailable`."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    (future,) = cluster.admin().delete_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S).values()
+    try:
+        future.result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return False
+        raise _translated(error.args[0], group, "DELETE", cluster.servers) from error
+    return True
+
+
+def named(members: Sequence[str]) -> str:
+    """Members in a text: `` (app-1 at 10.0.0.7)``; empty if none is known."""
+    more = f" and {len(members) - SHOWN} more" if len(members) > SHOWN else ""
+    return f" ({', '.join(members[:SHOWN])}{more})" if members else ""
+
+
+def _translated(error: KafkaError, group: str, operation: str, servers: str, topic: str = "") -> TidemarkError:
+    from confluent_kafka import KafkaError
+
+    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        return GroupNotAllowed(group=group, operation=operation, servers=servers)
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
+        return NotAllowed(topics=[topic], operation=operation, servers=servers)
+    if error.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.REBALANCE_IN_PROGRESS):
+        return GroupInUse(group=group, members=[], servers=servers)
+    return BrokerUnavailable(cause=f"{servers}: group {group}: {error.str()}")
