@@ -19,7 +19,6 @@ from tidemark.kafka import groups
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.groups import Commit, GroupInUse
 from tidemark.offsets import store
-from tidemark.offsets.sampling import subscribed
 from tidemark.offsets.store import PositionDeleted
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec import ConsumerSpec
@@ -134,7 +133,7 @@ def republish(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> D
     """
     with transaction(connection) as cur:
         held = store.positions(cur, spec.group)
-    uuids = {topic.name: topic.kafka_uuid for topic in cluster.topics(subscribed(cluster, spec), missing_ok=True)}
+    uuids = {topic.name: topic.kafka_uuid for topic in cluster.topics(cluster.subscribed(spec), missing_ok=True)}
     offsets = {one.partition: one.position for one in held if uuids.get(one.partition.topic) == one.kafka_uuid}
     if not offsets:
         return Drift(0, 0)

@@ -15,7 +15,6 @@ from tidemark.kafka import groups
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.reset import first_position
-from tidemark.offsets.sampling import subscribed
 from tidemark.records.ranges import Log, TopicPartition
 from tidemark.rewind.model import Adopt, Plan
 from tidemark.spec import ConsumerSpec
@@ -39,7 +38,7 @@ def starts(cluster: Cluster, spec: ConsumerSpec, group: str) -> tuple[list[Start
 
     Raises `NoPosition`, `TopicsMissing`, `GroupNotAllowed` or `BrokerUnavailable`.
     """
-    topics = cluster.topics(subscribed(cluster, spec))
+    topics = cluster.topics(cluster.subscribed(spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     partitions = [partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition)]
     problems = in_use(cluster, group)
