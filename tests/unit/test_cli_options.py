@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from tidemark.cli.main import app
 
-WITHOUT_RESULT = {"sink ddl", "retries export", "local down", "local reset", "local airflow down"}
-"""Those that print SQL, print JSON anyway, or have nothing to say."""
+WITHOUT_RESULT = {"sink ddl", "retries export", "metrics serve", "local down", "local reset", "local airflow down"}
+"""Those that print SQL, print JSON anyway, serve until they are stopped, or have nothing to say."""
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:

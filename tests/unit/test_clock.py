@@ -26,6 +26,8 @@ MAY_READ = {
     "_exercise": "a record of the class-data archive, which is thrown away",
 }
 """Functions that may read the wall clock, and for what. None of them hands it to a statement."""
+STAND_STILL = {"0022_metrics.additive.sql": ["transaction_timestamp"]}
+"""A column that says when a transaction began."""
 SESSIONS = {"cur", "cursor", "connection"}
 """Who is given one of these may run a statement."""
 
@@ -119,12 +121,9 @@ STATEMENTS = sorted([*LIBRARY.rglob("*.sql"), *(ROOT / "sql").glob("*.sql")])
 def test_statements_read_one_clock(path: Path) -> None:
     """``now()`` and its kin stand still inside a transaction, which may have waited for a lock: only ``clock_timestamp()`` is compared."""
     text = re.sub(r"--.*|'[^']*'", "", path.read_text(encoding="utf-8"))
-    assert (
-        re.findall(
-            r"\bnow\s*\(|\b(?:current|local)_?timestamp\b|\b(?:statement|transaction)_timestamp\b|\btimeofday\b", text, re.IGNORECASE
-        )
-        == []
-    )
+    assert re.findall(
+        r"\bnow\s*\(|\b(?:current|local)_?timestamp\b|\b(?:statement|transaction)_timestamp\b|\btimeofday\b", text, re.IGNORECASE
+    ) == STAND_STILL.get(path.name, [])
 
 
 @pytest.mark.parametrize("path", STATEMENTS, ids=lambda path: str(path.relative_to(ROOT)))

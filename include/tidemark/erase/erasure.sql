@@ -127,6 +127,9 @@ ON CONFLICT (sink, topic_id, partition, digest) DO UPDATE SET below = greatest(p
 -- name: remove_overwritten
 DELETE FROM tidemark.rewound_row kept USING pg_temp.tidemark_found found WHERE found.place = 'overwritten' AND kept.number = found.rewind_id;
 
+-- name: now
+SELECT clock_timestamp();
+
 -- name: topics
 SELECT DISTINCT topic_id FROM tidemark.partition_offset WHERE group_id = %(group_id)s;
 

@@ -87,7 +87,10 @@ def in_kafka(cur: Cursor, cluster: Cluster, spec: ConsumerSpec, group_id: int) -
     names = {topic_id: name for name, topic_id in ids.items()}
     held = {TopicPartition(names[row["topic_id"]], row["partition"]): row for row in rows(cur)}
     times = cluster.times_at({partition: row["last"] for partition, row in held.items()}) if held else {}
-    now = datetime.now(UTC)
+    cur.execute(SQL["now"])
+    row = cur.fetchone()
+    assert row is not None
+    (now,) = row
     for partition, row in held.items():
         millis = times.get(partition, -1)
         moment = now if millis < 0 else datetime.fromtimestamp(millis / 1000, UTC)
