@@ -88,9 +88,8 @@ def in_kafka(cur: Cursor, cluster: Cluster, spec: ConsumerSpec, group_id: int) -
     held = {TopicPartition(names[row["topic_id"]], row["partition"]): row for row in rows(cur)}
     times = cluster.times_at({partition: row["last"] for partition, row in held.items()}) if held else {}
     cur.execute(SQL["now"])
-    row = cur.fetchone()
-    assert row is not None
-    (now,) = row
+    (now,) = cur.fetchone() or (None,)
+    assert isinstance(now, datetime)
     for partition, row in held.items():
         millis = times.get(partition, -1)
         moment = now if millis < 0 else datetime.fromtimestamp(millis / 1000, UTC)
