@@ -102,7 +102,7 @@ def test_new_project_has_the_files_that_its_readme_and_compose_file_name(new_pro
         *re.findall(r"^!(.*)$", (new_project / ".dockerignore").read_text(), re.MULTILINE),
     }
     assert {"include/consumers/", "docker/postgres-init.sh", "requirements.txt", "docker", "Dockerfile"} <= named
-    dags = {"discard", "drain_retries", "maintain", "redrive", "rewind"}
+    dags = {"discard", "drain_retries", "maintain", "redrive", "rewind", "watch"}
     assert sorted(name for name in named - dags if not (new_project / name).exists()) == []
     assert os.access(new_project / "docker" / "kafka.sh", os.X_OK)
 
