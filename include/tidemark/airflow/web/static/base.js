@@ -101,6 +101,9 @@ export function duration(seconds) {
   return `${Math.round(size / 86400)} d`;
 }
 
+// Records a second: "12", "0.3", "0.002".
+export const rate = (value) => (value === null || value === undefined ? "–" : value === 0 ? "0" : Number(value.toPrecision(2)).toLocaleString("en-US", { maximumFractionDigits: 3 }));
+
 export const moment = (text) => (text ? new Date(text).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "–");
 
 // "3 min ago", with the exact moment on hover.
@@ -124,7 +127,8 @@ export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", {
 const COLOURS = {
   "bad spec": "red", unreachable: "red", losing: "red", stopped: "red", stalled: "orange", "catching up": "blue",
   LOSING: "red", STOP: "red", STALL: "orange", UNKNOWN: "gray", PAUSED: "purple", REPLAYING: "blue", "CATCHING UP": "blue", OK: "green", IDLE: "gray",
-   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
+   growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
+  "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
   replaying: "blue", "records wait": "yellow", running: "cyan", ok: "green", new: "gray",
   FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",
   DISCARDED: "gray", PLANNED: "blue", EXPIRED: "gray", REJECTED: "gray", APPLIED: "green", UNDONE: "purple",
