@@ -187,16 +187,30 @@ export const Select = ({ value, onChange, options, label, ...more }) =>
     bg: "bg", color: "fg", px: 2, h: 8, fontSize: "sm", maxW: "100%", ...more },
     options.map(([key, words]) => h("option", { key, value: key }, words)));
 
-// A value that lives in the address, so that a reload and a link keep it.
+// A value that lives in the address, so that a reload and a link keep it. The router writes the address after the keys that are being
+// typed, so the value itself is kept here; an address that did not come from here replaces it.
 export function useParam(name, fallback = "") {
   const [params, setParams] = useSearchParams();
-  const set = useCallback((value) => setParams((was) => {
-    const made = new URLSearchParams(was);
-    if (value === fallback || value === "" || value === null) made.delete(name);
-    else made.set(name, value);
-    return made;
-  }, { replace: true }), [setParams, name, fallback]);
-  return [params.get(name) ?? fallback, set];
+  const there = params.get(name) ?? fallback;
+  const [value, setValue] = useState(there);
+  const written = useRef([]);
+  useEffect(() => {
+    const at = written.current.indexOf(there);
+    if (at < 0) setValue(there);
+    else written.current.splice(0, at + 1);
+  }, [there]);
+  const set = useCallback((next) => {
+    const wanted = next || fallback;
+    written.current.push(wanted);
+    setValue(wanted);
+    setParams((was) => {
+      const made = new URLSearchParams(was);
+      if (wanted === fallback) made.delete(name);
+      else made.set(name, wanted);
+      return made;
+    }, { replace: true });
+  }, [setParams, name, fallback]);
+  return [value, set];
 }
 
 export const runPath = (row) => (row.dag_id && row.run_id ? `/dags/${encodeURIComponent(row.dag_id)}/runs/${encodeURIComponent(row.run_id)}` : null);

@@ -72,7 +72,7 @@ function tiers(data) {
 }
 
 const errors = (consumer, data) => [
-  { name: "Error", cell: (row) => h(A, { to: `${to("retries", consumer)}${query({ state: row.state, error: row.error_type })}`, fontWeight: "medium" }, row.error_type) },
+  { name: "Error", cell: (row) => h(Box, { minW: "7rem" }, h(A, { to: `${to("retries", consumer)}${query({ state: row.state, error: row.error_type })}`, fontWeight: "medium" }, row.error_type)) },
   { name: "State", cell: (row) => h(State, { value: row.state }) },
   { name: "Records", end: true, cell: (row) => number(row.records) },
   { name: "New", cell: (row) => h(Growth, { found: data.growth.filter((one) => one.error_type === row.error_type) }) },
