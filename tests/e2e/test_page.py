@@ -27,6 +27,7 @@ from tests.kafka_topics import Topics
 from tests.scenario import tidy_imports
 
 from tidemark import schema
+from tidemark.db import rows, session, transaction
 from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
 
@@ -190,6 +191,9 @@ def test_group_says_how_fast_where_each_partition_moved_and_which_try_was_fenced
         (seats[1], 1, "shop.orders:0-2"),
     ]
     assert [(each["error_kind"], each["try_number"]) for each in orders["attempts"] if each["error_kind"]] == [("fenced", 1)]
+    with session(site.data.url) as connection, transaction(connection) as cur:
+        cur.execute(orders["queries"]["batches"])
+        assert [row["batch_id"] for row in rows(cur)] == [row["batch_id"] for row in orders["batches"]] != []
     source = site.json("api/groups/orders/transform")
     assert source["text"].splitlines()[source["line"] - 1] == "def transform(record: Record) -> dict:"
     assert (

@@ -53,6 +53,7 @@ def group(one: Declared) -> dict[str, Any]:
         "membership": None,
         "seats": _seats(spec.name, spec.members, ()),
         "rebalances": [],
+        "queries": {},
         "history": [],
         "rewinds": [],
     }
@@ -78,10 +79,11 @@ def _newest(positions: Sequence[store.Position]) -> list[store.Position]:
 
 
 def _of_group(cur: Cursor, name: str, group_id: int, positions: Sequence[store.Position]) -> dict[str, Any]:
-    key = {"group_id": group_id}
+    queries: dict[str, str] = {}
 
     def ask(statement: str, **more: Any) -> list[dict[str, Any]]:
-        cur.execute(SQL[statement], {**key, **more})
+        queries[statement] = cur.mogrify(SQL[statement], {"group_id": group_id, **more}).decode()
+        cur.execute(queries[statement])
         return rows(cur)
 
     flow = ask("pauses")
@@ -101,6 +103,7 @@ def _of_group(cur: Cursor, name: str, group_id: int, positions: Sequence[store.P
         "attempts": attempts,
         "rebalances": rebalances(ask("rebalances")),
         "batches": ask("batches", attempt_ids=[row["attempt_id"] for row in attempts], limit=BATCHES),
+        "queries": queries,
     }
 
 

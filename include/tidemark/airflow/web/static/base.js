@@ -127,7 +127,7 @@ export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", {
 const COLOURS = {
   "bad spec": "red", unreachable: "red", losing: "red", stopped: "red", stalled: "orange", "catching up": "blue",
   LOSING: "red", STOP: "red", STALL: "orange", UNKNOWN: "gray", PAUSED: "purple", REPLAYING: "blue", "CATCHING UP": "blue", OK: "green", IDLE: "gray",
-   growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
+   FENCED: "purple", growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
   replaying: "blue", "records wait": "yellow", running: "cyan", ok: "green", new: "gray",
   FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",
@@ -163,6 +163,22 @@ export const Banners = ({ banners }) =>
     h(Notice, { key: one.connection, tone: "error", role: "alert", title: `Database ${one.connection} does not answer: ${one.problem}` },
       `${one.fix} Not shown: ${one.consumers.slice(0, 8).join(", ")}${one.consumers.length > 8 ? ` and ${one.consumers.length - 8} more` : ""}.`));
 
+// Its children drawn for the width that there is, so that a chart's words keep their size on a phone.
+export function Sized({ children, most = 4000 }) {
+  const place = useRef(null);
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    const watch = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+    watch.observe(place.current);
+    return () => watch.disconnect();
+  }, []);
+  return h(Box, { ref: place, minW: 0 }, width > 0 && children(Math.min(most, width)));
+}
+
+// The query behind a table, for psql.
+export const Query = ({ text }) => text ? h(Box, { as: "details", fontSize: "sm", mt: 2 }, h(Box, { as: "summary", cursor: "pointer", color: "fg.muted", w: "fit-content" }, "Query"),
+  h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md", mt: 1 }, text)) : null;
+
 // A view's data, or what to say while there are none.
 export function Loaded({ state, children }) {
   const { data, error } = state;
@@ -173,9 +189,9 @@ export function Loaded({ state, children }) {
 }
 
 export const Facts = ({ rows }) =>
-  h(Box, { as: "dl", display: "grid", gridTemplateColumns: { base: "1fr", md: "max-content 1fr" }, columnGap: 6, rowGap: 1, fontSize: "sm", mt: 1 },
+  h(Box, { as: "dl", display: "grid", gridTemplateColumns: { base: "7.5rem minmax(0, 1fr)", md: "max-content minmax(0, 1fr)" }, columnGap: { base: 2, md: 6 }, rowGap: 1, fontSize: "sm", mt: 1 },
     rows.filter(Boolean).map(([name, value]) => h(Fragment, { key: name },
-      h(Box, { as: "dt", color: "fg.muted" }, name), h(Box, { as: "dd", mb: { base: 2, md: 0 }, minW: 0, overflowWrap: "anywhere" }, value))));
+      h(Box, { as: "dt", color: "fg.muted" }, name), h(Box, { as: "dd", minW: 0, overflowWrap: "anywhere" }, value))));
 
 export const Field = ({ label, hint, children }) =>
   h(Box, { as: "label", display: "block", fontSize: "sm" },

@@ -1,6 +1,6 @@
 // One group.
 
-import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, State, Text, api,
+import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, Query, RouterLink, RunLink, Section, Sized, State, Text, api,
   counted, duration, h, moment, number, rate, taskPath, to, useData, useState } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
@@ -28,19 +28,19 @@ function View({ consumer, data }) {
     !failed && summary.why && summary.condition !== "ok" && h(Notice, { tone: "info", title: summary.why }, causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in purple, rebalances in grey, failed runs in red") },
-      h(LagChart, { history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((one) => one.state === "FAILED") })),
+      h(Sized, null, (width) => h(LagChart, { width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((one) => one.state === "FAILED") }))),
     h(Section, { title: "Partitions", aside: h(Muted, null, counted(data.partitions_in_all ?? 0, "partition")) },
       data.partitions.length ? h(Rows, { label: "Partitions", rows: data.partitions, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
         : h(Empty, { title: "No partition has been claimed yet" }, "The first run claims them. Start the consumer's DAG.")),
     data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that nobody has read") },
-      h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST })),
+      h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST }), h(Query, { text: data.queries.lost })),
     h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red for a failed one; dashed where an attempt failed (red) or was fenced (purple)") },
-      h(Timeline, { batches: data.batches, attempts: data.attempts })),
+      h(Sized, null, (width) => h(Timeline, { width, batches: data.batches, attempts: data.attempts })), h(Query, { text: data.queries.batches })),
     h(Section, { title: "Attempts" }, data.attempts.length
       ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: ATTEMPTS, details: (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }, row.error_text) })
-      : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here.")),
+      : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here."), h(Query, { text: data.queries.attempts })),
     h(Members, { data }),
-    h(Rebalances, { found: data.rebalances }),
+    h(Rebalances, { found: data.rebalances, query: data.queries.rebalances }),
     h(Section, { title: "Spec in force", aside: h(Muted, null, `${data.file}, with every default filled in`) },
       h(Box, { as: "details" }, h(Box, { as: "summary", cursor: "pointer", color: "fg.info" }, "Show"),
         h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md", mt: 2 }, data.spec))));
@@ -98,7 +98,7 @@ const LOST = [
 ];
 
 const ATTEMPTS = [
-  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
+  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: row.error_kind === "fenced" ? "FENCED" : row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
   { name: "DAG run", cell: (row) => h(RunLink, { row }) },
   { name: "Task log", cell: (row) => row.task_id ? h(A, { to: taskPath(row) }, `try ${row.try_number}`) : null },
   { name: "Started", cell: (row) => h(Ago, { at: row.started_at }) },
@@ -136,7 +136,7 @@ const held = (member) => Object.entries(member?.assignment?.partitions ?? {}).ma
 const REBALANCES = 12;
 
 // Generations, newest first, and what each moved from which member to which.
-function Rebalances({ found }) {
+function Rebalances({ found, query }) {
   const [all, setAll] = useState(false);
   if (!found.length) return null;
   return h(Section, { title: "Rebalances", aside: h(Muted, null, "generations, newest first") },
@@ -148,5 +148,5 @@ function Rebalances({ found }) {
       { name: "Moved", cell: (row) => row.moves === null ? h(Muted, null, "unknown: the generation before is not stored") : row.moves.length === 0 ? h(Muted, null, "nothing")
         : row.moves.map((one) => h(Box, { key: `${one.from}>${one.to}`, overflowWrap: "anywhere" }, one.what, h(Muted, null, ` ${one.from ?? "nobody"} → ${one.to ?? "nobody"}`))) },
     ] }),
-    found.length > REBALANCES && h(Button, { mt: 2, size: "sm", variant: "outline", onClick: () => setAll(!all) }, all ? "Show fewer" : `Show all ${found.length}`));
+    found.length > REBALANCES && h(Button, { mt: 2, size: "sm", variant: "outline", onClick: () => setAll(!all) }, all ? "Show fewer" : `Show all ${found.length}`), h(Query, { text: query }));
 }
