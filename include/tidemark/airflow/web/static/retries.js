@@ -1,6 +1,6 @@
 // What waits, what failed, and the records.
 
-import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Heading, Input, Loaded, Muted, Notice, RouterLink, Section, Select, Sized, State, Text, api, counted, duration, h,
+import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Fragment, Heading, Input, Loaded, Muted, Notice, RouterLink, Section, Select, Sized, State, Text, api, counted, duration, h,
   number, query, to, useData, useEffect, useParam, useState } from "./base.js";
 import { Bars } from "./chart.js";
 import { discardPath, redrivePath } from "./form.js";
@@ -66,7 +66,7 @@ function tiers(data) {
     const first = waiting.map((one) => one.first).sort()[0], last = waiting.map((one) => one.last).sort().pop();
     return h(Box, { key: topic, mb: 4 }, h(Text, { fontWeight: "medium", fontSize: "sm" }, `${names.get(topic) ?? (topic || "held")}: ${number(waiting.reduce((all, one) => all + one.records, 0))} waiting`,
       held > 0 && `, ${number(held)} held behind an earlier record of their key`,
-      waiting.length > 0 && h(Muted, null, "; the first ", h(Due, { at: first }), ", the last ", h(Due, { at: last }))),
+      waiting.length > 0 && h(Muted, null, waiting.every((one) => one.bucket === 0) ? ", all due" : h(Fragment, null, "; the first ", h(Due, { at: first }), ", the last ", h(Due, { at: last })))),
     waiting.length > 0 && h(Sized, { most: 620 }, (width) => h(Bars, { width, bars, label: `When the records of ${names.get(topic) ?? topic} come due` })));
   });
 }
