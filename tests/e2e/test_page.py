@@ -251,7 +251,11 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-PICTURES = {("groups", 1280, False): "page-groups", ("group", 1280, True): "page-group"}
+PICTURES = {
+    ("groups", 1280, False): "page-groups",
+    ("group", 1280, True): "page-group",
+    ("retries-of", 1280, False): "page-retries",
+}
 """The pictures of the documentation: view, width, dark."""
 
 
@@ -485,8 +489,9 @@ def test_a_rewind_can_be_asked_for_with_the_keyboard_alone(site: Site, browser: 
 
     for name in ("Retries", "Search groups"):
         tab_to(name)
-    page.keyboard.type("trips")
+    page.keyboard.type("trips", delay=200)  # at a person's pace: the field keeps the focus while the address follows
     page.get_by_text("1 of 6").wait_for()
+    assert page.url.endswith("/groups?q=trips")
     tab_to("Filter by state")
     tab_to("trips")
     page.keyboard.press("Enter")

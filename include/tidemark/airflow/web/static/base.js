@@ -1,7 +1,7 @@
 // What every view shares: React and Chakra of Airflow, data that refreshes itself, words for numbers and times.
 
 export const { createElement: h, Fragment, useCallback, useEffect, useMemo, useRef, useState } = globalThis.React;
-export const { Link: RouterLink, useLocation, useNavigate, useSearchParams } = globalThis.ReactRouterDOM;
+export const { Link: RouterLink, useLocation, useNavigate } = globalThis.ReactRouterDOM;
 const { Badge, Box, Button, Code, Flex, Heading, Input, Link, Spinner, Text, Textarea } = globalThis.ChakraUI;
 export { Badge, Box, Button, Code, Flex, Heading, Input, Link, Spinner, Text, Textarea };
 
@@ -203,31 +203,23 @@ export const Select = ({ value, onChange, options, label, ...more }) =>
     bg: "bg", color: "fg", px: 2, h: 8, fontSize: "sm", maxW: "100%", ...more },
     options.map(([key, words]) => h("option", { key, value: key }, words)));
 
-// A value that lives in the address, so that a reload and a link keep it. The router writes the address after the keys that are being
-// typed, so the value itself is kept here; an address that did not come from here replaces it.
+// A value that lives in the address, so that a reload and a link keep it. It is written past the router: Airflow renders a page anew
+// whenever the router's address changes, and a field that is being typed into would lose its focus.
 export function useParam(name, fallback = "") {
-  const [params, setParams] = useSearchParams();
-  const there = params.get(name) ?? fallback;
-  const [value, setValue] = useState(there);
-  const written = useRef([]);
-  useEffect(() => {
-    const at = written.current.indexOf(there);
-    if (at < 0) setValue(there);
-    else written.current.splice(0, at + 1);
-  }, [there]);
+  const { key } = useLocation();
+  const [value, setValue] = useState(() => inAddress(name) ?? fallback);
+  useEffect(() => setValue(inAddress(name) ?? fallback), [key, name, fallback]);
   const set = useCallback((next) => {
-    const wanted = next || fallback;
-    written.current.push(wanted);
-    setValue(wanted);
-    setParams((was) => {
-      const made = new URLSearchParams(was);
-      if (wanted === fallback) made.delete(name);
-      else made.set(name, wanted);
-      return made;
-    }, { replace: true });
-  }, [setParams, name, fallback]);
+    const address = new URL(globalThis.location.href);
+    if (!next || next === fallback) address.searchParams.delete(name);
+    else address.searchParams.set(name, next);
+    globalThis.history.replaceState(globalThis.history.state, "", address);
+    setValue(next || fallback);
+  }, [name, fallback]);
   return [value, set];
 }
+
+const inAddress = (name) => new URLSearchParams(globalThis.location.search).get(name);
 
 export const runPath = (row) => (row.dag_id && row.run_id ? `/dags/${encodeURIComponent(row.dag_id)}/runs/${encodeURIComponent(row.run_id)}` : null);
 
