@@ -25,7 +25,7 @@ class Profile(StrEnum):
 TABLES = (
     "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record",
     "failed_record_edit", "flow", "group_member", "lag_history", "lag_partition", "lost_range", "maintenance", "migration", "objective",
-    "partition_offset", "redrive", "redrive_record", "retry_action", "rewind",
+    "partition_offset", "rebalance", "redrive", "redrive_record", "retry_action", "rewind",
     "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
     "role_profile", "suppressed", "suppressed_key", "topic", "undo_floor", "validation", "validation_result", "validation_row",
 )  # fmt: skip

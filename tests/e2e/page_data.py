@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.kafka_topics import Topics
 from tests.scenario import Scenario
 
 from tidemark.db import session, transaction
-from tidemark.errors import BadInput
+from tidemark.errors import BadInput, Fenced
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import samples, store
 from tidemark.offsets.store import TaskIdentity
@@ -72,8 +73,13 @@ class Data:
         for round_ in range(4):
             for partition in range(3):
                 self.topics.produce(topic("orders"), [str(round_ * 10 + each) for each in range(20 + 10 * partition)], partition=partition)
-            self.run(orders)
+            if round_ == 1:
+                self.zombie(orders)
+            elif round_ == 2:
+                orders.set(members=2)
+            self.run(orders, seat=max(0, round_ - 2))
         self.rewind(orders)
+        self.age("orders")
         self.sample("orders")
 
         rides = self.consumer("rides", 2, retry={"delays": ["20m", "2h"]}, airflow={"owner": "bob"})
@@ -104,11 +110,27 @@ class Data:
             made.make_sink("number bigint")
         return made
 
-    def run(self, one: Scenario, *, failing: bool = False) -> None:
-        """One run as a task of Airflow, and its validation."""
+    def task(self, one: Scenario, try_number: int = 1, seat: int = -1) -> TaskIdentity:
+        run_id = f"scheduled__{datetime.now(UTC):%Y-%m-%d}T00:{self.runs:02}:00+00:00"
+        return TaskIdentity(f"consume__{one.name}", run_id, "consume", seat, try_number)
+
+    def zombie(self, one: Scenario) -> None:
+        """A first try that still reads when the second one has taken its partitions: it is fenced and stores nothing."""
         self.runs += 1
-        dag_id, run_id = f"consume__{one.name}", f"scheduled__{datetime.now(UTC):%Y-%m-%d}T00:{self.runs:02}:00+00:00"
-        task = TaskIdentity(dag_id, run_id, "consume", -1, 1)
+        met: list[Slice] = []
+
+        def second_try(part: Slice) -> None:
+            met.append(part)
+            if len(met) == 1:
+                one.run(task=self.task(one, 2))
+
+        with pytest.raises(Fenced):
+            one.run(task=self.task(one), before=second_try)
+
+    def run(self, one: Scenario, *, failing: bool = False, seat: int = 0) -> None:
+        """One run as a task of Airflow, and its validation. ``seat`` counts if the consumer has members."""
+        self.runs += 1
+        task = self.task(one, seat=seat if one.spec.members > 1 else -1)
 
         def break_down(_: Slice) -> None:
             raise BadInput(what="column fare", found="it does not exist in lake.trips", fix="Add it to the table.")
@@ -119,7 +141,24 @@ class Data:
             assert failing
         else:
             suite = self.folder / "expectations" / "numbers.json" if one.spec.validation else None
-            validate(self.url, ValidatedRun(dag_id, run_id), group=one.name, table=one.table, suite=suite)
+            validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, table=one.table, suite=suite)
+
+    def age(self, group: str) -> None:
+        """As if 25 minutes lay between its runs, and 12 between its generations."""
+        aged = """
+            UPDATE tidemark.{changed} AS row SET {columns}
+              FROM (SELECT one.{key}, (count(*) OVER (ORDER BY one.{key} DESC) - 1) * interval '{apart}' AS age
+                      FROM tidemark.{table} one JOIN tidemark.consumer_group USING (group_id) WHERE name = %s) old
+             WHERE row.{key} = old.{key}
+        """
+        with session(self.url) as connection, transaction(connection) as cur:
+            for changed, columns, table, key, apart in (
+                ("attempt", ("started_at", "ended_at"), "attempt", "attempt_id", "25 min"),
+                ("batch", ("committed_at",), "attempt", "attempt_id", "25 min"),
+                ("rebalance", ("at",), "rebalance", "generation", "12 min"),
+            ):
+                moved = ", ".join(f"{column} = {column} - age" for column in columns)
+                cur.execute(aged.format(changed=changed, columns=moved, table=table, key=key, apart=apart), (group,))
 
     def sample(self, group: str) -> None:
         """The lag of the last hours, as samples have seen it: records kept coming, and a rewind has just moved two partitions back."""
@@ -129,18 +168,18 @@ class Data:
             now, applied = samples.state(cur, group_id)
             cur.execute("DELETE FROM tidemark.lag_partition WHERE group_id = %s", (group_id,))  # those of its runs, a minute ago
             cur.execute("DELETE FROM tidemark.lag_history WHERE group_id = %s", (group_id,))
-            for step in range(30, -1, -1):
-                at = now - timedelta(minutes=5 * step)
+            for step in (*range(30, 0, -1), 0.2, 0):  # the last two see the rewind, and make a rate
+                at, rewound = now - timedelta(minutes=5 * step), step < 1
                 seen = {
                     (each.topic_id, each.partition.partition): Observation(
                         at=at,
-                        position=each.position if not step else 70 - step,
+                        position=each.position if rewound else 70 - int(step),
                         log_start=0,
-                        log_end=190 if not step else 70 - step + (step * 7) % 13,
-                        next_at=at - timedelta(minutes=4) if not step else at - timedelta(seconds=(step * 7) % 13),
+                        log_end=190 - int(5 * step) if rewound else 70 - int(step) + int(step) * 7 % 13,
+                        next_at=at - timedelta(minutes=4) if rewound else at - timedelta(seconds=int(step) * 7 % 13),
                         committed_at=each.committed_at,
-                        applied_no=0 if step else applied,
-                        replay_until=None if step or each.partition.partition == 2 else 80 + 40 * each.partition.partition,
+                        applied_no=applied if rewound else 0,
+                        replay_until=80 + 40 * each.partition.partition if rewound and each.partition.partition < 2 else None,
                     )
                     for each in found
                 }

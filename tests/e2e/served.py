@@ -50,15 +50,20 @@ uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=told["port"], log_le
 
 @contextlib.contextmanager
 def served(
-    home: Path, env: Mapping[str, str], *, commands: Sequence[Sequence[str]] = (), files: Sequence[Mapping[str, str]] = ({},)
+    home: Path,
+    env: Mapping[str, str],
+    *,
+    path: str = "",
+    commands: Sequence[Sequence[str]] = (),
+    files: Sequence[Mapping[str, str]] = ({},),
 ) -> Iterator[str]:
-    """The URL of an api-server with the project's DAGs and plugin. ``commands`` of ``airflow`` run first; then each of ``files`` is written
-    into ``home/consumers`` and read. ``home/stale`` gets the DAGs out of service, a line for each reading."""
+    """The URL of an api-server with the project's DAGs and plugin, below ``path``. ``commands`` of ``airflow`` run first; then each of
+    ``files`` is written into ``home/consumers`` and read. ``home/stale`` gets the DAGs out of service, a line for each reading."""
     port = ports.find_free()
     (home / "consumers").mkdir(exist_ok=True)
     own = {
         "AIRFLOW_HOME": str(home),
-        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}{path}",
         "AIRFLOW__CORE__DAGS_FOLDER": str(project.root() / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(project.root() / "plugins"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",

@@ -27,6 +27,7 @@ from tests.kafka_topics import Topics
 from tests.scenario import tidy_imports
 
 from tidemark import schema
+from tidemark.db import rows, session, transaction
 from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
 
@@ -35,7 +36,7 @@ HOME = "plugin/tidemark"
 
 
 class Site:
-    """The api-server, and its users."""
+    """The api-server, below a base path as behind a company's proxy, and its users."""
 
     def __init__(self, url: str, home: Path, data: Data) -> None:
         self.url, self.data = url, data
@@ -77,11 +78,12 @@ def site(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             data.make()
         env = {
             **connections_env(url, {"bootstrap.servers": topics.servers}, "local[1]"),
+            "TIDEMARK_TRANSFORMS": str(home / "transforms"),
             "AIRFLOW_CONN_ELSEWHERE": "postgres://nobody@127.0.0.1:1/nowhere",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
         }
-        with served(home, env) as where:
+        with served(home, env, path="/night/airflow") as where:
             site = Site(where, home, data)
             for name in ("orders", "rides", "fares", "trips"):
                 site.pause(f"consume__{name}", False)
@@ -101,6 +103,7 @@ ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "/api/groups/{consumer}/form": (ANYONE_WITH_A_ROLE, {}),
     "/api/groups/{consumer}/records": (ANYONE_WITH_A_ROLE, {}),
     "/api/groups/{consumer}/records/{number}": (EDITORS, {}),
+    "/api/groups/{consumer}/transform": (ANYONE_WITH_A_ROLE, {}),
     "/api/groups/{consumer}/retries": (ANYONE_WITH_A_ROLE, {}),
     "/api/groups/{consumer}/rewinds/{rewind_id}": (ANYONE_WITH_A_ROLE, {"consumer": "orders", "rewind_id": "1"}),
     "/api/groups/{consumer}/validations/{validation_id}": (ANYONE_WITH_A_ROLE, {"validation_id": ""}),
@@ -148,8 +151,8 @@ def test_viewer_sees_no_payload(site: Site) -> None:
     seen = {user: site.json(path, user) for user in ("vic", "uma")}
     assert [any(one["observed"] for one in each["results"]) for each in seen.values()] == [False, True]
     assert [row["offset"] for row in seen["vic"]["results"][1]["rows"]] == [3, 4]
-    assert site.json("api/groups/rides/form", "vic")["forms"] == {"rewind": None, "redrive": None}
-    assert site.json("api/groups/rides/form", "uma")["forms"] == {"rewind": "rewind", "redrive": "redrive"}
+    assert site.json("api/groups/rides/form", "vic")["forms"] == {"rewind": None, "redrive": None, "discard": None}
+    assert site.json("api/groups/rides/form", "uma")["forms"] == {"rewind": "rewind", "redrive": "redrive", "discard": "discard"}
 
 
 # ---- what the routes say
@@ -172,6 +175,44 @@ def test_groups_are_worst_first_and_say_why(site: Site) -> None:
     assert trips["why"] == "The last run failed: BadInput"
     assert (rides["waiting"], rides["failed"]) == (3, 2)
     assert (orders["owner"], orders["tags"], orders["partitions"], orders["replaying"]) == ("ann", ["lake", "gold"], 3, 2)
+
+
+def test_group_says_how_fast_where_each_partition_moved_and_which_try_was_fenced(site: Site) -> None:
+    """Rates per partition, generations newest first with their moves, seats with what each has read last, the zombie's attempt, and the
+    file of the transform."""
+    orders = site.json("api/groups/orders")
+    assert all(part["lag"]["produced_per_s"] > 0 and part["lag"]["consumed_per_s"] is not None for part in orders["partitions"])
+    moves = [(one["from"], one["to"], one["what"]) for each in orders["rebalances"] for one in each["moves"] or ()]
+    seats = [f"consume__orders/consume/{number}" for number in range(2)]
+    assert moves == [(seats[1], None, "shop.orders:0-2"), (None, seats[1], "shop.orders:0-2"), (seats[0], None, "shop.orders:0-2")]
+    assert [one["moves"] is None for one in orders["rebalances"]] == [False, False, False, True]
+    assert [(one["seat"], one["map_index"], one["read"]) for one in orders["seats"]] == [
+        (seats[0], 0, ""),
+        (seats[1], 1, "shop.orders:0-2"),
+    ]
+    assert [(each["error_kind"], each["try_number"]) for each in orders["attempts"] if each["error_kind"]] == [("fenced", 1)]
+    with session(site.data.url) as connection, transaction(connection) as cur:
+        cur.execute(orders["queries"]["batches"])
+        assert [row["batch_id"] for row in rows(cur)] == [row["batch_id"] for row in orders["batches"]] != []
+    source = site.json("api/groups/orders/transform")
+    assert source["text"].splitlines()[source["line"] - 1] == "def transform(record: Record) -> dict:"
+    assert (
+        orders["source"]
+        == {name: source[name] for name in ("transform", "file")}
+        == {"transform": "orders:transform", "file": "transforms/orders.py"}
+    )
+    assert site.get("api/groups/bad/transform").status_code == 404
+
+
+def test_retries_say_of_each_error_whether_it_grows(site: Site) -> None:
+    """Records count when they first failed, also if they are settled by now."""
+    assert sorted((one["error_type"], one["last_hour"], one["hour_before"]) for one in site.json("api/groups/rides/retries")["growth"]) == [
+        ("Fail", 2, 0),
+        ("Retry", 3, 0),
+    ]
+    assert [(one["consumer"], sum(each["last_hour"] for each in one["growth"])) for one in site.json("api/retries")["consumers"]] == [
+        ("rides", 5)
+    ]
 
 
 def test_rewind_shows_each_partition_and_who_did_what(site: Site) -> None:
@@ -210,7 +251,11 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-PICTURES = {("groups", 1280, False): "page-groups", ("group", 1280, True): "page-group"}
+PICTURES = {
+    ("groups", 1280, False): "page-groups",
+    ("group", 1280, True): "page-group",
+    ("retries-of", 1280, False): "page-retries",
+}
 """The pictures of the documentation: view, width, dark."""
 
 
@@ -259,6 +304,8 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
         "retries-of": ("retries/rides", "By error"),
         "record": (f"retries/rides/{number}", "Headers"),
         "redrive-form": ("groups/rides/redrive?error=Fail", "Record numbers"),
+        "discard-form": ("groups/rides/discard?state=FAILED", "never tried again"),
+        "transform": ("groups/rides/transform", "def transform"),
         "validations": ("validations", "critical"),
         "validation": (f"validations/fares/{verdict}", "Failing rows"),
         "audit": ("audit", "rewind applied"),
@@ -343,6 +390,124 @@ def test_redrive_form_has_the_filter_on_screen(site: Site, browser: Browser) -> 
         "then": "ask",
         "reason": "the carrier is known now",
     }
+    visitor.context.close()
+
+
+def test_discard_is_a_run_of_its_dag_under_the_users_name(site: Site, browser: Browser) -> None:
+    """From an error's row, with its filter. Without any filter it cannot be asked for."""
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open("retries/rides", "By error")
+    errors = page.get_by_label("Errors")
+    errors.get_by_text("growing").first.wait_for()
+    errors.get_by_role("row").filter(has_text="FAILED").get_by_role("link", name="Discard …").click()
+    assert page.get_by_label("State").input_value() == "FAILED"
+    page.locator("[name=reason]").fill("test rides of last week")
+    ask = page.get_by_role("button", name="Request the discard …")
+    page.locator("[name=error]").fill("")
+    page.get_by_label("State").select_option("")
+    page.get_by_text("Choose records").wait_for()
+    assert ask.is_disabled()
+    page.get_by_label("State").select_option("FAILED")
+    page.locator("[name=numbers]").fill("1, 2")
+    ask.click()
+    with page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
+        page.get_by_role("button", name="Request the discard", exact=True).click()
+    run = sent.value.json()
+    assert (run["dag_id"], run["triggering_user_name"]) == ("discard", "uma")
+    assert run["conf"] == {"consumer": "rides", "numbers": "1, 2", "states": ["FAILED"], "then": "ask", "reason": "test rides of last week"}
+    assert visitor.errors == []
+    visitor.context.close()
+
+
+def test_group_shows_rates_rebalances_and_the_fenced_try(site: Site, browser: Browser) -> None:
+    """Each mark of the charts has a title; the links lead to the transform's text and to Airflow's code tab."""
+    visitor = Visitor(browser, site, "vic")
+    page = visitor.open("groups/orders", "Spec in force")
+    assert {"In / s", "Out / s", "Owner", "Epoch", "Validated to", "End"} <= set(
+        page.get_by_label("Partitions").get_by_role("columnheader").all_inner_texts()
+    )
+    titles = page.locator("svg[aria-label^='Lag over time'] title").all_text_contents()
+    assert sum("a member leaves" in each and each.startswith("generation ") for each in titles) == 2
+    assert sum(each.startswith("rewind ") for each in titles) == 1
+    assert sum("was fenced" in each for each in page.locator("svg[aria-label*='batches of'] title").all_text_contents()) == 1
+    page.get_by_label("Rebalances").get_by_text("consume__orders/consume/1 → nobody").wait_for()
+    page.get_by_label("Members").get_by_text("shop.orders:0-2").wait_for()
+    assert (page.get_by_role("link", name="code", exact=True).get_attribute("href") or "").endswith("/dags/consume__orders/code")
+    page.get_by_role("link", name="orders:transform").click()
+    page.get_by_text("def transform(record: Record) -> dict:").wait_for()
+    assert visitor.errors == []
+    visitor.context.close()
+
+
+def test_every_link_keeps_the_base_path_and_a_reload_keeps_the_view(site: Site, browser: Browser) -> None:
+    visitor = Visitor(browser, site, "adam")
+    base = httpx.URL(site.url).path
+    assert base == "/night/airflow"
+    for path, shows in views(site).values():
+        page = visitor.open(path, shows)
+        links = page.locator("main a[href], nav[aria-label=Tidemark] a[href]").evaluate_all(
+            "all => all.map(one => new URL(one.href).pathname)"
+        )
+        assert links
+        assert [link for link in links if not link.startswith(f"{base}/")] == []
+    page = visitor.open("groups?q=rides", "records failed")
+    page.get_by_role("link", name="rides", exact=True).click()
+    page.get_by_text("Spec in force").wait_for()
+    assert page.url == f"{site.url}/{HOME}/groups/rides"
+    page.reload()
+    page.get_by_text("Spec in force").wait_for()
+    page.go_back()
+    page.get_by_text("1 of 6").wait_for()
+    assert page.get_by_label("Search groups").input_value() == "rides"
+    assert visitor.errors == []
+    visitor.context.close()
+
+
+FOCUSED = """(() => {
+  const one = document.activeElement, style = getComputedStyle(one);
+  return { name: one.getAttribute('aria-label') ?? one.name ?? '', text: one.innerText ?? '',
+    seen: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== 'none' };
+})()"""
+
+
+def test_a_rewind_can_be_asked_for_with_the_keyboard_alone(site: Site, browser: Browser) -> None:
+    """Tab reaches views, search, filter, rows and the form, each with a visible focus; Enter opens and presses."""
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open("groups", "records failed")
+
+    def tab_to(name: str) -> None:
+        """By its label, field name or text."""
+        passed = []
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            focused = page.evaluate(FOCUSED)
+            passed.append(focused["name"] or focused["text"])
+            if name in (focused["name"], focused["text"].strip()):
+                assert focused["seen"], f"no focus to be seen on {name}"
+                return
+        raise AssertionError(f"Tab does not reach {name}: {passed}")
+
+    for name in ("Retries", "Search groups"):
+        tab_to(name)
+    page.keyboard.type("trips", delay=200)  # at a person's pace: the field keeps the focus while the address follows
+    page.get_by_text("1 of 6").wait_for()
+    assert page.url.endswith("/groups?q=trips")
+    tab_to("Filter by state")
+    tab_to("trips")
+    page.keyboard.press("Enter")
+    page.get_by_text("Spec in force").wait_for()
+    tab_to("Rewind …")
+    page.keyboard.press("Enter")
+    page.get_by_label("Scenario").wait_for()
+    tab_to("reason")
+    page.keyboard.type("the column fare exists now")
+    tab_to("Request the rewind …")
+    page.keyboard.press("Enter")
+    page.get_by_text("Check once more").wait_for()
+    assert page.evaluate(FOCUSED)["text"] == "Request the rewind"
+    with page.expect_response(lambda answer: answer.request.method == "POST" and "/dagRuns" in answer.url) as sent:
+        page.keyboard.press("Enter")
+    assert sent.value.json()["conf"]["reason"] == "the column fare exists now"
     visitor.context.close()
 
 

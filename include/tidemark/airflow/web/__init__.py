@@ -18,5 +18,7 @@ Modules::
     guards       who may read what
     history      rewinds, validations and events of several consumers
     overview     all groups in one table
+    rebalances   what each rebalance of a group moved
     retries      what waits, what failed, and the records themselves
+    source       the file of a consumer's transform
 """

@@ -15,9 +15,9 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from tidemark.airflow.web import detail, guards, history, overview, retries
+from tidemark.airflow.web import detail, guards, history, overview, retries, source
 from tidemark.airflow.web.consumers import problem
-from tidemark.airflow.web.guards import AllReadable, Editable, Readable
+from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Sourced
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.rewind.scenario import WORDS
@@ -25,7 +25,7 @@ from tidemark.text.problems import REASON_CHARACTERS
 
 log = logging.getLogger(__name__)
 
-SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "retries", "rewinds", "table", "validations")
+SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "retries", "rewinds", "source", "table", "validations")
 """The modules in ``static/``."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -82,9 +82,14 @@ def group(one: Readable, user: GetUserDep) -> Response:
     return _json(detail.group(one) | {"forms": guards.forms(user, one), "payloads": guards.edits(user, one)})
 
 
+@app.get("/api/groups/{consumer}/transform")
+def transform(one: Sourced) -> Response:
+    return _json(source.source(one.spec))
+
+
 @app.get("/api/groups/{consumer}/form")
 def form(one: Readable, user: GetUserDep) -> Response:
-    """What the forms for a rewind and a redrive offer."""
+    """What the forms for a rewind, a redrive and a discard offer."""
     words = [{"name": each.name, "does": each.does, "value": each.value, "example": each.example} for each in WORDS.values()]
     said = {"consumer": one.spec.name, "own": one.spec.access is not None, "forms": guards.forms(user, one), "scenarios": words}
     return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.sink.table})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,9 @@ import yaml
 from tidemark.airflow.dags import Declared
 from tidemark.airflow.web.consumers import database
 from tidemark.airflow.web.overview import groups, problems
+from tidemark.airflow.web.rebalances import rebalances
+from tidemark.airflow.web.source import place
+from tidemark.consume.membership import instance_id
 from tidemark.db import rows, statements, transaction
 from tidemark.group.coordinator import Coordinator
 from tidemark.offsets import lag, samples, store
@@ -18,6 +21,7 @@ from tidemark.offsets.flow import Flow, Target
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.store import replays
 from tidemark.spec.problem import masked
+from tidemark.spec.scope import spans
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -40,12 +44,16 @@ def group(one: Declared) -> dict[str, Any]:
         "problems": problems(one),
         "file": spec.source.path.name,
         "spec": in_force(one),
+        "source": place(spec),
         "partitions": [],
         "lost": [],
         "flow": [],
         "attempts": [],
         "batches": [],
         "membership": None,
+        "seats": _seats(spec.name, spec.members, ()),
+        "rebalances": [],
+        "queries": {},
         "history": [],
         "rewinds": [],
     }
@@ -56,24 +64,31 @@ def group(one: Declared) -> dict[str, Any]:
         with transaction(connection) as cur:
             cur.execute(SQL["group_id"], {"group": spec.group})
             found = rows(cur)
-            said |= _of_group(cur, spec.group, found[0]["group_id"]) | {"now": found[0]["now"]} if found else {}
+            if found:
+                positions = _newest(store.positions(cur, spec.group))
+                said |= _of_group(cur, spec.group, found[0]["group_id"], positions) | {"now": found[0]["now"]}
+                said |= {"seats": _seats(spec.name, spec.members, positions)}
             said |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
     return said | {"membership": described}
 
 
-def _of_group(cur: Cursor, name: str, group_id: int) -> dict[str, Any]:
-    key = {"group_id": group_id}
+def _newest(positions: Sequence[store.Position]) -> list[store.Position]:
+    """Without those of topics that were created again."""
+    newest = {each.partition.topic: each.topic_id for each in sorted(positions, key=lambda each: each.topic_id)}
+    return [each for each in positions if newest[each.partition.topic] == each.topic_id]
+
+
+def _of_group(cur: Cursor, name: str, group_id: int, positions: Sequence[store.Position]) -> dict[str, Any]:
+    queries: dict[str, str] = {}
 
     def ask(statement: str, **more: Any) -> list[dict[str, Any]]:
-        cur.execute(SQL[statement], {**key, **more})
+        queries[statement] = cur.mogrify(SQL[statement], {"group_id": group_id, **more}).decode()
+        cur.execute(queries[statement])
         return rows(cur)
 
     flow = ask("pauses")
     paused = Flow(frozenset(Target(row["topic"], row["partition"]) for row in flow if row["paused"]))
     until = {replay.partition: replay for replay in replays(cur, name)}
-    positions = store.positions(cur, name)
-    newest = {each.partition.topic: each.topic_id for each in sorted(positions, key=lambda each: each.topic_id)}
-    positions = [each for each in positions if newest[each.partition.topic] == each.topic_id]  # not those of a topic that was re-created
     lags = lag.group(cur, name)
     behind = {(each.topic, each.partition): each for each in lags.partitions} if lags else {}
     attempts = ask("attempts", limit=ATTEMPTS)
@@ -86,7 +101,9 @@ def _of_group(cur: Cursor, name: str, group_id: int) -> dict[str, Any]:
         "lost": ask("lost", limit=LOST),
         "flow": flow,
         "attempts": attempts,
+        "rebalances": rebalances(ask("rebalances")),
         "batches": ask("batches", attempt_ids=[row["attempt_id"] for row in attempts], limit=BATCHES),
+        "queries": queries,
     }
 
 
@@ -106,6 +123,19 @@ def _partition(each: store.Position, paused: Flow, until: Mapping[TopicPartition
         "replaying_until": None if replay is None else replay.until,
         "rewind_id": None if replay is None else replay.rewind_id,
     }
+
+
+def _seats(consumer: str, members: int, positions: Sequence[store.Position]) -> list[dict[str, Any]]:
+    """The seats of the consumer's mapped task, with the partitions that each read last; none without group membership."""
+    seats = []
+    for number in range(members if members > 1 else 0):
+        seat = instance_id(consumer, number)
+        read: dict[str, list[int]] = {}
+        for each in positions:
+            if each.instance_id == seat:
+                read.setdefault(each.partition.topic, []).append(each.partition.partition)
+        seats.append({"seat": seat, "map_index": number, "read": " ".join(f"{topic}:{spans(parts)}" for topic, parts in read.items())})
+    return seats
 
 
 def _history(cur: Cursor, name: str) -> list[dict[str, Any]]:

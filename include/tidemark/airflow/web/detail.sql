@@ -35,3 +35,7 @@ SELECT batch_id, attempt_id, topic.name AS topic, partition, start_offset, end_o
 -- The rewinds of a group that were applied within a period.
 SELECT rewind_id, applied_at AS at FROM tidemark.rewind JOIN tidemark.rewind_group USING (rewind_id)
  WHERE group_name = %(group)s AND applied_at >= clock_timestamp() - %(period)s ORDER BY rewind_id;
+
+-- name: rebalances
+-- The generations of a group that are stored, newest first.
+SELECT generation, at, reason, protocol, assignment FROM tidemark.rebalance WHERE group_id = %(group_id)s ORDER BY generation DESC;

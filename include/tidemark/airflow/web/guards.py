@@ -10,17 +10,17 @@ from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_access_view
 from fastapi import Depends, HTTPException, Request
 
-from tidemark.airflow.dags import CONSUME, REDRIVE, REWIND, Declared, dag_id
+from tidemark.airflow.dags import CONSUME, DISCARD, REDRIVE, REWIND, Declared, dag_id
 from tidemark.airflow.web.consumers import declared
 
 plugins = Depends(requires_access_view(AccessView.PLUGINS))
 """On the whole app."""
 
 
-def _consumer(method: str) -> Callable[[str, Request, GetUserDep], Declared]:
+def _consumer(method: str, entity: DagAccessEntity | None = None) -> Callable[[str, Request, GetUserDep], Declared]:
     def check(consumer: str, request: Request, user: GetUserDep) -> Declared:
         # Before it is looked up: the answer must not tell whether a consumer exists.
-        requires_access_dag(method, None, dag_id(CONSUME, consumer))(request, user)  # type: ignore[arg-type]
+        requires_access_dag(method, entity, dag_id(CONSUME, consumer))(request, user)  # type: ignore[arg-type]
         found = declared().get(consumer)
         if found is None:
             raise HTTPException(404, f"There is no consumer {consumer}. It may have been renamed; Groups lists all of them.")
@@ -33,6 +33,8 @@ Readable = Annotated[Declared, Depends(_consumer("GET"))]
 """The consumer in the path, for a user who may see its DAG."""
 Editable = Annotated[Declared, Depends(_consumer("PUT"))]
 """The same for a user who may edit its DAG."""
+Sourced = Annotated[Declared, Depends(_consumer("GET", DagAccessEntity.CODE))]
+"""The same for a user who may see its DAG's code."""
 
 
 def _readable(user: GetUserDep) -> dict[str, Declared]:
@@ -54,8 +56,8 @@ def edits(user: GetUserDep, one: Declared) -> bool:
 
 
 def forms(user: GetUserDep, one: Declared) -> dict[str, str | None]:
-    """The DAGs that rewind and redrive this consumer; None if the user may not start them."""
-    named = {kind: kind if one.spec.access is None else dag_id(kind, one.spec.name) for kind in (REWIND, REDRIVE)}
+    """The DAGs that rewind this consumer, and redrive or discard its records; None if the user may not start them."""
+    named = {kind: kind if one.spec.access is None else dag_id(kind, one.spec.name) for kind in (REWIND, REDRIVE, DISCARD)}
     return {kind: dag if _may(user, "POST", dag, DagAccessEntity.RUN) else None for kind, dag in named.items()}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemark.airflow.dags import Declared
 from tidemark.airflow.web.consumers import ask_each, database
-from tidemark.db import rows, transaction
+from tidemark.db import rows, statements, transaction
 from tidemark.retry import admin, pending
 from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
 from tidemark.spec.retry_topics import failed_topic, retry_topic
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tidemark.db import Connection
     from tidemark.retry.admin import Payload, Whole
     from tidemark.spec import ConsumerSpec
+
+SQL = statements("tidemark.airflow.web", "retries.sql")
 
 OPEN = (RecordState.WAITING, RecordState.HELD, RecordState.FAILED)
 """States of records that are not settled."""
@@ -30,39 +32,50 @@ MOST_BYTES = 256 * 1024
 
 
 def everywhere(consumers: Mapping[str, Declared]) -> dict[str, Any]:
-    """The consumers with records that wait or have failed, and their counts."""
+    """The consumers with records that wait or have failed, their counts, and how fast records fail."""
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
         known = _known(connection, specs)
-        return {spec.name: admin.count_records(connection, spec.group, Filter(states=OPEN)) for spec in specs if spec.group in known}
+        counts = {spec.name: admin.count_records(connection, spec.group, Filter(states=OPEN)) for spec in specs if spec.group in known}
+        lately = growth(connection, [spec.group for spec in specs if counts.get(spec.name)])
+        return {spec.name: {"counts": counts.get(spec.name), "growth": lately.get(spec.group, [])} for spec in specs}
 
     answers = ask_each(consumers, ask)
     found = [
-        {"consumer": name, "group": consumers[name].spec.group, "counts": counts}
-        for name, counts in sorted(answers.found.items())
-        if counts
+        {"consumer": name, "group": consumers[name].spec.group, **found} for name, found in sorted(answers.found.items()) if found["counts"]
     ]
     return {"consumers": found, "banners": answers.banners}
 
 
 def of_consumer(one: Declared) -> dict[str, Any]:
-    """Tiers with what waits in them, counts by error, and how late the last tries were."""
+    """Tiers with what waits in them, counts by error and whether they grow, and how late the last tries were."""
     spec = one.spec
     tiers = [
         *({"tier": format_duration(delay), "topic": retry_topic(spec.group, delay)} for delay in spec.retry.delays),
         {"tier": FAILED_TIER, "topic": failed_topic(spec.group)},
     ]
-    said: dict[str, Any] = {"consumer": spec.name, "tiers": tiers, "due": [], "counts": [], "late": None, "overdue": None}
+    said: dict[str, Any] = {"consumer": spec.name, "tiers": tiers, "due": [], "counts": [], "growth": [], "late": None, "overdue": None}
     said |= {"buckets": BUCKETS, "bucket_seconds": BUCKET_S}
     with database(spec) as connection:
         if spec.group in _known(connection, [spec]):
             said |= {
                 "due": admin.due_by_tier(connection, spec.group, seconds=BUCKET_S, buckets=BUCKETS),
                 "counts": admin.count_records(connection, spec.group, Filter(states=OPEN)),
+                "growth": growth(connection, [spec.group]).get(spec.group, []),
                 "late": pending.tried(connection, spec.group),
                 "overdue": pending.due(connection, spec.group),
             }
     return said
+
+
+def growth(connection: Connection, groups: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """By group: ``{"error_type", "last_hour", "hour_before"}`` of records that first failed in the last two hours."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with transaction(connection) as cur:
+        cur.execute(SQL["growth"], {"groups": list(groups)})
+        for row in rows(cur):
+            found.setdefault(row.pop("group"), []).append(row)
+    return found
 
 
 def records(one: Declared, wanted: Filter, after: int) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import { A, Box, Empty, Flex, HOME, RouterLink, h, to, useLocation } from "./base.js";
 import { Audit } from "./audit.js";
-import { RedriveForm, RewindForm } from "./form.js";
+import { DiscardForm, RedriveForm, RewindForm } from "./form.js";
 import { Group } from "./group.js";
 import { Groups } from "./groups.js";
 import { FailedRecord } from "./payload.js";
 import { Retries, RetriesEverywhere } from "./retries.js";
 import { Rewind, Rewinds } from "./rewinds.js";
+import { Source } from "./source.js";
 import { Validation, Validations } from "./validations.js";
 
 const TABS = [["groups", "Groups"], ["rewinds", "Rewinds"], ["retries", "Retries"], ["validations", "Validations"], ["audit", "Audit"]];
@@ -18,6 +19,8 @@ function view([name = "groups", consumer, id]) {
     if (!consumer) return h(Groups);
     if (id === "rewind") return h(RewindForm, { consumer, key: consumer });
     if (id === "redrive") return h(RedriveForm, { consumer, key: consumer });
+    if (id === "discard") return h(DiscardForm, { consumer, key: consumer });
+    if (id === "transform") return h(Source, { consumer, key: consumer });
     return id ? null : h(Group, { consumer, key: consumer });
   }
   if (name === "rewinds") return id ? h(Rewind, { consumer, id }) : h(Rewinds);

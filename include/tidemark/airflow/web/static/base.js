@@ -1,7 +1,7 @@
 // What every view shares: React and Chakra of Airflow, data that refreshes itself, words for numbers and times.
 
 export const { createElement: h, Fragment, useCallback, useEffect, useMemo, useRef, useState } = globalThis.React;
-export const { Link: RouterLink, useLocation, useNavigate, useSearchParams } = globalThis.ReactRouterDOM;
+export const { Link: RouterLink, useLocation, useNavigate } = globalThis.ReactRouterDOM;
 const { Badge, Box, Button, Code, Flex, Heading, Input, Link, Spinner, Text, Textarea } = globalThis.ChakraUI;
 export { Badge, Box, Button, Code, Flex, Heading, Input, Link, Spinner, Text, Textarea };
 
@@ -101,6 +101,9 @@ export function duration(seconds) {
   return `${Math.round(size / 86400)} d`;
 }
 
+// Records a second: "12", "0.3", "0.002".
+export const rate = (value) => (value === null || value === undefined ? "–" : value === 0 ? "0" : Number(value.toPrecision(2)).toLocaleString("en-US", { maximumFractionDigits: 3 }));
+
 export const moment = (text) => (text ? new Date(text).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "–");
 
 // "3 min ago", with the exact moment on hover.
@@ -124,7 +127,8 @@ export const Due = ({ at }) => (at && Date.parse(at) <= Date.now() ? h("time", {
 const COLOURS = {
   "bad spec": "red", unreachable: "red", losing: "red", stopped: "red", stalled: "orange", "catching up": "blue",
   LOSING: "red", STOP: "red", STALL: "orange", UNKNOWN: "gray", PAUSED: "purple", REPLAYING: "blue", "CATCHING UP": "blue", OK: "green", IDLE: "gray",
-   "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
+   FENCED: "purple", growing: "orange", steady: "gray", slowing: "green", overdue: "orange",
+  "run failed": "red", blocked: "red", "records failed": "orange", paused: "purple",
   replaying: "blue", "records wait": "yellow", running: "cyan", ok: "green", new: "gray",
   FAILED: "red", RUNNING: "cyan", COMMITTED: "green", WAITING: "yellow", HELD: "purple", LOADED: "green", SKIPPED: "gray",
   DISCARDED: "gray", PLANNED: "blue", EXPIRED: "gray", REJECTED: "gray", APPLIED: "green", UNDONE: "purple",
@@ -159,6 +163,22 @@ export const Banners = ({ banners }) =>
     h(Notice, { key: one.connection, tone: "error", role: "alert", title: `Database ${one.connection} does not answer: ${one.problem}` },
       `${one.fix} Not shown: ${one.consumers.slice(0, 8).join(", ")}${one.consumers.length > 8 ? ` and ${one.consumers.length - 8} more` : ""}.`));
 
+// Its children drawn for the width that there is, so that a chart's words keep their size on a phone.
+export function Sized({ children, most = 4000 }) {
+  const place = useRef(null);
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    const watch = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+    watch.observe(place.current);
+    return () => watch.disconnect();
+  }, []);
+  return h(Box, { ref: place, minW: 0 }, width > 0 && children(Math.min(most, width)));
+}
+
+// The query behind a table, for psql.
+export const Query = ({ text }) => text ? h(Box, { as: "details", fontSize: "sm", mt: 2 }, h(Box, { as: "summary", cursor: "pointer", color: "fg.muted", w: "fit-content" }, "Query"),
+  h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md", mt: 1 }, text)) : null;
+
 // A view's data, or what to say while there are none.
 export function Loaded({ state, children }) {
   const { data, error } = state;
@@ -169,9 +189,9 @@ export function Loaded({ state, children }) {
 }
 
 export const Facts = ({ rows }) =>
-  h(Box, { as: "dl", display: "grid", gridTemplateColumns: { base: "1fr", md: "max-content 1fr" }, columnGap: 6, rowGap: 1, fontSize: "sm", mt: 1 },
+  h(Box, { as: "dl", display: "grid", gridTemplateColumns: { base: "7.5rem minmax(0, 1fr)", md: "max-content minmax(0, 1fr)" }, columnGap: { base: 2, md: 6 }, rowGap: 1, fontSize: "sm", mt: 1 },
     rows.filter(Boolean).map(([name, value]) => h(Fragment, { key: name },
-      h(Box, { as: "dt", color: "fg.muted" }, name), h(Box, { as: "dd", mb: { base: 2, md: 0 }, minW: 0, overflowWrap: "anywhere" }, value))));
+      h(Box, { as: "dt", color: "fg.muted" }, name), h(Box, { as: "dd", minW: 0, overflowWrap: "anywhere" }, value))));
 
 export const Field = ({ label, hint, children }) =>
   h(Box, { as: "label", display: "block", fontSize: "sm" },
@@ -183,17 +203,23 @@ export const Select = ({ value, onChange, options, label, ...more }) =>
     bg: "bg", color: "fg", px: 2, h: 8, fontSize: "sm", maxW: "100%", ...more },
     options.map(([key, words]) => h("option", { key, value: key }, words)));
 
-// A value that lives in the address, so that a reload and a link keep it.
+// A value that lives in the address, so that a reload and a link keep it. It is written past the router: Airflow renders a page anew
+// whenever the router's address changes, and a field that is being typed into would lose its focus.
 export function useParam(name, fallback = "") {
-  const [params, setParams] = useSearchParams();
-  const set = useCallback((value) => setParams((was) => {
-    const made = new URLSearchParams(was);
-    if (value === fallback || value === "" || value === null) made.delete(name);
-    else made.set(name, value);
-    return made;
-  }, { replace: true }), [setParams, name, fallback]);
-  return [params.get(name) ?? fallback, set];
+  const { key } = useLocation();
+  const [value, setValue] = useState(() => inAddress(name) ?? fallback);
+  useEffect(() => setValue(inAddress(name) ?? fallback), [key, name, fallback]);
+  const set = useCallback((next) => {
+    const address = new URL(globalThis.location.href);
+    if (!next || next === fallback) address.searchParams.delete(name);
+    else address.searchParams.set(name, next);
+    globalThis.history.replaceState(globalThis.history.state, "", address);
+    setValue(next || fallback);
+  }, [name, fallback]);
+  return [value, set];
 }
+
+const inAddress = (name) => new URLSearchParams(globalThis.location.search).get(name);
 
 export const runPath = (row) => (row.dag_id && row.run_id ? `/dags/${encodeURIComponent(row.dag_id)}/runs/${encodeURIComponent(row.run_id)}` : null);
 

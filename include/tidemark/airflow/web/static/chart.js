@@ -17,17 +17,17 @@ export function Timeline({ batches, attempts, width = 1000 }) {
   const by = new Map(attempts.map((one) => [one.attempt_id, one]));
   const times = [...batches.map((one) => Date.parse(one.committed_at)), ...attempts.filter((one) => one.ended_at).map((one) => Date.parse(one.ended_at))];
   const from = Math.min(...times), until = Math.max(...times, from + 1000);
-  const left = 130, lane = 22, height = lanes.length * lane + 26;
+  const left = Math.min(130, width / 3), lane = 22, height = lanes.length * lane + 26;
   const x = (time) => left + ((time - from) / (until - from)) * (width - left - 20);
   const most = Math.max(...batches.map((one) => one.end_offset - one.start_offset));
-  return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", style: { minWidth: "560px" }, role: "img",
+  return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img",
     "aria-label": `${batches.length} batches of ${lanes.length} partitions over time` },
     lanes.map((name, index) => h("g", { key: name },
       h("text", { x: left - 8, y: index * lane + 15, textAnchor: "end", style: WORDS, fill: AXIS }, name.length > 20 ? `…${name.slice(-19)}` : name),
       h("line", { x1: left, x2: width - 12, y1: index * lane + 11, y2: index * lane + 11, stroke: LINE }))),
     attempts.filter((one) => one.state === "FAILED").map((one) =>
       h("line", { key: `f${one.attempt_id}`, x1: x(Date.parse(one.ended_at)), x2: x(Date.parse(one.ended_at)), y1: 0, y2: height - 20,
-        stroke: colour("red"), strokeDasharray: "3 3" }, h("title", null, `attempt ${one.attempt_id} failed: ${one.error}`))),
+        stroke: colour(one.error_kind === "fenced" ? "purple" : "red"), strokeDasharray: "3 3" }, h("title", null, `attempt ${one.attempt_id} ${one.error_kind === "fenced" ? "was fenced" : "failed"}: ${one.error}`))),
     batches.map((one) => {
       const row = lanes.indexOf(`${one.topic}/${one.partition}`);
       if (row < 0) return null;
@@ -38,7 +38,7 @@ export function Timeline({ batches, attempts, width = 1000 }) {
         h("title", null, `batch ${one.batch_id}, attempt ${one.attempt_id}: [${number(one.start_offset)}, ${number(one.end_offset)}) at ${moment(one.committed_at)}; ` +
           `${number(one.loaded)} loaded, ${number(one.retried)} to retry, ${number(one.failed)} failed`));
     }),
-    h("text", { x: left, y: height - 4, style: WORDS, fill: AXIS }, moment(new Date(from).toISOString())),
+    h("text", { x: width < 500 ? 0 : left, y: height - 4, style: WORDS, fill: AXIS }, moment(new Date(from).toISOString())),
     h("text", { x: width - 12, y: height - 4, style: WORDS, fill: AXIS, textAnchor: "end" }, moment(new Date(until).toISOString()))));
 }
 
@@ -76,16 +76,17 @@ export function Sparkline({ values, width = 90, height = 22 }) {
 }
 
 // The lag over a day, with what happened meanwhile.
-export function LagChart({ history, rewinds, failed, width = 1000, height = 170 }) {
+export function LagChart({ history, rewinds, rebalances, failed, width = 1000, height = 170 }) {
   const left = 70, bottom = 24, times = history.map((one) => Date.parse(one.at));
   const from = times[0], until = Math.max(Date.now(), times[times.length - 1]);
   const most = Math.max(1, ...history.map((one) => one.records));
   const x = (time) => left + ((time - from) / (until - from)) * (width - left - 12);
   const y = (value) => 8 + (1 - value / most) * (height - bottom - 8);
   const line = history.map((one, index) => `${x(times[index])},${y(one.records)}`).join(" ");
-  const marks = [...rewinds.map((one) => ({ at: one.at, tone: "blue", words: `rewind ${one.rewind_id} was applied` })),
+  const marks = [...rewinds.map((one) => ({ at: one.at, tone: "purple", words: `rewind ${one.rewind_id} was applied` })),
+    ...rebalances.map((one) => ({ at: one.at, tone: "gray", words: `generation ${one.generation}: ${one.reason}` })),
     ...failed.map((one) => ({ at: one.ended_at, tone: "red", words: `attempt ${one.attempt_id} failed: ${one.error}` }))].filter((one) => Date.parse(one.at) >= from);
-  return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", style: { minWidth: "560px" }, role: "img", "aria-label": `Lag over time, at most ${number(most)} records` },
+  return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": `Lag over time, at most ${number(most)} records` },
     [0, most / 2, most].map((value) => h("g", { key: value }, h("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), stroke: LINE }),
       h("text", { x: left - 8, y: y(value) + 4, textAnchor: "end", style: WORDS, fill: AXIS }, number(Math.round(value))))),
     h("polygon", { points: `${left},${y(0)} ${line} ${x(times[times.length - 1])},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),

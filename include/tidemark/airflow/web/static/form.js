@@ -1,6 +1,6 @@
-// The forms that ask Airflow for a run of `rewind` or `redrive`, as the user who is signed in. The run makes a plan and checks everything.
+// The forms that ask Airflow for a run of `rewind`, `redrive` or `discard`, as the user who is signed in. The run makes a plan and checks everything.
 
-import { A, Box, Button, Code, Field, Flex, Heading, Input, Loaded, Muted, Notice, Section, Select, Text, Textarea, api, h, request, to, useData, useParam,
+import { A, Box, Button, Code, Field, Flex, Heading, Input, Loaded, Muted, Notice, Section, Select, Text, Textarea, api, h, query, request, to, useData, useParam,
   useState } from "./base.js";
 
 export const RewindForm = ({ consumer }) => {
@@ -45,32 +45,62 @@ export const RedriveForm = ({ consumer }) => {
   return h(Box, null, h(Heading, { as: "h1", size: "xl" }, `Redrive records of ${consumer}`), h(Loaded, { state }, (data) => h(Redrive, { consumer, data })));
 };
 
+// The fields that choose records, kept in the address: [what was given, the fields].
+function useRecords() {
+  const error = useParam("error"), text = useParam("text"), numbers = useParam("numbers"), tier = useParam("tier");
+  const field = (label, name, [value, set], hint) =>
+    h(Field, { key: name, label, hint }, h(Input, { size: "sm", name, value, onChange: (event) => set(event.target.value) }));
+  const given = Object.fromEntries(Object.entries({ error, text, numbers, tier }).map(([name, [value]]) => [name, value.trim()]).filter(([, value]) => value));
+  return [given, [field("Error type", "error", error), field("Error text", "text", text, "Any part of it."),
+    field("Record numbers", "numbers", numbers, "Separated by commas."), field("Tier", "tier", tier, "A delay such as 5m, or failed.")]];
+}
+
+const Reason = ({ value, onChange }) => h(Field, { label: "Reason", hint: "Kept permanently, with your name." },
+  h(Textarea, { size: "sm", name: "reason", rows: 2, value, onChange: (event) => onChange(event.target.value) }));
+
+const Then = ({ value, onChange, verb }) => h(Field, { label: "After the plan" }, h(Select, { label: "After the plan", value, onChange,
+  options: [["ask", "ask for approval first"], ["apply", `${verb} the records`], ["nothing", "nothing (dry run)"]] }));
+
+const unreasoned = (data, reason) => reason.trim().length < data.reason_characters && `Give a reason of at least ${data.reason_characters} characters.`;
+
 function Redrive({ consumer, data }) {
-  const [error, setError] = useParam("error");
-  const [text, setText] = useParam("text");
-  const [numbers, setNumbers] = useParam("numbers");
-  const [tier, setTier] = useParam("tier");
+  const [given, fields] = useRecords();
   const [where, setWhere] = useParam("to", "ladder");
   const [then, setThen] = useState("ask");
   const [reason, setReason] = useState("");
   if (!data.forms.redrive) return h(Forbidden, { dag: data.own ? `redrive__${consumer}` : "redrive" });
-  const given = { error, text, numbers, tier };
-  const conf = { ...(data.own ? {} : { consumer }), ...Object.fromEntries(Object.entries(given).filter(([, value]) => value.trim())), to: where, then, reason: reason.trim() };
-  const problems = reason.trim().length < data.reason_characters ? [`Give a reason of at least ${data.reason_characters} characters.`] : [];
-  const input = (name, value, set) => h(Input, { size: "sm", name, value, onChange: (event) => set(event.target.value) });
+  const conf = { ...(data.own ? {} : { consumer }), ...given, to: where, then, reason: reason.trim() };
   return h(Box, { maxW: "44rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Sends failed records through the retry topics again. A record must match every filter."),
-    h(Flex, { direction: "column", gap: 4, mt: 4 },
-      h(Field, { label: "Error type" }, input("error", error, setError)), h(Field, { label: "Error text", hint: "Any part of it." }, input("text", text, setText)),
-      h(Field, { label: "Record numbers", hint: "Separated by commas." }, input("numbers", numbers, setNumbers)),
-      h(Field, { label: "Tier", hint: "A delay such as 5m, or failed." }, input("tier", tier, setTier)),
+    h(Flex, { direction: "column", gap: 4, mt: 4 }, fields,
       h(Field, { label: "Where to" }, h(Select, { label: "Where to", value: where, onChange: setWhere, options: [["ladder", "ladder: all delays again"], ["now", "now: one try, at once"]] })),
-      h(Field, { label: "After the plan" }, h(Select, { label: "After the plan", value: then, onChange: setThen,
-        options: [["ask", "ask for approval first"], ["apply", "redrive the records"], ["nothing", "nothing (dry run)"]] })),
-      h(Field, { label: "Reason", hint: "Kept permanently, with your name." },
-        h(Textarea, { size: "sm", name: "reason", rows: 2, value: reason, onChange: (event) => setReason(event.target.value) }))),
-    h(Send, { dag: data.forms.redrive, conf, problems, verb: "Request the redrive",
-      says: `Redrive ${Object.values(given).some((one) => one.trim()) ? "the matching failed records" : "all failed records"} of ${consumer}.` }));
+      h(Then, { value: then, onChange: setThen, verb: "redrive" }), h(Reason, { value: reason, onChange: setReason })),
+    h(Send, { dag: data.forms.redrive, conf, problems: [unreasoned(data, reason)].filter(Boolean), verb: "Request the redrive",
+      says: `Redrive ${Object.keys(given).length ? "the matching failed records" : "all failed records"} of ${consumer}.` }));
+}
+
+export const DiscardForm = ({ consumer }) => {
+  const state = useData(api("groups", consumer, "form"), { refresh: false });
+  return h(Box, null, h(Heading, { as: "h1", size: "xl" }, `Discard records of ${consumer}`), h(Loaded, { state }, (data) => h(Discard, { consumer, data })));
+};
+
+function Discard({ consumer, data }) {
+  const [given, fields] = useRecords();
+  const [state, setState] = useParam("state");
+  const [then, setThen] = useState("ask");
+  const [reason, setReason] = useState("");
+  if (!data.forms.discard) return h(Forbidden, { dag: data.own ? `discard__${consumer}` : "discard" });
+  const chosen = { ...given, ...(state ? { states: [state] } : {}) };
+  const conf = { ...(data.own ? {} : { consumer }), ...chosen, then, reason: reason.trim() };
+  const problems = [!Object.keys(chosen).length && "Choose records: a state or another filter.", unreasoned(data, reason)].filter(Boolean);
+  return h(Box, { maxW: "44rem" },
+    h(Text, { color: "fg.muted", mt: 1 }, "Settles records without loading them: they are never tried again, unless somebody redrives them. A record must match every filter."),
+    h(Flex, { direction: "column", gap: 4, mt: 4 },
+      h(Field, { label: "State" }, h(Select, { label: "State", value: state, onChange: setState,
+        options: [["", "waiting, held or failed"], ["FAILED", "failed"], ["WAITING", "waiting"], ["HELD", "held"]] })),
+      fields, h(Then, { value: then, onChange: setThen, verb: "discard" }), h(Reason, { value: reason, onChange: setReason })),
+    h(Send, { dag: data.forms.discard, conf, problems, verb: "Request the discard",
+      says: `Discard the matching ${state ? state.toLowerCase() : "waiting, held and failed"} records of ${consumer}.` }));
 }
 
 const Forbidden = ({ dag }) => h(Notice, { tone: "warning", role: "alert", title: "Your roles do not allow this" }, `It takes the right to start the DAG ${dag}. Ask an administrator.`);
@@ -109,7 +139,6 @@ function Send({ dag, conf, problems, verb, says }) {
         h(Button, { variant: "outline", onClick: () => setAsked(false) }, "Back"))));
 }
 
-export const redrivePath = (consumer, filter) => {
-  const made = new URLSearchParams(Object.entries(filter).filter(([, value]) => value));
-  return `${to("groups", consumer, "redrive")}${made.size ? `?${made}` : ""}`;
-};
+const formPath = (form) => (consumer, filter) => `${to("groups", consumer, form)}${query(filter)}`;
+export const redrivePath = formPath("redrive");
+export const discardPath = formPath("discard");

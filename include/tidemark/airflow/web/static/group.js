@@ -1,7 +1,7 @@
 // One group.
 
-import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, State, Text, api,
-  counted, duration, h, moment, number, taskPath, to, useData } from "./base.js";
+import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, Query, RouterLink, RunLink, Section, Sized, State, Text, api,
+  counted, duration, h, moment, number, rate, taskPath, to, useData, useState } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
 import { Rows } from "./table.js";
 
@@ -27,19 +27,21 @@ function View({ consumer, data }) {
         failed.task_id && h(A, { to: taskPath(failed) }, "Task log"), data.forms.rewind && h(A, { to: to("groups", consumer, "rewind") }, "Rewind"))),
     !failed && summary.why && summary.condition !== "ok" && h(Notice, { tone: "info", title: summary.why }, causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
-    data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in blue, failed runs in red") },
-      h(LagChart, { history: data.history, rewinds: data.rewinds, failed: data.attempts.filter((one) => one.state === "FAILED") })),
+    data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in purple, rebalances in grey, failed runs in red") },
+      h(Sized, null, (width) => h(LagChart, { width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((one) => one.state === "FAILED") }))),
+    data.history.length === 1 && h(Section, { title: "Lag" }, h(Muted, null, "The chart begins with the second sample.")),
     h(Section, { title: "Partitions", aside: h(Muted, null, counted(data.partitions_in_all ?? 0, "partition")) },
       data.partitions.length ? h(Rows, { label: "Partitions", rows: data.partitions, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
         : h(Empty, { title: "No partition has been claimed yet" }, "The first run claims them. Start the consumer's DAG.")),
     data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that nobody has read") },
-      h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST })),
-    h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red where an attempt failed") },
-      h(Timeline, { batches: data.batches, attempts: data.attempts })),
+      h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST }), h(Query, { text: data.queries.lost })),
+    h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red for a failed one; dashed where an attempt failed (red) or was fenced (purple)") },
+      h(Sized, null, (width) => h(Timeline, { width, batches: data.batches, attempts: data.attempts })), h(Query, { text: data.queries.batches })),
     h(Section, { title: "Attempts" }, data.attempts.length
       ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: ATTEMPTS, details: (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }, row.error_text) })
-      : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here.")),
+      : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here."), h(Query, { text: data.queries.attempts })),
     h(Members, { data }),
+    h(Rebalances, { found: data.rebalances, query: data.queries.rebalances }),
     h(Section, { title: "Spec in force", aside: h(Muted, null, `${data.file}, with every default filled in`) },
       h(Box, { as: "details" }, h(Box, { as: "summary", cursor: "pointer", color: "fg.info" }, "Show"),
         h(Box, { as: "pre", tabIndex: 0, fontSize: "xs", overflowX: "auto", p: 3, bg: "bg.muted", borderRadius: "md", mt: 2 }, data.spec))));
@@ -52,8 +54,9 @@ const causes = (consumer, row) => h(Flex, { gap: 4, wrap: "wrap" },
   row.replaying > 0 && h(A, { to: `${to("rewinds")}?consumer=${encodeURIComponent(consumer)}` }, "Rewinds"),
   h(A, { to: `/dags/${row.dag_id}` }, "DAG"));
 
-const facts = (consumer, { summary: row, flow }) => [
+const facts = (consumer, { summary: row, flow, source }) => [
   ["Group", row.group], ["Reads", row.topics.join(", ")], ["Loads into", row.table],
+  ["Transform", h(Box, null, source.file ? h(A, { to: to("groups", consumer, "transform") }, source.transform) : source.transform, h(Muted, null, ` ${source.file ?? "an installed module"}`))],
   row.lag && ["Lag", h(Box, null, h(State, { value: row.lag.verdict }), ` ${row.lag.records === null ? "unknown" : counted(row.lag.records, "record")}`,
     row.lag.seconds !== null && `, ${duration(row.lag.seconds)} behind`, h(Muted, { display: "block" }, row.lag.why, " Sampled ", h(Ago, { at: row.lag.sampled_at }), "."))],
   row.lag && row.lag.records > 0 && ["Caught up", row.lag.never ? "never: the lag grows" : row.lag.catch_up_s === null ? "unknown" : `in ${duration(row.lag.catch_up_s)}`],
@@ -64,7 +67,7 @@ const facts = (consumer, { summary: row, flow }) => [
   ["Not validated yet", row.position === undefined || row.position === null ? "–" : counted(row.position - row.validated, "offset")],
   ["Last validation", row.validation_id ? h(A, { to: to("validations", consumer, row.validation_id) }, row.verdict) : "none"],
   ["Next run", row.dag?.is_paused ? h(A, { to: `/dags/${row.dag_id}` }, "The DAG is paused") : h(Due, { at: row.dag?.next_run })],
-  ["DAG", h(A, { to: `/dags/${row.dag_id}` }, row.dag_id)],
+  ["DAG", h(Flex, { gap: 3, wrap: "wrap" }, h(A, { to: `/dags/${row.dag_id}` }, row.dag_id), h(A, { to: `/dags/${row.dag_id}/code` }, "code"))],
   ["More", h(Flex, { gap: 3, wrap: "wrap" }, ["rewinds", "audit", "validations"].map((view) =>
     h(A, { key: view, to: `${to(view)}?consumer=${encodeURIComponent(consumer)}` }, view)))],
   ...flow.filter((one) => one.paused).map((one) => [`Paused: ${one.topic ?? "everything"}${one.partition === null ? "" : `/${one.partition}`}`,
@@ -76,6 +79,8 @@ const PARTITIONS = [
   { name: "Position", end: true, cell: (row) => number(row.position) },
   { name: "End", end: true, cell: (row) => number(row.lag?.log_end) },
   { name: "Lag", end: true, cell: (row) => row.lag ? h(Box, null, number(row.lag.records), row.lag.seconds !== null && h(Muted, { display: "block" }, duration(row.lag.seconds))) : "–" },
+  { name: "In / s", end: true, cell: (row) => rate(row.lag?.produced_per_s) },
+  { name: "Out / s", end: true, cell: (row) => rate(row.lag?.consumed_per_s) },
   { name: "Validated to", end: true, cell: (row) => number(row.validated) },
   { name: "State", cell: (row) => row.paused ? h(State, { value: "paused" })
     : row.replaying_until !== null ? h(Box, null, h(State, { value: "replaying" }), h(Muted, { display: "block" }, `until ${number(row.replaying_until)}, rewind ${row.rewind_id}`)) : null },
@@ -94,7 +99,7 @@ const LOST = [
 ];
 
 const ATTEMPTS = [
-  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
+  { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: row.error_kind === "fenced" ? "FENCED" : row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
   { name: "DAG run", cell: (row) => h(RunLink, { row }) },
   { name: "Task log", cell: (row) => row.task_id ? h(A, { to: taskPath(row) }, `try ${row.try_number}`) : null },
   { name: "Started", cell: (row) => h(Ago, { at: row.started_at }) },
@@ -106,16 +111,43 @@ const ATTEMPTS = [
   { name: "Error", cell: (row) => row.error },
 ];
 
+// The members of the group now, and the seats of the consumer's mapped task, whether somebody sits there or not.
 function Members({ data }) {
   const found = data.membership;
-  if (!found) return null;
-  const held = (member) => Object.entries(member.assignment?.partitions ?? {}).map(([topic, parts]) => `${topic}: ${parts.join(", ")}`).join("; ");
-  return h(Section, { title: "Members", aside: h(Muted, null, `${found.state}, generation ${found.generation}, ${found.protocol ?? "no assignor"}` +
-    (found.rebalance_reason ? `; last rebalance: ${found.rebalance_reason}` : "")) },
-    found.members.length ? h(Rows, { label: "Members", rows: found.members, id: (row) => row.member_id, columns: [
-      { name: "Member", cell: (row) => h(Box, null, row.instance_id ?? row.member_id, row.member_id === found.leader && h(Muted, null, " leader")) },
-      { name: "Partitions", cell: (row) => held(row) || "none" },
-      { name: "Joined", cell: (row) => h(Ago, { at: row.joined_at }) },
-      { name: "Seen", cell: (row) => h(Box, null, h(Ago, { at: row.seen_at }), row.overdue && " overdue") },
-    ] }) : h(Muted, null, "No member. A consumer with members: 1 needs none; others have members while they run."));
+  const members = found?.members ?? [];
+  if (!data.seats.length && !members.length) {
+    return h(Section, { title: "Members" }, h(Muted, null, "This consumer has no members: each run reads all of its partitions. members: 2 or more in its file makes a group."));
+  }
+  const seated = data.seats.map((seat) => ({ ...seat, member: members.find((one) => one.instance_id === seat.seat) }));
+  const others = members.filter((one) => !data.seats.some((seat) => seat.seat === one.instance_id)).map((member) => ({ seat: null, member }));
+  return h(Section, { title: "Members and seats", aside: h(Muted, null, found && `${found.state}, generation ${found.generation}${found.protocol ? `, ${found.protocol}` : ""}`) },
+    h(Rows, { label: "Members", rows: [...seated, ...others], id: (row) => row.seat ?? row.member.member_id, columns: [
+      { name: "Seat", cell: (row) => row.seat ?? h(Muted, null, row.member.instance_id ?? row.member.member_id) },
+      { name: "Member", cell: ({ member }) => !member ? h(Muted, null, "nobody: members leave when their run ends")
+        : h(Box, null, member.client_id, member.member_id === found.leader && h(Muted, null, " leader"), member.overdue && h(State, { value: "overdue" })) },
+      { name: "Has", cell: ({ member }) => held(member) },
+      { name: "Read last", cell: (row) => row.read },
+      { name: "Joined", cell: ({ member }) => member && h(Ago, { at: member.joined_at }) },
+      { name: "Seen", cell: ({ member }) => member && h(Ago, { at: member.seen_at }) },
+    ] }));
+}
+
+const held = (member) => Object.entries(member?.assignment?.partitions ?? {}).map(([topic, parts]) => `${topic}: ${parts.join(", ")}`).join("; ");
+
+const REBALANCES = 12;
+
+// Generations, newest first, and what each moved from which member to which.
+function Rebalances({ found, query }) {
+  const [all, setAll] = useState(false);
+  if (!found.length) return null;
+  return h(Section, { title: "Rebalances", aside: h(Muted, null, "generations, newest first") },
+    h(Rows, { label: "Rebalances", rows: all ? found : found.slice(0, REBALANCES), id: (row) => row.generation, columns: [
+      { name: "Generation", cell: (row) => row.generation },
+      { name: "When", cell: (row) => h(Ago, { at: row.at }) },
+      { name: "Why", cell: (row) => h(Box, { maxW: "22rem" }, row.reason) },
+      { name: "Members", end: true, cell: (row) => number(row.members) },
+      { name: "Moved", cell: (row) => row.moves === null ? h(Muted, null, "unknown: the generation before is not stored") : row.moves.length === 0 ? h(Muted, null, "nothing")
+        : row.moves.map((one) => h(Box, { key: `${one.from}>${one.to}`, overflowWrap: "anywhere" }, one.what, h(Muted, null, ` ${one.from ?? "nobody"} → ${one.to ?? "nobody"}`))) },
+    ] }),
+    found.length > REBALANCES && h(Button, { mt: 2, size: "sm", variant: "outline", onClick: () => setAll(!all) }, all ? "Show fewer" : `Show all ${found.length}`), h(Query, { text: query }));
 }

@@ -2,7 +2,7 @@
 
 import { A, Ago, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, Section, Select, State, Text, api, counted, h,
   moment, number, to, useData, useState } from "./base.js";
-import { redrivePath } from "./form.js";
+import { discardPath, redrivePath } from "./form.js";
 
 export function ConsumerPicker({ value, onChange }) {
   const { data } = useData(api("groups"), { refresh: false });
@@ -23,7 +23,9 @@ function View({ consumer, data }) {
   const { row } = data;
   return h(Box, null,
     h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Record ${data.number}`), h(State, { value: row.state }),
-      h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { numbers: String(data.number) }) }, "Redrive …"))),
+      h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { numbers: String(data.number) }) }, "Redrive …")),
+      ["WAITING", "HELD", "FAILED"].includes(row.state)
+        && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: discardPath(consumer, { numbers: String(data.number) }) }, "Discard …"))),
     h(Section, { title: "Why" }, h(Facts, { rows: [
       ["Error", row.error_type], ["Text", row.error_text], ["Read from", `${row.topic}/${row.partition} at offset ${number(row.offset)}`],
       ["Record's time", row.timestamp ? moment(row.timestamp) : "none"], ["First failed", h(Ago, { at: row.created_at })],

@@ -1,9 +1,9 @@
 // What waits, what failed, and the records.
 
-import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Heading, Input, Loaded, Muted, RouterLink, Section, Select, State, Text, api, counted, duration, h,
+import { A, Ago, Banners, Box, Button, Due, Empty, Flex, Fragment, Heading, Input, Loaded, Muted, Notice, RouterLink, Section, Select, Sized, State, Text, api, counted, duration, h,
   number, query, to, useData, useEffect, useParam, useState } from "./base.js";
 import { Bars } from "./chart.js";
-import { redrivePath } from "./form.js";
+import { discardPath, redrivePath } from "./form.js";
 import { Rows } from "./table.js";
 
 export function RetriesEverywhere() {
@@ -20,9 +20,18 @@ const EVERYWHERE = [
   { name: "Waiting", end: true, cell: (row) => number(sum(row, "WAITING")) },
   { name: "Held", end: true, cell: (row) => number(sum(row, "HELD")) },
   { name: "Failed", end: true, cell: (row) => number(sum(row, "FAILED")) },
+  { name: "New", cell: (row) => h(Growth, { found: row.growth }) },
   { name: "Most frequent error", cell: (row) => h(Box, { maxW: "30rem" }, h(Text, { fontWeight: "medium" }, row.counts[0].error_type), h(Muted, null, row.counts[0].example)) },
   { name: "Last", cell: (row) => h(Ago, { at: row.counts.map((one) => one.last).sort().pop() }) },
 ];
+
+// Whether records fail faster than before. found: [{last_hour, hour_before}] of some error types.
+function Growth({ found }) {
+  const now = found.reduce((all, one) => all + one.last_hour, 0), before = found.reduce((all, one) => all + one.hour_before, 0);
+  if (!now && !before) return h(Muted, null, "none in 2 h");
+  return h(Box, null, h(State, { value: now > before ? "growing" : now < before ? "slowing" : "steady" }),
+    h(Muted, { display: "block" }, `${number(now)} in the last hour, ${number(before)} the hour before`));
+}
 
 export const Retries = ({ consumer }) => {
   const state = useData(api("groups", consumer, "retries"));
@@ -34,6 +43,8 @@ function View({ consumer, data }) {
   const total = data.counts.reduce((all, one) => all + one.records, 0);
   return h(Box, null,
     !total && h(Box, { mt: 4 }, h(Empty, { title: "Nothing waits and nothing has failed" }, "Records that cannot be loaded appear here.")),
+    data.overdue && h(Notice, { title: `${counted(data.overdue.records, "record is", "records are")} due, the oldest for ${duration(seconds(data.overdue.oldest))}` },
+      "The DAG ", h(A, { to: "/dags/drain_retries" }, "drain_retries"), " tries them again. If it does not start, check that it is not paused."),
     data.due.length > 0 && h(Section, { title: "Waiting", aside: h(Muted, null, data.late ? `tries of the last 24 hours: ${duration(seconds(data.late.median))} late (median), p99 ${duration(seconds(data.late.p99))}` : "") }, tiers(data)),
     data.counts.length > 0 && h(Section, { title: "By error" }, h(Rows, { label: "Errors", rows: data.counts, id: (row) => `${row.state}/${row.error_type}`, columns: errors(consumer, data) })),
     h(Records, { consumer, data }));
@@ -52,20 +63,25 @@ function tiers(data) {
       label: index === 0 ? "due" : index === data.buckets ? `in ${data.buckets} min or later` : `in ${index} min`,
       value: waiting.filter((one) => one.bucket === index).reduce((all, one) => all + one.records, 0),
     }));
+    const first = waiting.map((one) => one.first).sort()[0], last = waiting.map((one) => one.last).sort().pop();
     return h(Box, { key: topic, mb: 4 }, h(Text, { fontWeight: "medium", fontSize: "sm" }, `${names.get(topic) ?? (topic || "held")}: ${number(waiting.reduce((all, one) => all + one.records, 0))} waiting`,
-      held > 0 && `, ${number(held)} held behind an earlier record of their key`),
-    waiting.length > 0 && h(Bars, { bars, label: `When the records of ${names.get(topic) ?? topic} come due` }));
+      held > 0 && `, ${number(held)} held behind an earlier record of their key`,
+      waiting.length > 0 && h(Muted, null, waiting.every((one) => one.bucket === 0) ? ", all due" : h(Fragment, null, "; the first ", h(Due, { at: first }), ", the last ", h(Due, { at: last })))),
+    waiting.length > 0 && h(Sized, { most: 620 }, (width) => h(Bars, { width, bars, label: `When the records of ${names.get(topic) ?? topic} come due` })));
   });
 }
 
 const errors = (consumer, data) => [
-  { name: "Error", cell: (row) => h(A, { to: `${to("retries", consumer)}${query({ state: row.state, error: row.error_type })}`, fontWeight: "medium" }, row.error_type) },
+  { name: "Error", cell: (row) => h(Box, { minW: "7rem" }, h(A, { to: `${to("retries", consumer)}${query({ state: row.state, error: row.error_type })}`, fontWeight: "medium" }, row.error_type)) },
   { name: "State", cell: (row) => h(State, { value: row.state }) },
   { name: "Records", end: true, cell: (row) => number(row.records) },
+  { name: "New", cell: (row) => h(Growth, { found: data.growth.filter((one) => one.error_type === row.error_type) }) },
   { name: "Example", cell: (row) => h(Box, { maxW: "28rem" }, h(Muted, null, row.example, row.texts > 1 && ` (${counted(row.texts, "different text")})`)) },
   { name: "First", cell: (row) => h(Ago, { at: row.first }) },
   { name: "Last", cell: (row) => h(Ago, { at: row.last }) },
-  { name: "", cell: (row) => data.forms.redrive && row.state === "FAILED" && h(A, { to: redrivePath(consumer, { error: row.error_type }) }, "Redrive …") },
+  { name: "Actions", cell: (row) => h(Flex, { gap: 3, wrap: "wrap" },
+    data.forms.redrive && row.state === "FAILED" && h(A, { to: redrivePath(consumer, { error: row.error_type }) }, "Redrive …"),
+    data.forms.discard && h(A, { to: discardPath(consumer, { error: row.error_type, state: row.state }) }, "Discard …")) },
 ];
 
 function Records({ consumer, data }) {
@@ -82,7 +98,9 @@ function Records({ consumer, data }) {
       h(Select, { label: "Tier", value: tier, onChange: setTier, options: [["", "All tiers"], ...data.tiers.map((one) => [one.tier, one.tier])] }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error type", placeholder: "Error type", value: error, onChange: (event) => setError(event.target.value) }),
       h(Input, { size: "sm", maxW: "14rem", "aria-label": "Error text", placeholder: "Part of the error's text", value: text, onChange: (event) => setText(event.target.value) }),
-      data.forms.redrive && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { error, text, tier }) }, "Redrive these …"))),
+      data.forms.redrive && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: redrivePath(consumer, { error, text, tier }) }, "Redrive these …")),
+      data.forms.discard && !["LOADED", "SKIPPED", "DISCARDED"].includes(state)
+        && h(Button, { asChild: true, size: "sm", variant: "outline" }, h(RouterLink, { to: discardPath(consumer, { error, text, tier, state }) }, "Discard these …"))),
     h(Loaded, { state: found }, ({ records, next }) => h(Box, null,
       records.length ? h(Rows, { label: "Records", rows: records, id: (row) => row.number, columns: columns(consumer, data) })
         : h(Empty, { title: "No record matches" }, "Change the filter."),
