@@ -15,9 +15,9 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from tidemark.airflow.web import detail, guards, history, overview, retries
+from tidemark.airflow.web import detail, guards, history, overview, preview, retries
 from tidemark.airflow.web.consumers import problem
-from tidemark.airflow.web.guards import AllReadable, Editable, Readable
+from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Rewindable
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.rewind.scenario import WORDS
@@ -90,6 +90,13 @@ def form(one: Readable, user: GetUserDep) -> Response:
     return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.sink.table})
 
 
+@app.get("/api/groups/{consumer}/rewind-preview")
+def rewind_preview(
+    one: Rewindable, readable: AllReadable, scenario: str, value: str = "", scope: str = "all", allow_loss: bool = False
+) -> Response:
+    return _json(preview.preview(one, readable, preview.Asked(scenario, value, scope, allow_loss)))
+
+
 @app.get("/api/rewinds")
 def rewinds(readable: AllReadable, consumer: str | None = None) -> Response:
     return _json(history.rewinds(readable, consumer))
@@ -98,6 +105,12 @@ def rewinds(readable: AllReadable, consumer: str | None = None) -> Response:
 @app.get("/api/groups/{consumer}/rewinds/{rewind_id}")
 def rewind(one: Readable, rewind_id: int, readable: AllReadable, user: GetUserDep) -> Response:
     return _json(history.rewind(one, rewind_id, readable) | {"forms": guards.forms(user, one)})
+
+
+@app.get("/api/groups/{consumer}/rewinds/{rewind_id}/verified")
+def rewind_verified(one: Readable, rewind_id: int, readable: AllReadable, user: GetUserDep) -> Response:
+    """What the replay has changed. Examples are rows: only of consumers whose payloads the user may see."""
+    return _json(history.verified(one, rewind_id, {name: guards.edits(user, each) for name, each in readable.items()}))
 
 
 @app.get("/api/retries")

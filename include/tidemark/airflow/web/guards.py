@@ -35,6 +35,16 @@ Editable = Annotated[Declared, Depends(_consumer("PUT"))]
 """The same for a user who may edit its DAG."""
 
 
+def _rewindable(one: Readable, user: GetUserDep) -> Declared:
+    if not forms(user, one)[REWIND]:
+        raise HTTPException(403, "Your roles do not allow you to rewind this consumer.")
+    return one
+
+
+Rewindable = Annotated[Declared, Depends(_rewindable)]
+"""The same for a user who may start the DAG that rewinds it."""
+
+
 def _readable(user: GetUserDep) -> dict[str, Declared]:
     return only(user, declared())
 
