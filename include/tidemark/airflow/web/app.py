@@ -25,7 +25,7 @@ from tidemark.text.problems import REASON_CHARACTERS
 
 log = logging.getLogger(__name__)
 
-SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "retries", "rewinds", "table", "validations")
+SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "preview", "retries", "rewinds", "table", "validations")
 """The modules in ``static/``."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",

@@ -3,6 +3,7 @@
 import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, State, Text, api,
   counted, duration, h, moment, number, taskPath, to, useData } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
+import { rewindPath } from "./preview.js";
 import { Rows } from "./table.js";
 
 export const Group = ({ consumer }) => {
@@ -28,16 +29,16 @@ function View({ consumer, data }) {
     !failed && summary.why && summary.condition !== "ok" && h(Notice, { tone: "info", title: summary.why }, causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in blue, failed runs in red") },
-      h(LagChart, { history: data.history, rewinds: data.rewinds, failed: data.attempts.filter((one) => one.state === "FAILED") })),
+      h(LagChart, { consumer: data.forms.rewind && consumer, history: data.history, rewinds: data.rewinds, failed: data.attempts.filter((one) => one.state === "FAILED") })),
     h(Section, { title: "Partitions", aside: h(Muted, null, counted(data.partitions_in_all ?? 0, "partition")) },
       data.partitions.length ? h(Rows, { label: "Partitions", rows: data.partitions, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
         : h(Empty, { title: "No partition has been claimed yet" }, "The first run claims them. Start the consumer's DAG.")),
     data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that nobody has read") },
       h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST })),
     h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red where an attempt failed") },
-      h(Timeline, { batches: data.batches, attempts: data.attempts })),
+      h(Timeline, { consumer: data.forms.rewind && consumer, batches: data.batches, attempts: data.attempts })),
     h(Section, { title: "Attempts" }, data.attempts.length
-      ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: ATTEMPTS, details: (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }, row.error_text) })
+      ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: attempts(data.forms.rewind && consumer), details: (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }, row.error_text) })
       : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here.")),
     h(Members, { data }),
     h(Section, { title: "Spec in force", aside: h(Muted, null, `${data.file}, with every default filled in`) },
@@ -93,7 +94,7 @@ const LOST = [
   { name: "Recorded", cell: (row) => h(Ago, { at: row.recorded_at }) },
 ];
 
-const ATTEMPTS = [
+const attempts = (consumer) => [
   { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
   { name: "DAG run", cell: (row) => h(RunLink, { row }) },
   { name: "Task log", cell: (row) => row.task_id ? h(A, { to: taskPath(row) }, `try ${row.try_number}`) : null },
@@ -104,6 +105,8 @@ const ATTEMPTS = [
   { name: "To retry", end: true, cell: (row) => number(row.retried) },
   { name: "Failed", end: true, cell: (row) => number(row.failed) },
   { name: "Error", cell: (row) => row.error },
+  ...(consumer ? [{ name: "Rewind", cell: (row) => row.run_id && row.batches > 0
+    ? h(A, { to: rewindPath(consumer, "to-batch", `${row.dag_id}/${row.run_id}`), "aria-label": `Rewind to before attempt ${row.attempt_id}` }, "to before it …") : null }] : []),
 ];
 
 function Members({ data }) {
