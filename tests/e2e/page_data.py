@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kafka_topics import Topics
-from tests.scenario import Scenario, tidy_imports
+from tests.scenario import Scenario
 
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput
@@ -66,7 +66,6 @@ class Data:
         (folder / "expectations" / "numbers.json").write_text(json.dumps(SUITE))
         (folder / "consumers" / "bad.yaml").write_text(BAD)
         self.runs = 0
-        self.consumers: dict[str, Scenario] = {}
 
     def make(self) -> None:
         orders = self.consumer("orders", 3, schedule="*/10 * * * *", airflow={"owner": "ann", "tags": ["lake", "gold"]})
@@ -91,6 +90,7 @@ class Data:
         trips = self.consumer("trips", 1)
         self.topics.produce(topic("trips"), ["1", "2"])
         self.run(trips)
+        self.replay(trips)
         self.topics.produce(topic("trips"), ["3"])
         self.run(trips, failing=True)
 
@@ -103,21 +103,17 @@ class Data:
         if make:
             self.topics.create(partitions, name=topic(name))
             made.make_sink("number bigint")
-        self.consumers[name] = made
         return made
 
-    def replay(self, name: str, note: str) -> int:
-        """Rewinds the consumer to its first record and reads up to its old position again; the rows that go have a note. The rewind."""
-        one = self.consumers[name]
-        one.sql(f"ALTER TABLE {one.table} ADD COLUMN note text DEFAULT NULL")
-        one.sql(f"UPDATE {one.table} SET note = '{note}'")
+    def replay(self, one: Scenario) -> None:
+        """Rewinds the consumer to its first record and reads everything again; the rows that go had a note."""
+        one.sql(f"ALTER TABLE {one.table} ADD COLUMN note text")
+        one.sql(f"UPDATE {one.table} SET note = '{EVIL}'")
         cluster = Cluster(one.connections.kafka)
         with session(self.url) as connection:
             made = plan(connection, lambda _: cluster, [one.spec], Scope.parse([]), ToOffset(0), reason=REASON, by="ann")
             applying.apply(connection, lambda _: cluster, lambda _: one.spec, made.rewind_id, by="ann", approved_by="bob")
-        with tidy_imports():
-            self.run(one)
-        return made.rewind_id
+        self.run(one)
 
     def run(self, one: Scenario, *, failing: bool = False) -> None:
         """One run as a task of Airflow, and its validation."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from tests.integration.rewind.lab import Lab
 
 from tidemark.db import Cursor
-from tidemark.errors import Refused
+from tidemark.errors import BrokerUnavailable, Refused
+from tidemark.kafka.cluster import REQUEST_TIMEOUT_S, Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.rewind.model import GroupPlan, Scenario, ShiftBy, ToBatch, ToCurrent, ToLatest, ToOffset, ToValidated, Undo
 from tidemark.rewind.plan import PlanRefused, preview
@@ -79,3 +81,12 @@ def test_preview_counts_the_rows_that_refer_to_the_sink(lab: Lab) -> None:
     assert found.value.problems == planned.value.problems
     with pytest.raises(TargetsOutOfRange):
         previewed(lab, ShiftBy(-81), f"{lab.topic}:0")
+
+
+def test_preview_does_not_wait_long_for_a_kafka_that_is_away(lab: Lab) -> None:
+    lab.read(10)
+    away = Cluster({"bootstrap.servers": "127.0.0.1:1"}, timeout_s=1)
+    began = time.monotonic()
+    with lab.session() as connection, pytest.raises(BrokerUnavailable):
+        preview(connection, lambda _: away, [lab.spec], Scope.parse([]), ToLatest(), allow_loss=False)
+    assert time.monotonic() - began < REQUEST_TIMEOUT_S

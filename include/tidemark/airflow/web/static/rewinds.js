@@ -104,8 +104,8 @@ function Compared({ consumer, id }) {
 
 // A row before and after, side by side; what differs is marked.
 const Example = ({ verdict, columns }) =>
-  h(Box, { mb: 3, overflowX: "auto", borderWidth: "1px", borderRadius: "md", p: 2, maxW: "52rem" },
-    h(Box, { as: "table", w: "100%", fontSize: "sm", css: { "& th, & td": { textAlign: "start", verticalAlign: "top", padding: "2px 8px", overflowWrap: "anywhere" } } },
+  h(Box, { mb: 3, overflowX: "auto", borderWidth: "1px", borderRadius: "md", p: 2, maxW: "52rem", tabIndex: 0 },
+    h(Box, { as: "table", w: "100%", fontSize: "sm", css: { "& th, & td": { textAlign: "start", verticalAlign: "top", padding: "2px 8px", overflowWrap: "anywhere" }, "& th": { whiteSpace: "nowrap" } } },
       h("caption", { style: { textAlign: "start", fontWeight: 600 } }, verdict),
       h("thead", null, h("tr", null, ["Column", "Was", "Is now"].map((name) => h("th", { key: name, scope: "col" }, name)))),
       h("tbody", null, columns.map((one) => h(Box, { as: "tr", key: one.column, "data-differs": one.differs || undefined, bg: one.differs ? "bg.warning" : undefined },
