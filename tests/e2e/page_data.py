@@ -96,6 +96,7 @@ class Data:
         trips = self.consumer("trips", 1)
         self.topics.produce(topic("trips"), ["1", "2"])
         self.run(trips)
+        self.replay(trips)
         self.topics.produce(topic("trips"), ["3"])
         self.run(trips, failing=True)
 
@@ -126,6 +127,16 @@ class Data:
 
         with pytest.raises(Fenced):
             one.run(task=self.task(one), before=second_try)
+
+    def replay(self, one: Scenario) -> None:
+        """Rewinds the consumer to its first record and reads everything again; the rows that go had a note."""
+        one.sql(f"ALTER TABLE {one.table} ADD COLUMN note text")
+        one.sql(f"UPDATE {one.table} SET note = '{EVIL}'")
+        cluster = Cluster(one.connections.kafka)
+        with session(self.url) as connection:
+            made = plan(connection, lambda _: cluster, [one.spec], Scope.parse([]), ToOffset(0), reason=REASON, by="ann")
+            applying.apply(connection, lambda _: cluster, lambda _: one.spec, made.rewind_id, by="ann", approved_by="bob")
+        self.run(one)
 
     def run(self, one: Scenario, *, failing: bool = False, seat: int = 0) -> None:
         """One run as a task of Airflow, and its validation. ``seat`` counts if the consumer has members."""

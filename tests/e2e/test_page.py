@@ -14,13 +14,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from tests.e2e.page_data import EVIL, REASON, Data
+from tests.e2e.page_data import EVIL, REASON, Data, topic
 from tests.e2e.served import served
 from tests.e2e.test_rewind_browser import CHROMIUM, FLAGS
 from tests.kafka_topics import Topics
@@ -28,8 +30,14 @@ from tests.scenario import tidy_imports
 
 from tidemark import schema
 from tidemark.db import rows, session, transaction
+from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
+from tidemark.rewind.model import ToDatetime
+from tidemark.rewind.plan import preview as planned
+from tidemark.rewind.show import groups_as_json
+from tidemark.spec import find_consumer
+from tidemark.spec.scope import Scope
 
 USERS = {"adam": "admin", "olga": "op", "uma": "user", "vic": "viewer"}
 HOME = "plugin/tidemark"
@@ -96,6 +104,7 @@ def site(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 ANYONE_WITH_A_ROLE = {"": 401, "vic": 200, "uma": 200, "olga": 200, "adam": 200}
 EDITORS = ANYONE_WITH_A_ROLE | {"vic": 403}
+REWINDERS = ANYONE_WITH_A_ROLE | {"vic": 403}
 ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "/{module}.js": (ANYONE_WITH_A_ROLE, {"module": "app"}),
     "/api/groups": (ANYONE_WITH_A_ROLE, {}),
@@ -105,7 +114,9 @@ ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "/api/groups/{consumer}/records/{number}": (EDITORS, {}),
     "/api/groups/{consumer}/transform": (ANYONE_WITH_A_ROLE, {}),
     "/api/groups/{consumer}/retries": (ANYONE_WITH_A_ROLE, {}),
+    "/api/groups/{consumer}/rewind-preview": (REWINDERS, {"": "?scenario=to-earliest"}),
     "/api/groups/{consumer}/rewinds/{rewind_id}": (ANYONE_WITH_A_ROLE, {"consumer": "orders", "rewind_id": "1"}),
+    "/api/groups/{consumer}/rewinds/{rewind_id}/verified": (ANYONE_WITH_A_ROLE, {"consumer": "orders", "rewind_id": "1"}),
     "/api/groups/{consumer}/validations/{validation_id}": (ANYONE_WITH_A_ROLE, {"validation_id": ""}),
     "/api/rewinds": (ANYONE_WITH_A_ROLE, {}),
     "/api/retries": (ANYONE_WITH_A_ROLE, {}),
@@ -113,7 +124,7 @@ ROUTES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "/api/audit": (ANYONE_WITH_A_ROLE, {}),
     "/api/audit.csv": (ANYONE_WITH_A_ROLE, {}),
 }
-"""Each route: the answer to each user, and values for its path."""
+"""Each route: the answer to each user, and values for its path; its query has no name."""
 
 
 def test_every_route_has_an_entry_and_only_reads(tmp_path: Path) -> None:
@@ -135,7 +146,7 @@ def test_route_answers_each_user_as_their_role_allows(site: Site, user: str) -> 
     verdict = site.json("api/validations?consumer=rides")["validations"][0]["validation_id"]
     for route, (answers, values) in ROUTES.items():
         path = route.format(**{"consumer": "rides", "number": number} | values | {"validation_id": verdict})
-        answer = site.get(path.lstrip("/"), user)
+        answer = site.get(path.lstrip("/") + values.get("", ""), user)
         assert (route, answer.status_code) == (route, answers[user]), answer.text
         assert answer.headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -229,13 +240,44 @@ def test_rewind_shows_each_partition_and_who_did_what(site: Site) -> None:
 
 def test_audit_log_as_csv_is_no_formula(site: Site) -> None:
     """As the page shows it, newest first; a text that a spreadsheet would compute gets an apostrophe."""
-    lines = list(csv.DictReader(io.StringIO(site.get("api/audit.csv?kind=REWIND").text)))
+    lines = list(csv.DictReader(io.StringIO(site.get("api/audit.csv?kind=REWIND&consumer=orders").text)))
     assert [(line["kind"], line["consumer"], line["claimed_by"]) for line in lines] == [
         ("REWIND PLANNED", "orders", "ann"),
         ("REWIND APPLIED", "orders", "ann"),
         ("REWIND PLANNED", "orders", "ann"),
     ]
     assert [each["kind"] for each in site.json("api/audit?kind=REWIND&person=nobody")["events"]] == []
+
+
+def test_preview_has_the_numbers_that_the_plan_gets(site: Site) -> None:
+    """Computed by the planner, of Kafka's logs as they are; and nothing is stored."""
+    stored = site.json("api/rewinds")
+    with session(site.data.url) as connection:
+        spec = find_consumer("orders", site.data.folder / "consumers")
+        cluster = Cluster({"bootstrap.servers": site.data.topics.servers})
+        moment = datetime(2026, 1, 1, tzinfo=UTC)
+        asked = {"scenario": "to-datetime", "value": "2026-01-01T00:00:00Z", "scope": f"{topic('orders')}:2"}
+        made = site.json(f"api/groups/orders/rewind-preview?{urlencode(asked)}", "uma")
+        groups = planned(connection, lambda _: cluster, [spec], Scope.parse([asked["scope"]]), ToDatetime(moment), allow_loss=False)
+    assert {name: made[name] for name in ("groups", "replay", "sink_rows")} == {
+        name: value for name, value in groups_as_json(groups).items() if name in ("groups", "replay", "sink_rows")
+    }
+    assert (made["replay"], made["sink_rows"], made["problems"], made["unknown"]) == (160, 160, [], None)
+    assert site.json("api/rewinds") == stored
+
+
+def test_preview_says_why_a_plan_would_be_refused_and_what_it_cannot_say(site: Site) -> None:
+    def asked(consumer: str, user: str = "adam", **values: str) -> Any:
+        return site.json(f"api/groups/{consumer}/rewind-preview?{urlencode(values)}", user)
+
+    far = asked("orders", scenario="to-offset", value="5000")
+    assert ["is after the end of the log" in problem for problem in far["problems"]] == [True] * 3
+    assert "is not a time" in asked("orders", scenario="to-datetime", value="noon")["problems"][0]
+    assert "no preview" in asked("orders", scenario="from-file", value="/etc/passwd")["problems"][0]
+    assert "there is no rewind 999" in asked("orders", scenario="undo", value="999")["problems"][0]
+    assert "is not of rides" in asked("rides", scenario="undo", value="1")["problems"][0]
+    away = asked("away", scenario="to-earliest")
+    assert (away["problems"], away["groups"], "refused" in away["unknown"]) == ([], [], True)
 
 
 # ---- in the browser
@@ -290,7 +332,7 @@ def views(site: Site) -> dict[str, tuple[str, str]]:
     verdict = next(
         row["validation_id"] for row in site.json("api/validations?consumer=fares")["validations"] if row["verdict"] == "critical"
     )
-    applied = next(row["rewind_id"] for row in site.json("api/rewinds")["rewinds"] if row["state"] == "APPLIED")
+    applied = next(row["rewind_id"] for row in site.json("api/rewinds?consumer=orders")["rewinds"] if row["state"] == "APPLIED")
     return {
         "groups": ("groups", "blocked"),
         "group": ("groups/orders", "Spec in force"),
@@ -528,4 +570,113 @@ def test_page_refreshes_itself_and_says_when_it_cannot(site: Site, browser: Brow
     page.route("**/tidemark/api/**", lambda route: route.abort())
     page.get_by_text("does not answer. The page asks again by itself").first.wait_for()
     assert page.get_by_role("link", name="orders", exact=True).is_visible()
+    visitor.context.close()
+
+
+def test_a_rewind_starts_from_a_moment_a_batch_or_a_run(site: Site, browser: Browser) -> None:
+    """With a click and with the keyboard; the form has the choice. Who may not rewind is offered none of them."""
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open("groups/orders", "Spec in force")
+    known = site.json("api/groups/orders")
+
+    def form() -> tuple[str, str]:
+        page.get_by_label("Scenario").wait_for()
+        return page.get_by_label("Scenario").input_value(), page.locator("[name=value]").input_value()
+
+    chart = page.get_by_role("slider", name="Lag over time")
+    box = chart.bounding_box()
+    assert box is not None
+    chart.click(position={"x": 70 / 1000 * box["width"], "y": box["height"] / 2})  # the first sample, where the line begins
+    assert form() == ("to-datetime", f"{datetime.fromisoformat(known['history'][0]['at']):%Y-%m-%dT%H:%M:%SZ}")
+
+    page = visitor.open("groups/orders", "Spec in force")
+    chart.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    said = chart.get_attribute("aria-valuetext")
+    page.keyboard.press("Enter")
+    third = f"{datetime.fromisoformat(known['history'][-3]['at']):%Y-%m-%d %H:%M:%S}"
+    assert (said, form()) == (f"{third} UTC", ("to-datetime", f"{third.replace(' ', 'T')}Z"))
+
+    page = visitor.open("groups/orders", "Spec in force")
+    page.get_by_role("link", name="Rewind to before batch").first.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert form() == ("to-batch", str(known["batches"][1]["batch_id"]))
+
+    page = visitor.open("groups/orders", "Spec in force")
+    oldest = known["attempts"][-1]
+    page.get_by_role("link", name=f"Rewind to before attempt {oldest['attempt_id']}").click()
+    assert form() == ("to-batch", f"{oldest['dag_id']}/{oldest['run_id']}")
+    page.get_by_role("status", name="Preview").get_by_text("leave lake.orders").first.wait_for()
+    assert visitor.errors == []
+    visitor.context.close()
+
+    reader = Visitor(browser, site, "vic")
+    page = reader.open("groups/orders", "Spec in force")
+    assert page.get_by_role("slider").count() == page.get_by_role("link", name="Rewind to before").count() == 0
+    page.get_by_role("img", name="Lag over time").wait_for()
+    reader.context.close()
+
+
+def test_form_shows_what_the_choice_would_do_as_it_changes(site: Site, browser: Browser) -> None:
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open("groups/orders/rewind?scenario=to-offset", "Where to")
+    shown = page.get_by_role("status", name="Preview")
+    shown.get_by_text("Shown when the choice is complete").wait_for()
+    page.locator("[name=scope]").fill(f"{topic('orders')}:2")
+    page.locator("[name=value]").fill("60")
+    shown.get_by_text("100 offsets read again; 100 rows and 0 failed records leave lake.orders.").wait_for()
+    assert shown.get_by_role("row").nth(1).inner_text().split("\t") == [f"{topic('orders')}/2", "160", "60", "100", "0", "100", "0"]
+    assert "Downstream has been told" in shown.inner_text()
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    visitor.shoot("page-rewind-form")
+    page.locator("[name=value]").fill("5000")
+    shown.get_by_text("The plan would be refused").wait_for()
+    assert "target 5000 is after the end of the log [0, 160)" in shown.inner_text()
+    page.get_by_label("Scenario").select_option("to-latest")
+    shown.get_by_text("0 offsets read again").wait_for()
+
+    page.route("**/rewind-preview?*", lambda route: route.abort())
+    page.get_by_label("Scenario").select_option("to-earliest")
+    shown.get_by_text("It can be requested nevertheless").wait_for()
+    page.locator("[name=reason]").fill("read everything again")
+    assert page.get_by_role("button", name="Request the rewind …").is_enabled()
+    visitor.context.close()
+
+
+def test_undo_says_what_comes_back_and_what_goes(site: Site, browser: Browser) -> None:
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open(views(site)["rewind"][0], "Read again")
+    page.get_by_role("link", name="Undo …").click()
+    shown = page.get_by_role("status", name="Preview")
+    shown.get_by_text("190 rows and 0 failed records of rewind 1 come back; 0 rows and 0 failed records leave lake.orders").wait_for()
+    assert [row.split("\t")[-2:] for row in shown.get_by_role("row").all_inner_texts()] == [
+        ["Rows back", "Failed back"],
+        ["75", "0"],
+        ["115", "0"],
+    ]
+    assert visitor.errors == []
+    visitor.context.close()
+
+
+def test_replay_is_compared_side_by_side_and_rows_are_text(site: Site, browser: Browser) -> None:
+    """What is in a row does not run, and is only shown to those who may see payloads."""
+    (rewind_id,) = (row["rewind_id"] for row in site.json("api/rewinds?consumer=trips")["rewinds"])
+    path = f"rewinds/trips/{rewind_id}"
+    found = {user: site.json(f"api/groups/{path.replace('rewinds/trips', 'trips/rewinds')}/verified", user) for user in ("vic", "uma")}
+    counts = [{name: group[name] for name in ("equal", "changed", "gone", "new")} for each in found.values() for group in each["groups"]]
+    assert counts == [{"equal": 0, "changed": 2, "gone": 0, "new": 0}] * 2
+    assert [len(each["groups"][0]["examples"]) for each in found.values()] == [0, 2]
+
+    visitor = Visitor(browser, site, "uma")
+    page = visitor.open(path, "What the replay has changed")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("table lake.trips: 2 offsets read again").wait_for()
+    assert page.locator("[data-verdict=changed]").inner_text() == "2"
+    differs = page.locator("[data-differs]")
+    assert differs.first.inner_text().split("\t") == ["note ≠", EVIL, "null"]
+    assert differs.count() == 2
+    assert (page.evaluate("globalThis.stolen"), page.locator("main script, main img").count()) == (None, 0)
+    assert visitor.errors == []
     visitor.context.close()

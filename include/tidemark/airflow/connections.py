@@ -50,7 +50,12 @@ LIBPQ = frozenset(
 
 def resolve(spec: ConsumerSpec) -> Connections:
     """The connections that a spec names. Raises `BadInput` if one does not exist or cannot be used; the error contains no secret."""
-    return Connections(database_url(spec), kafka_config(_get(spec, "kafka")), *spark_settings(_get(spec, "spark")))
+    return Connections(database_url(spec), kafka(spec), *spark_settings(_get(spec, "spark")))
+
+
+def kafka(spec: ConsumerSpec) -> dict[str, str]:
+    """librdkafka's settings of the consumer's Kafka connection."""
+    return kafka_config(_get(spec, "kafka"))
 
 
 def database_url(spec: ConsumerSpec) -> str:

@@ -99,11 +99,12 @@ class Topic:
 class Cluster:
     """Look-ups through one admin client. Threads may share it. Raises `BrokerUnavailable` if no broker answers.
 
-    A client remembers its brokers and keeps asking one that is down, so a client that got no answer is replaced.
+    A client remembers its brokers and keeps asking one that is down, so a client that got no answer is replaced. ``timeout_s`` is for each
+    request.
     """
 
-    def __init__(self, config: KafkaConfig) -> None:
-        self._config = config
+    def __init__(self, config: KafkaConfig, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self._config, self._timeout_s = config, timeout_s
         self._client: AdminClient | None = None
 
     def use(self, config: KafkaConfig) -> None:
@@ -120,7 +121,7 @@ class Cluster:
         from confluent_kafka import KafkaException
 
         try:
-            metadata = self.admin().list_topics(timeout=REQUEST_TIMEOUT_S)
+            metadata = self.admin().list_topics(timeout=self._timeout_s)
         except KafkaException as error:
             raise self._unavailable(error) from error
         expression = re.compile(pattern)
@@ -135,7 +136,7 @@ class Cluster:
         from confluent_kafka import KafkaException
 
         try:
-            found = self.admin().list_topics(timeout=REQUEST_TIMEOUT_S).brokers
+            found = self.admin().list_topics(timeout=self._timeout_s).brokers
         except KafkaException as error:
             raise self._unavailable(error) from error
         return [f"{found[number].host}:{found[number].port}" for number in sorted(found)]
@@ -248,7 +249,7 @@ class Cluster:
         settings = {**self._config, "group.id": group, "enable.auto.commit": "false", "log_level": "0"}
         with contextlib.closing(connected(Consumer, settings)) as consumer:
             try:
-                answers = consumer.committed(wanted, timeout=REQUEST_TIMEOUT_S) if wanted else []
+                answers = consumer.committed(wanted, timeout=self._timeout_s) if wanted else []
             except KafkaException as error:
                 raise self._unavailable(error) from error
         return {TopicPartition(part.topic, part.partition): part.offset for part in answers if part.error is None and part.offset >= 0}
@@ -261,7 +262,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self.admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
+        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
         try:
             values = {resource.name: int(future.result()["retention.ms"].value) for resource, future in futures.items()}
         except KafkaException as error:
@@ -277,7 +278,7 @@ class Cluster:
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not asked:
             return {}
-        futures = self.admin().describe_configs(asked, request_timeout=REQUEST_TIMEOUT_S)
+        futures = self.admin().describe_configs(asked, request_timeout=self._timeout_s)
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         found, denied = {}, []
         for resource, future in futures.items():
@@ -302,7 +303,7 @@ class Cluster:
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
-        (future,) = self.admin().create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S).values()
+        (future,) = self.admin().create_topics([wanted], request_timeout=self._timeout_s).values()
         made = True
         try:
             future.result()
@@ -337,7 +338,7 @@ class Cluster:
 
         def ask() -> dict[TopicPartition, tuple[int, int | None]]:
             futures: dict[Wire, Future[Any]] = self.admin().list_offsets(
-                asked, isolation_level=level or IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
+                asked, isolation_level=level or IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
             )
             found = {}
             for part, future in futures.items():
@@ -362,7 +363,7 @@ class Cluster:
         """
         new = self._client is None
         while True:
-            futures: dict[str, Future[Any]] = self.admin().describe_topics(names, request_timeout=REQUEST_TIMEOUT_S)
+            futures: dict[str, Future[Any]] = self.admin().describe_topics(names, request_timeout=self._timeout_s)
             wait(futures.values())
             if new or not any(map(_unanswered, futures.values())):
                 return futures

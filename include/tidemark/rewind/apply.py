@@ -143,7 +143,7 @@ def apply(
             if not moved:
                 cur.execute(SQL["keep_before_image"], key)  # ⑤
                 images = rows(cur)
-                moved = torn(cur, rewind_id)
+                moved = torn(cur, {"rewind_id": rewind_id})
             if moved:
                 raise StalePlan(rewind_id=rewind_id, moved=tuple(moved))
             for group in plan.groups:
@@ -271,6 +271,7 @@ def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec
         if now["last_rewind"] != was["last_rewind"]:
             said.append(f"Group {group['group_name']} has been rewound since.")
     if key["undo_of"] is not None:
+        undo.keep(cur, key["undo_of"])
         said += undo.problems(cur, key["undo_of"], {group_id: spec.sink.table for group_id, spec in specs.items()})
     return said
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SQL = statements("tidemark.rewind", "guards.sql")
 
+STORED = "tidemark.rewind_partition"
+"""The partitions of stored rewinds; `tidemark.rewind.plan` has a relation like it for a plan that is not stored."""
 TRIAL_WAIT_MS = 1_000
 """How long the trial delete waits for its row, which a commit may hold."""
 
@@ -50,13 +52,14 @@ def hooks(cur: Cursor, sink: str, event: Literal["DELETE", "INSERT"]) -> list[st
     return [name for (name,) in cur.fetchall()]
 
 
-def problems(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
-    """Why the rows of a rewind (``rewind_id``, ``group_id``, ``undo_of``) cannot go, or not alone; empty if nothing was found."""
+def problems(cur: Cursor, key: Mapping[str, Any], sink: str, moving: str = STORED) -> list[str]:
+    """Why the rows of a rewind (``rewind_id``, ``group_id``, ``undo_of``) cannot go, or not alone; empty if nothing was found. ``moving``
+    has its partitions; ``key`` has the parameters of that relation too."""
     cur.execute(SQL["policies"], {"table": quoted_table(sink)})
     if hidden := cur.fetchone():
         said = f"{sink} has row security, and the role {hidden[1]} sees only some of its rows (policies: {hidden[0]})."
         return [f"{said} Rewind as the owner of the table, or as a role with BYPASSRLS."]
-    return [text for reference in _references(cur, sink) if (text := _refers(cur, key, sink, reference)) is not None]
+    return [text for reference in _references(cur, sink) if (text := _refers(cur, key, sink, moving, reference)) is not None]
 
 
 def trial(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
@@ -134,7 +137,7 @@ def _references(cur: Cursor, sink: str) -> list[dict[str, Any]]:
     return rows(cur)
 
 
-def _refers(cur: Cursor, key: Mapping[str, Any], sink: str, reference: Mapping[str, Any]) -> str | None:
+def _refers(cur: Cursor, key: Mapping[str, Any], sink: str, moving: str, reference: Mapping[str, Any]) -> str | None:
     """Why a foreign key prevents the rewind; `None` if nothing was found."""
     cascades = reference["action"] in _CASCADES
     if reference["deferred"] and not cascades and key["undo_of"] is not None:
@@ -146,7 +149,9 @@ def _refers(cur: Cursor, key: Mapping[str, Any], sink: str, reference: Mapping[s
     if reference["own"]:  # rows that are taken out too do not count
         same.append("NOT (child.kafka_topic_id = part.topic_id AND child.kafka_partition = part.partition AND "
                     "child.kafka_offset >= part.superseded_from)")  # fmt: skip
-    text = SQL["referring"].replace("{child}", _percent(reference["child"])).replace("{same}", " AND ".join(same))
+    text = (
+        SQL["referring"].replace("{moving}", moving).replace("{child}", _percent(reference["child"])).replace("{same}", " AND ".join(same))
+    )
     cur.execute(_on(text, sink), key)
     (count,) = cur.fetchone() or (0,)
     if not count:

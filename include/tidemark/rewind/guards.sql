@@ -45,7 +45,7 @@ SELECT con.conrelid::bigint AS relid, format('%%I.%%I', space.nspname, child.rel
 -- name: referring
 -- Counts the rows of another table that refer to rows that the rewind takes out of the sink.
 SELECT count(*) FROM {child} child
- WHERE EXISTS (SELECT FROM {table} written JOIN tidemark.rewind_partition part
+ WHERE EXISTS (SELECT FROM {table} written JOIN {moving} part
                      ON written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
                     AND written.kafka_offset >= part.superseded_from
                 WHERE part.rewind_id = %(rewind_id)s AND part.group_id = %(group_id)s AND NOT part.hold AND {same});

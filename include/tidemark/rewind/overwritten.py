@@ -37,7 +37,7 @@ KEPT = "tidemark.rewound_row"
 
 
 def problems(cur: Cursor, rewind_id: int) -> list[str]:
-    """Why the rows overwritten since a rewind cannot be put back; empty if they can. None are removed until the transaction ends."""
+    """Why the rows overwritten since a rewind cannot be put back; empty if they can."""
     cur.execute(SQL["removed"], {"rewind_id": rewind_id})
     return [
         f"The rows of {row['sink']} that were overwritten since rewind {rewind_id} are no longer kept."

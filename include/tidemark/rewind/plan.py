@@ -1,9 +1,9 @@
 """Planning a rewind resolves everything to offsets once and stores them as a row that can be read, approved and applied.
 
     ① check the request   ② read groups, positions and tables   ③ look up topics and the ranges of their logs in Kafka
-    ④ resolve the scenario to one target per partition   ⑤ store the plan, count what it would take out, check that it can be applied
+    ④ resolve the scenario to one target per partition   ⑤ count what it would take out, store the plan, check that it can be applied
 
-A running group reads on: nothing is locked, and nothing is written before ⑤.
+A running group reads on: nothing is locked, and nothing is written before ⑤. `preview` does the same without storing anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import adopt, guards, undo
-from tidemark.rewind.model import Adopt, Plan, Scenario, Undo
+from tidemark.rewind.model import Adopt, GroupPlan, PartitionPlan, Plan, Scenario, Undo
 from tidemark.rewind.scenario import EXPIRES_IN, to_json
 from tidemark.rewind.store import read_plan
 from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
@@ -103,6 +103,63 @@ def plan(
     bad request, `SinkMissing`, `TopicsMissing`, `DatabaseUnavailable` or `BrokerUnavailable`. Then nothing is stored.
     """
     reason = check_reason(reason)  # ①
+    moved, scenario = _resolved(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
+    if backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in moved for move in consumer.moves)):
+        raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
+    rewind = {
+        "scenario": json.dumps(to_json(scenario)),
+        "undo_of": scenario.rewind_id if isinstance(scenario, Undo) else None,
+        "allow_loss": allow_loss,
+        "backfill": backfill,
+        "reason": reason,
+        "by": by,
+        "expires_in": expires_in,
+        "dag_id": dag_id,
+        "run_id": run_id,
+    }
+    with transaction(connection) as cur:  # ⑤
+        made = _store(cur, rewind, moved)
+        key = {"rewind_id": made.rewind_id, "undo_of": made.undo_of}
+        problems = torn(cur, key)
+        for consumer in moved:
+            mine, table = {**key, "group_id": consumer.group_id}, consumer.spec.sink.table
+            problems += guards.problems(cur, mine, table) or guards.trial(cur, mine, table)
+        if problems:
+            raise PlanRefused(problems=tuple(problems))
+    log.info("rewind planned rewind=%s consumers=%s by=%s", made.rewind_id, ",".join(spec.name for spec in consumers), by)
+    return made
+
+
+def preview(
+    connection: Connection, cluster_of: ClusterOf, consumers: Sequence[ConsumerSpec], scope: Scope, scenario: Scenario, *, allow_loss: bool
+) -> tuple[GroupPlan, ...]:
+    """What `plan` would store now. Only reads, so the session may be read-only, and `Adopt` cannot be previewed.
+
+    Raises what `plan` raises. Does not find what only the plan's trial delete finds: a trigger that keeps the rows.
+    """
+    moved, scenario = _resolved(connection, cluster_of, consumers, scope, scenario, allow_loss=allow_loss)
+    undo_of = scenario.rewind_id if isinstance(scenario, Undo) else None
+    with transaction(connection) as cur:
+        groups = tuple(_counted(cur, consumer, undo_of) for consumer in moved)
+        key = {"undo_of": undo_of, **_moving(moved)}
+        problems = torn(cur, key, SQL["moving"])
+        for consumer in moved:
+            problems += guards.problems(cur, {**key, "group_id": consumer.group_id}, consumer.spec.sink.table, SQL["moving"])
+    if problems:
+        raise PlanRefused(problems=tuple(problems))
+    return groups
+
+
+def _resolved(
+    connection: Connection,
+    cluster_of: ClusterOf,
+    consumers: Sequence[ConsumerSpec],
+    scope: Scope,
+    scenario: Scenario,
+    *,
+    allow_loss: bool,
+) -> tuple[list[Consumer], Scenario]:
+    """The consumers that move, with their moves, and the scenario limited to them: ① to ④."""
     _check_consumers(consumers)
     with transaction(connection) as cur:  # ②
         if isinstance(scenario, Adopt):
@@ -130,29 +187,10 @@ def plan(
         raise PlanRefused(problems=tuple(problems))
     if outside:
         raise TargetsOutOfRange(outside=tuple(outside))
-    if not any(consumer.moves for consumer in asked):
+    moved = [consumer for consumer in asked if consumer.moves]
+    if not moved:
         raise PlanRefused(problems=("The scenario has no target for any of the chosen partitions.",))
-    if backfill and (isinstance(scenario, Undo) or not any(move.skips for consumer in asked for move in consumer.moves)):
-        raise PlanRefused(problems=("This rewind skips nothing, so a backfill has nothing to read. Omit --backfill.",))
-    rewind = {
-        "scenario": json.dumps(to_json(scenario)),
-        "undo_of": scenario.rewind_id if isinstance(scenario, Undo) else None,
-        "allow_loss": allow_loss,
-        "backfill": backfill,
-        "reason": reason,
-        "by": by,
-        "expires_in": expires_in,
-        "dag_id": dag_id,
-        "run_id": run_id,
-    }
-    with transaction(connection) as cur:  # ⑤
-        moved = [consumer for consumer in asked if consumer.moves]
-        made = _store(cur, rewind, moved)
-        problems = torn(cur, made.rewind_id) + [problem for consumer in moved for problem in _guarded(cur, made, consumer)]
-        if problems:
-            raise PlanRefused(problems=tuple(problems))
-    log.info("rewind planned rewind=%s consumers=%s by=%s", made.rewind_id, ",".join(spec.name for spec in consumers), by)
-    return made
+    return moved, scenario
 
 
 def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any]:
@@ -172,9 +210,10 @@ def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any
     return {"spec": said, "columns": [[column.name, column.type] for column in columns], "last_rewind": last_rewind}
 
 
-def torn(cur: Cursor, rewind_id: int) -> list[str]:
-    """Batches without lineage by record that this rewind would take back only in part, each with the nearest boundaries."""
-    cur.execute(SQL["torn_anchors"], {"rewind_id": rewind_id})
+def torn(cur: Cursor, key: Mapping[str, Any], moving: str = guards.STORED) -> list[str]:
+    """Batches without lineage by record that a rewind would take back only in part, each with the nearest boundaries. ``key`` and
+    ``moving``: see `guards.problems`."""
+    cur.execute(SQL["torn_anchors"].replace("{moving}", moving), key)
     problems = []
     for anchor, members in groupby(rows(cur), key=lambda row: row["anchor_id"]):
         parts = list(members)
@@ -185,13 +224,6 @@ def torn(cur: Cursor, rewind_id: int) -> list[str]:
             f"{before} or earlier, and {behind}."
         )
     return problems
-
-
-def _guarded(cur: Cursor, made: Plan, consumer: Consumer) -> list[str]:
-    """Why the sink does not let its rows go."""
-    key = {"rewind_id": made.rewind_id, "group_id": consumer.group_id, "undo_of": made.undo_of}
-    table = consumer.spec.sink.table
-    return guards.problems(cur, key, table) or guards.trial(cur, key, table)
 
 
 def _check_consumers(consumers: Sequence[ConsumerSpec]) -> None:
@@ -293,28 +325,72 @@ def _undo(
     return problems, outside
 
 
+def _moving(consumers: Sequence[Consumer]) -> dict[str, Any]:
+    """The parameters of the relation ``moving``."""
+    moves = [(consumer.group_id, move) for consumer in consumers for move in consumer.moves]
+    return {
+        "rewind_id": 0,
+        "group_ids": [group_id for group_id, _ in moves],
+        "topic_ids": [move.place.topic_id for _, move in moves],
+        "partitions": [move.place.partition.partition for _, move in moves],
+        "holds": [move.hold for _, move in moves],
+        "superseded": [move.superseded_from for _, move in moves],
+    }
+
+
+def _counted(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
+    """What the consumer's moves would take out and put back, as of now."""
+    spec, now = consumer.spec, consumer.now
+    key = {**_moving([consumer]), "undo_of": undo_of}
+    cur.execute(on_table(SQL["count_superseded"].replace("{moving}", SQL["moving"]), spec.sink.table), key)
+    counts = {(row.pop("topic_id"), row.pop("partition")): row for row in rows(cur)}
+    reports = spec.validation is not None and spec.validation.on_failure is OnFailure.REPORT
+    cur.execute(SQL["told"].replace("{moving}", SQL["moving"]), {**key, "reports": reports})
+    (told,) = cur.fetchone() or (False,)
+    return GroupPlan(
+        consumer=spec.name,
+        group=spec.group,
+        group_id=consumer.group_id,
+        table=spec.sink.table,
+        partitions=tuple(
+            PartitionPlan(
+                partition=move.place.partition,
+                topic_id=move.place.topic_id,
+                old=move.place.position,
+                new=move.to,
+                lost=(move.target, move.to) if not move.hold and move.to > move.target else None,
+                superseded_from=move.superseded_from,
+                **counts.get((move.place.topic_id, move.place.partition.partition), {}),
+            )
+            for move in consumer.moves
+        ),
+        lag=sum(max(0, move.place.end - move.to) for move in consumer.moves),
+        records_per_s=now["records_per_s"],
+        group_state=now["state"],
+        in_flight=now["in_flight"],
+        told=(spec.sink.table,) if told else (),
+    )
+
+
 def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]) -> Plan:
     cur.execute(SQL["add_rewind"], {**rewind, "digest": _digest(rewind, consumers)})
     (rewind_id,) = cur.fetchone() or (0,)
     for consumer in consumers:
-        key = {"rewind_id": rewind_id, "group_id": consumer.group_id}
+        counted = _counted(cur, consumer, rewind["undo_of"])
         cur.execute(SQL["add_group"], {
-            **consumer.now, **key, "consumer": consumer.spec.name, "group": consumer.spec.group, "sink": consumer.spec.sink.table,
-            "basis": json.dumps(consumer.basis), "lag": sum(max(0, move.place.end - move.to) for move in consumer.moves),
+            **consumer.now, "rewind_id": rewind_id, "group_id": consumer.group_id, "consumer": counted.consumer, "group": counted.group,
+            "sink": counted.table, "basis": json.dumps(consumer.basis), "lag": counted.lag, "told": list(counted.told),
         })  # fmt: skip
         cur.execute(SQL["add_partitions"], {
-            **key,
-            "topic_ids": [move.place.topic_id for move in consumer.moves],
-            "partitions": [move.place.partition.partition for move in consumer.moves],
-            "holds": [move.hold for move in consumer.moves],
+            **_moving([consumer]),
+            "rewind_id": rewind_id,
+            "group_id": consumer.group_id,
             "targets": [move.target for move in consumer.moves],
             "positions": [move.place.position for move in consumer.moves],
             "offsets": [move.to for move in consumer.moves],
-            "superseded": [move.superseded_from for move in consumer.moves],
+            "sink_rows": [part.sink_rows for part in counted.partitions],
+            "failed_records": [part.failed_records for part in counted.partitions],
         })  # fmt: skip
-        cur.execute(on_table(SQL["count_superseded"], consumer.spec.sink.table), key)
-        validation = consumer.spec.validation
-        cur.execute(SQL["note_told"], {**key, "reports": validation is not None and validation.on_failure is OnFailure.REPORT})
     return read_plan(cur, rewind_id)
 
 

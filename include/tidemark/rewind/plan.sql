@@ -41,42 +41,52 @@ RETURNING rewind_id;
 
 -- name: add_group
 INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, records_per_s, told)
-VALUES (%(rewind_id)s, %(group_id)s, %(consumer)s, %(group)s, %(sink)s, %(basis)s, %(state)s, %(in_flight)s, %(lag)s, %(records_per_s)s, '{}');
+VALUES (%(rewind_id)s, %(group_id)s, %(consumer)s, %(group)s, %(sink)s, %(basis)s, %(state)s, %(in_flight)s, %(lag)s, %(records_per_s)s,
+        %(told)s);
 
 -- name: add_partitions
-INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from)
+INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from,
+                                      planned_sink_rows, planned_failed_records)
 SELECT %(rewind_id)s, %(group_id)s, *
   FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(holds)s::boolean[], %(targets)s::bigint[], %(positions)s::bigint[],
-              %(offsets)s::bigint[], %(superseded)s::bigint[]);
+              %(offsets)s::bigint[], %(superseded)s::bigint[], %(sink_rows)s::bigint[], %(failed_records)s::bigint[]);
+
+-- name: moving
+-- The partitions of a plan that is not stored, in place of tidemark.rewind_partition. Part of the statements below.
+(SELECT %(rewind_id)s::bigint AS rewind_id, *
+   FROM unnest(%(group_ids)s::integer[], %(topic_ids)s::smallint[], %(partitions)s::integer[], %(holds)s::boolean[], %(superseded)s::bigint[])
+        AS move (group_id, topic_id, partition, hold, superseded_from))
 
 -- name: count_superseded
--- Counts what would be taken out as of now: per partition, a range of the sink's lineage index and one of the failed records.
-UPDATE tidemark.rewind_partition part
-   SET planned_sink_rows = (SELECT count(*) FROM {table} written
-                             WHERE written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
-                               AND written.kafka_offset >= part.superseded_from),
-       planned_failed_records = (SELECT count(*) FROM tidemark.failed_record record
-                                  WHERE record.group_id = part.group_id AND record.topic_id = part.topic_id
-                                    AND record.partition = part.partition AND record.record_offset >= part.superseded_from)
- WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND NOT hold;
+-- Counts what would be taken out as of now: per partition, a range of the sink's lineage index and one of the failed records; for an undo
+-- also what comes back. Locks nothing.
+SELECT part.topic_id, part.partition,
+       (SELECT count(*) FROM {table} written
+         WHERE written.kafka_topic_id = part.topic_id AND written.kafka_partition = part.partition
+           AND written.kafka_offset >= part.superseded_from) AS sink_rows,
+       (SELECT count(*) FROM tidemark.failed_record record
+         WHERE record.group_id = part.group_id AND record.topic_id = part.topic_id
+           AND record.partition = part.partition AND record.record_offset >= part.superseded_from) AS failed_records,
+       coalesce(undone.sink_rows, 0) AS rows_back, coalesce(undone.failed_records, 0) AS failed_back
+  FROM {moving} part
+  LEFT JOIN tidemark.rewind_partition undone ON undone.rewind_id = %(undo_of)s AND undone.group_id = part.group_id
+                                            AND undone.topic_id = part.topic_id AND undone.partition = part.partition
+ WHERE NOT part.hold;
 
--- name: note_told
--- Notes the sink if an asset event has announced rows that would be taken out: batches of Airflow runs whose verdict let the event pass.
-UPDATE tidemark.rewind_group grp SET told = ARRAY[sink]
- WHERE rewind_id = %(rewind_id)s
-   AND EXISTS (SELECT FROM tidemark.rewind_partition part
+-- name: told
+-- Has an asset event announced rows that would be taken out? Batches of Airflow runs whose verdict let the event pass. Locks nothing.
+SELECT EXISTS (SELECT FROM {moving} part
                  JOIN tidemark.batch ON batch.group_id = part.group_id AND batch.topic_id = part.topic_id
                       AND batch.partition = part.partition AND batch.end_offset > part.superseded_from
                  JOIN tidemark.attempt USING (attempt_id)
                  JOIN tidemark.validation USING (validation_id)
-                WHERE part.rewind_id = grp.rewind_id AND part.group_id = grp.group_id AND NOT part.hold
-                  AND attempt.dag_id IS NOT NULL AND (verdict <> 'critical' OR %(reports)s));
+                WHERE NOT part.hold AND attempt.dag_id IS NOT NULL AND (verdict <> 'critical' OR %(reports)s));
 
 -- name: torn_anchors
 -- Batches that can only be taken back together and of which the rewind would take only a part; one row per partition. ``goes_from`` is null
 -- for a partition that is not part of the rewind, or stays.
 WITH going AS (
-    SELECT * FROM tidemark.rewind_partition WHERE rewind_id = %(rewind_id)s AND NOT hold
+    SELECT * FROM {moving} part WHERE rewind_id = %(rewind_id)s AND NOT hold
 ), touched AS (
     SELECT DISTINCT batch.anchor_id
       FROM going JOIN tidemark.batch ON batch.group_id = going.group_id AND batch.topic_id = going.topic_id
@@ -95,7 +105,8 @@ SELECT anchor_id, topic.name AS topic, partition, start_offset AS start, end_off
 -- name: of_rewind
 -- The partitions of an applied rewind, for its undo.
 SELECT group_id, topic.name AS topic, topic_id, partition, hold, old_offset, new_offset, superseded_from
-  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id) WHERE rewind_id = %(rewind_id)s;
+  FROM tidemark.rewind_partition JOIN tidemark.topic USING (topic_id) WHERE rewind_id = %(rewind_id)s
+ ORDER BY group_id, topic.name, partition;
 
 -- name: later_rewinds
 -- Later applied rewinds of the same partitions that stand: not undone, and not the undo of a rewind that also came after this one.
@@ -118,7 +129,15 @@ SELECT DISTINCT later.rewind_id
  ORDER BY later.rewind_id;
 
 -- name: archives
--- The archives of a rewind. Locks their entries, so that no archive is removed until the transaction ends.
+-- The archives of a rewind. Locks nothing.
 SELECT number, group_id, sink, relation, rows, removed_at IS NOT NULL AS removed,
        to_regclass(relation) IS NOT NULL AS there FROM tidemark.rewind_archive
- WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number FOR NO KEY UPDATE;
+ WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number;
+
+-- name: lock_groups
+-- Locks the groups of a rewind, so that no row overwritten since is removed until the transaction ends.
+SELECT FROM tidemark.rewind_group WHERE rewind_id = %(rewind_id)s ORDER BY group_id FOR NO KEY UPDATE;
+
+-- name: lock_archives
+-- Locks the entries of a rewind's archives, so that none is removed until the transaction ends.
+SELECT FROM tidemark.rewind_archive WHERE rewind_id = %(rewind_id)s AND put_back_at IS NULL ORDER BY number FOR NO KEY UPDATE;

@@ -81,14 +81,18 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "applied_at": plan.applied_at and iso(plan.applied_at),
         "dag_id": plan.dag_id,
         "run_id": plan.run_id,
-        "groups": [_group_json(group) for group in plan.groups],
-        **totals(plan),
+        **groups_as_json(plan.groups),
     }
 
 
-def totals(plan: Plan) -> dict[str, int]:
+def groups_as_json(groups: Sequence[GroupPlan]) -> dict[str, Any]:
+    """The groups of a plan as plain values, and their sums."""
+    return {"groups": [_group_json(group) for group in groups], **totals(groups)}
+
+
+def totals(groups: Sequence[GroupPlan]) -> dict[str, int]:
     """Sums over all partitions: offsets read again and skipped, rows and failed records taken out and, for an undo, put back."""
-    parts = [part for _, part in plan]
+    parts = [part for group in groups for part in group.partitions]
     return {
         "replay": sum(part.replay for part in parts),
         "skip": sum(part.skip for part in parts),
@@ -182,7 +186,7 @@ def _rate(per_second: float) -> str:
 
 
 def _closing(plan: Plan) -> list[str]:
-    sums = totals(plan)
+    sums = totals(plan.groups)
     growing = sums["replay"] if plan.undo_of is None else sums["sink_rows"]
     least = ("At least " if plan.undo_of is None else "at least ") if plan.state is RewindState.PLANNED and growing else ""
     what = "" if not sums["skip"] else ", to be read by the backfill" if plan.backfill else " permanently"

@@ -51,6 +51,12 @@ def read_images(cur: Cursor, rewind_id: int) -> list[Image]:
     ]
 
 
+def keep(cur: Cursor, rewind_id: int) -> None:
+    """Keep what an undo of the rewind puts back from being removed until the transaction ends."""
+    for name in ("lock_groups", "lock_archives"):
+        cur.execute(SQL[name], {"rewind_id": rewind_id})
+
+
 def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]:
     """Why a rewind cannot be undone; empty if it can. ``sinks`` are the sinks of the requested groups, by group id."""
     plan = read_plan(cur, rewind_id)

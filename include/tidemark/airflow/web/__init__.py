@@ -1,8 +1,8 @@
 """Tidemark's page in Airflow: consumers, groups, rewinds, retries, validations, audit log.
 
-Reads Postgres only; no request waits for Kafka, and no route changes anything. A rewind or a redrive is a run of its DAG, which the browser
-asks Airflow's own API for, under the user's name. Each database is asked in a read-only transaction with time limits of its own; one that
-does not answer is reported beside the answers of the others.
+Reads Postgres only, and no route changes anything. No view waits for Kafka; only the `preview` in the form for a rewind asks it. A rewind
+or a redrive is a run of its DAG, which the browser asks Airflow's own API for, under the user's name. Each database is asked in a read-only
+transaction with time limits of its own; one that does not answer is reported beside the answers of the others.
 
 Every route needs the right to see plugins. A consumer is shown to users who may see its DAG ``consume__<consumer>``, and what its records
 contain to those who may edit that DAG (`guards`).
@@ -18,6 +18,7 @@ Modules::
     guards       who may read what
     history      rewinds, validations and events of several consumers
     overview     all groups in one table
+    preview      what a rewind would do
     rebalances   what each rebalance of a group moved
     retries      what waits, what failed, and the records themselves
     source       the file of a consumer's transform

@@ -15,9 +15,9 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from tidemark.airflow.web import detail, guards, history, overview, retries, source
+from tidemark.airflow.web import detail, guards, history, overview, preview, retries, source
 from tidemark.airflow.web.consumers import problem
-from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Sourced
+from tidemark.airflow.web.guards import AllReadable, Editable, Readable, Rewindable, Sourced
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.retry.filter import Filter, RecordState
 from tidemark.rewind.scenario import WORDS
@@ -25,7 +25,7 @@ from tidemark.text.problems import REASON_CHARACTERS
 
 log = logging.getLogger(__name__)
 
-SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "retries", "rewinds", "source", "table", "validations")
+SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "preview", "retries", "rewinds", "source", "table", "validations")
 """The modules in ``static/``."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -95,6 +95,13 @@ def form(one: Readable, user: GetUserDep) -> Response:
     return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.sink.table})
 
 
+@app.get("/api/groups/{consumer}/rewind-preview")
+def rewind_preview(
+    one: Rewindable, readable: AllReadable, scenario: str, value: str = "", scope: str = "all", allow_loss: bool = False
+) -> Response:
+    return _json(preview.preview(one, readable, preview.Asked(scenario, value, scope, allow_loss)))
+
+
 @app.get("/api/rewinds")
 def rewinds(readable: AllReadable, consumer: str | None = None) -> Response:
     return _json(history.rewinds(readable, consumer))
@@ -103,6 +110,12 @@ def rewinds(readable: AllReadable, consumer: str | None = None) -> Response:
 @app.get("/api/groups/{consumer}/rewinds/{rewind_id}")
 def rewind(one: Readable, rewind_id: int, readable: AllReadable, user: GetUserDep) -> Response:
     return _json(history.rewind(one, rewind_id, readable) | {"forms": guards.forms(user, one)})
+
+
+@app.get("/api/groups/{consumer}/rewinds/{rewind_id}/verified")
+def rewind_verified(one: Readable, rewind_id: int, readable: AllReadable, user: GetUserDep) -> Response:
+    """What the replay has changed. Examples are rows: only of consumers whose payloads the user may see."""
+    return _json(history.verified(one, rewind_id, {name: guards.edits(user, each) for name, each in readable.items()}))
 
 
 @app.get("/api/retries")

@@ -99,14 +99,15 @@ def problem(error: Exception) -> dict[str, str]:
     if isinstance(error, psycopg2.errors.UndefinedTable | psycopg2.errors.UndefinedColumn | psycopg2.errors.InvalidSchemaName):
         return {"problem": "its schema tidemark is older than this version", "fix": "Run: tidemark migrate"}
     if isinstance(error, psycopg2.errors.InsufficientPrivilege):
-        return {"problem": _first_line(error), "fix": "Run: tidemark migrate --grant-to ROLE --as reader"}
+        return {"problem": first_line(error), "fix": "Run: tidemark migrate --grant-to ROLE --as reader"}
     if isinstance(error, BadInput):
         return {"problem": f"{error.what}: {error.found}", "fix": error.fix}
-    log.warning("database not read error=%s", _first_line(error))
-    return {"problem": _first_line(error), "fix": "Check the server and the connection. The page asks again by itself."}
+    log.warning("database not read error=%s", first_line(error))
+    return {"problem": first_line(error), "fix": "Check the server and the connection. The page asks again by itself."}
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 

@@ -37,6 +37,16 @@ Sourced = Annotated[Declared, Depends(_consumer("GET", DagAccessEntity.CODE))]
 """The same for a user who may see its DAG's code."""
 
 
+def _rewindable(one: Readable, user: GetUserDep) -> Declared:
+    if not forms(user, one)[REWIND]:
+        raise HTTPException(403, "Your roles do not allow you to rewind this consumer.")
+    return one
+
+
+Rewindable = Annotated[Declared, Depends(_rewindable)]
+"""The same for a user who may start the DAG that rewinds it."""
+
+
 def _readable(user: GetUserDep) -> dict[str, Declared]:
     return only(user, declared())
 

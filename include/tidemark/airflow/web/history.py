@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
+
 from tidemark import events
 from tidemark.airflow.dags import Declared
-from tidemark.airflow.web.consumers import ask_each, database
+from tidemark.airflow.web.consumers import ask_each, database, declared, first_line
 from tidemark.db import transaction
-from tidemark.errors import BadInput
+from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.quality import history as verdicts
-from tidemark.rewind import show, store
+from tidemark.rewind import show, store, verify
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 REWINDS, VALIDATIONS, EVENTS = 50, 100, 100
 """Of each database, newest first."""
 CSV_EVENTS = 10_000
+CHARACTERS = 1_000
+"""Of a value in an example row."""
+VERDICTS = ("equal", "changed", "gone", "new")
 
 
 def rewinds(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str, Any]:
@@ -42,13 +48,65 @@ def rewinds(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str
 def rewind(one: Declared, rewind_id: int, readable: Mapping[str, Declared]) -> dict[str, Any]:
     """A rewind of the consumer, with the partitions of those of its consumers that the user may see."""
     with database(one.spec) as connection:
-        plan = store.read(connection, rewind_id)
+        plan = _of_consumer(store.read(connection, rewind_id), one)
         now = _now(connection)
-    if one.spec.name not in {group.consumer for group in plan.groups}:
-        raise BadInput(what="rewind", found=f"rewind {rewind_id} is not of {one.spec.name}", fix="Rewinds lists those of each consumer.")
     said = show.as_json(plan)
     groups = [group for group in said["groups"] if group["consumer"] in readable]
     return said | {"groups": groups, "hidden": len(said["groups"]) - len(groups), "expired": _expired(plan, now)}
+
+
+def verified(one: Declared, rewind_id: int, payloads: Mapping[str, bool]) -> dict[str, Any]:
+    """What the replay after a rewind has changed, for those of its consumers that are in ``payloads``; of each with true, example rows
+    too. ``unknown``: why that cannot be said."""
+    keys = {name: each.spec.sink.key for name, each in declared().items()}
+    try:
+        with database(one.spec) as connection:
+            with transaction(connection) as cur:
+                _of_consumer(store.read_plan(cur, rewind_id), one)
+            found = verify.verify(connection, rewind_id, keys)
+    except verify.NotVerifiable as error:
+        return {"groups": [], "unknown": str(error)}
+    except (DatabaseUnavailable, psycopg2.Error) as error:
+        fix = f"Compare at a terminal, without a time limit: tidemark rewind verify {rewind_id}"
+        return {"groups": [], "unknown": f"{first_line(error).rstrip('.')}. {fix}"}
+    return {"groups": [_compared(each, payloads[each.consumer]) for each in found if each.consumer in payloads], "unknown": None}
+
+
+def _compared(found: verify.Verified, payloads: bool) -> dict[str, Any]:
+    said = {name: getattr(found, name) for name in ("consumer", "table", "replayed", "left", *VERDICTS)}
+    examples = [
+        {"verdict": verdict, "columns": side_by_side(example, found.by)}
+        for verdict in found.examples
+        for example in found.examples[verdict]
+    ]
+    return said | {"payloads": payloads, "examples": examples if payloads else []}
+
+
+def side_by_side(example: verify.Example, by: Sequence[str]) -> list[dict[str, Any]]:
+    """The columns of a row as it was and as it is now: first those that identify it, then the user's."""
+    was, now = example.was or {}, example.now or {}
+    names = [*by, *(name for name in (example.now or was) if name not in by and not name.startswith("kafka_"))]
+    both = example.was is not None and example.now is not None
+    return [
+        {"column": name, "was": _text(was.get(name)), "now": _text(now.get(name)), "differs": both and was.get(name) != now.get(name)}
+        for name in names
+    ]
+
+
+def _text(value: Any) -> str | None:
+    """A value as the browser shows it. Numbers too: JavaScript would round a large one."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]} …"
+
+
+def _of_consumer(plan: Plan, one: Declared) -> Plan:
+    """The plan. Raises `BadInput` if it does not move the consumer."""
+    if one.spec.name not in {group.consumer for group in plan.groups}:
+        found = f"rewind {plan.rewind_id} is not of {one.spec.name}"
+        raise BadInput(what="rewind", found=found, fix="Rewinds lists those of each consumer.")
+    return plan
 
 
 def validations(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import { A, Box, Button, Code, Field, Flex, Heading, Input, Loaded, Muted, Notice, Section, Select, Text, Textarea, api, h, query, request, to, useData, useParam,
   useState } from "./base.js";
+import { Preview, usePreview } from "./preview.js";
 
 export const RewindForm = ({ consumer }) => {
   const state = useData(api("groups", consumer, "form"), { refresh: false });
@@ -15,19 +16,22 @@ function Rewind({ consumer, data }) {
   const [reason, setReason] = useState("");
   const [loss, setLoss] = useState(false);
   const [consume, setConsume] = useState(true);
-  if (!data.forms.rewind) return h(Forbidden, { dag: data.own ? `rewind__${consumer}` : "rewind" });
   const offered = data.scenarios.filter((one) => one.name !== "from-file");
   const word = offered.find((one) => one.name === scenario) ?? offered[0];
+  const complete = data.forms.rewind && (!word.value || value.trim());
+  const preview = usePreview(consumer, complete && { scenario: word.name, value: word.value ? value.trim() : "", scope, allow_loss: loss });
+  if (!data.forms.rewind) return h(Forbidden, { dag: data.own ? `rewind__${consumer}` : "rewind" });
   const problems = [
     word.value && !value.trim() && `${word.name} needs ${word.value}, for example ${word.example}.`,
     reason.trim().length < data.reason_characters && `Give a reason of at least ${data.reason_characters} characters.`,
   ].filter(Boolean);
-  const conf = { ...(data.own ? {} : { consumers: [consumer] }), scope, scenario: word.name, ...(word.value ? { value: value.trim() } : {}),
+  const consumers = preview.data?.consumers ?? [consumer]; // a rewind of several is undone with all of them
+  const conf = { ...(data.own ? {} : { consumers }), scope, scenario: word.name, ...(word.value ? { value: value.trim() } : {}),
     reason: reason.trim(), allow_loss: loss, consume };
-  return h(Box, { maxW: "44rem" },
+  return h(Box, { maxW: "64rem" },
     h(Text, { color: "fg.muted", mt: 1 }, "Makes a plan first: offsets, rows and failed records of each partition. ",
       data.approval === "required" ? "Nothing changes before somebody approves it in the DAG run." : "This consumer needs no approval: the plan is applied at once."),
-    h(Flex, { direction: "column", gap: 4, mt: 4 },
+    h(Flex, { direction: "column", gap: 4, mt: 4, maxW: "44rem" },
       h(Field, { label: "Where to", hint: word.does }, h(Select, { label: "Scenario", value: word.name, onChange: setScenario, w: "100%", options: offered.map((one) => [one.name, one.name]) })),
       word.value && h(Field, { label: `Value: ${word.value}`, hint: `Example: ${word.example}${word.name === "to-datetime" ? ", in UTC as 2026-03-29 14:00Z" : ""}` },
         h(Input, { size: "sm", name: "value", value, onChange: (event) => setValue(event.target.value) })),
@@ -37,7 +41,8 @@ function Rewind({ consumer, data }) {
         h(Textarea, { size: "sm", name: "reason", rows: 2, value: reason, onChange: (event) => setReason(event.target.value) })),
       h(Check, { value: loss, onChange: setLoss, label: "Allow loss: if Kafka no longer has the records, record the gap as lost" }),
       h(Check, { value: consume, onChange: setConsume, label: "Start a run of the consumer afterwards" })),
-    h(Send, { dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says: `Rewind ${consumer}, ${scope === "all" ? "all partitions" : scope}, ${word.name}${word.value ? ` ${value}` : ""}. Rows that were made from there on leave ${data.table}.` }));
+    h(Preview, { preview, complete, consumer }),
+    h(Send, { dag: data.forms.rewind, conf, problems, verb: "Request the rewind", says: `Rewind ${consumers.join(", ")}, ${scope === "all" ? "all partitions" : scope}, ${word.name}${word.value ? ` ${value}` : ""}. Rows that were made from there on leave ${data.table}.` }));
 }
 
 export const RedriveForm = ({ consumer }) => {

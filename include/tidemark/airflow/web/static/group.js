@@ -3,6 +3,7 @@
 import { A, Ago, Banners, Box, Button, Code, Due, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, Query, RouterLink, RunLink, Section, Sized, State, Text, api,
   counted, duration, h, moment, number, rate, taskPath, to, useData, useState } from "./base.js";
 import { LagChart, Timeline } from "./chart.js";
+import { rewindPath } from "./preview.js";
 import { Rows } from "./table.js";
 
 export const Group = ({ consumer }) => {
@@ -28,7 +29,7 @@ function View({ consumer, data }) {
     !failed && summary.why && summary.condition !== "ok" && h(Notice, { tone: "info", title: summary.why }, causes(consumer, summary)),
     h(Section, { title: "Now" }, h(Facts, { rows: facts(consumer, data) })),
     data.history.length > 1 && h(Section, { title: "Lag", aside: h(Muted, null, "records of the last day; rewinds in purple, rebalances in grey, failed runs in red") },
-      h(Sized, null, (width) => h(LagChart, { width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((one) => one.state === "FAILED") }))),
+      h(Sized, null, (width) => h(LagChart, { consumer: data.forms.rewind && consumer, width, history: data.history, rewinds: data.rewinds, rebalances: data.rebalances, failed: data.attempts.filter((one) => one.state === "FAILED") }))),
     data.history.length === 1 && h(Section, { title: "Lag" }, h(Muted, null, "The chart begins with the second sample.")),
     h(Section, { title: "Partitions", aside: h(Muted, null, counted(data.partitions_in_all ?? 0, "partition")) },
       data.partitions.length ? h(Rows, { label: "Partitions", rows: data.partitions, id: (row) => `${row.topic}/${row.partition}/${row.epoch}`, columns: PARTITIONS })
@@ -36,9 +37,9 @@ function View({ consumer, data }) {
     data.lost.length > 0 && h(Section, { title: "Lost ranges", aside: h(Muted, null, "offsets that nobody has read") },
       h(Rows, { label: "Lost ranges", rows: data.lost, id: (row) => `${row.topic}/${row.partition}@${row.start_offset}`, columns: LOST }), h(Query, { text: data.queries.lost })),
     h(Section, { title: "Batches", aside: h(Muted, null, "the last runs; a colour for each attempt, red for a failed one; dashed where an attempt failed (red) or was fenced (purple)") },
-      h(Sized, null, (width) => h(Timeline, { width, batches: data.batches, attempts: data.attempts })), h(Query, { text: data.queries.batches })),
+      h(Sized, null, (width) => h(Timeline, { consumer: data.forms.rewind && consumer, width, batches: data.batches, attempts: data.attempts })), h(Query, { text: data.queries.batches })),
     h(Section, { title: "Attempts" }, data.attempts.length
-      ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: ATTEMPTS, details: (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }, row.error_text) })
+      ? h(Rows, { label: "Attempts", rows: data.attempts, id: (row) => row.attempt_id, columns: attempts(data.forms.rewind && consumer), details: (row) => row.error_text && h(Muted, { overflowWrap: "anywhere" }, row.error_text) })
       : h(Empty, { title: "No run yet" }, "Each run of the DAG appears here."), h(Query, { text: data.queries.attempts })),
     h(Members, { data }),
     h(Rebalances, { found: data.rebalances, query: data.queries.rebalances }),
@@ -98,7 +99,7 @@ const LOST = [
   { name: "Recorded", cell: (row) => h(Ago, { at: row.recorded_at }) },
 ];
 
-const ATTEMPTS = [
+const attempts = (consumer) => [
   { name: "Attempt", cell: (row) => h(Box, null, `${row.attempt_id} `, h(State, { value: row.error_kind === "fenced" ? "FENCED" : row.state }), row.backfill_of && h(Muted, null, ` backfill of rewind ${row.backfill_of}`)) },
   { name: "DAG run", cell: (row) => h(RunLink, { row }) },
   { name: "Task log", cell: (row) => row.task_id ? h(A, { to: taskPath(row) }, `try ${row.try_number}`) : null },
@@ -109,6 +110,8 @@ const ATTEMPTS = [
   { name: "To retry", end: true, cell: (row) => number(row.retried) },
   { name: "Failed", end: true, cell: (row) => number(row.failed) },
   { name: "Error", cell: (row) => row.error },
+  ...(consumer ? [{ name: "Rewind", cell: (row) => row.run_id && row.batches > 0
+    ? h(A, { to: rewindPath(consumer, "to-batch", `${row.dag_id}/${row.run_id}`), "aria-label": `Rewind to before attempt ${row.attempt_id}` }, "to before it …") : null }] : []),
 ];
 
 // The members of the group now, and the seats of the consumer's mapped task, whether somebody sits there or not.

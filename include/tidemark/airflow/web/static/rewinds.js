@@ -1,7 +1,7 @@
 // Rewinds: the list, and one.
 
 import { A, Ago, Banners, Box, Button, Empty, Facts, Flex, Heading, Loaded, Muted, Notice, RouterLink, RunLink, Section, Select, State, Text, api,
-  counted, h, moment, number, query, to, useData, useParam } from "./base.js";
+  counted, h, moment, number, query, to, useData, useParam, useState } from "./base.js";
 import { ConsumerPicker } from "./payload.js";
 import { Rows } from "./table.js";
 
@@ -64,12 +64,13 @@ function View({ consumer, data }) {
       `${counted(group.partitions.reduce((sum, one) => sum + one.sink_rows, 0), "row")} out of ${group.table}, ` +
       counted(group.partitions.reduce((sum, one) => sum + one.failed_records, 0), "failed record")) },
     group.told.length > 0 && h(Notice, { tone: "warning", title: "Downstream has been told of these rows" }, `Assets: ${group.told.join(", ")}`),
-    h(Rows, { label: `Partitions of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitions(data) }))));
+    h(Rows, { label: `Partitions of ${group.consumer}`, rows: group.partitions, id: (row) => `${row.topic}/${row.partition}`, columns: partitionColumns(data) }))),
+    state === "APPLIED" && !data.undo_of && h(Verified, { consumer, id: data.rewind_id }));
 }
 
 const some = (data, has) => data.groups.some((group) => group.partitions.some(has));
 
-const partitions = (data) => [
+export const partitionColumns = (data) => [
   { name: "Partition", cell: (row) => `${row.topic}/${row.partition}` },
   { name: "From", end: true, cell: (row) => number(row.old) },
   { name: "To", end: true, cell: (row) => number(row.new) },
@@ -77,8 +78,36 @@ const partitions = (data) => [
   { name: "Skipped", end: true, cell: (row) => number(row.skip) },
   { name: "Rows out", end: true, cell: (row) => number(row.sink_rows) },
   { name: "Failed out", end: true, cell: (row) => number(row.failed_records) },
-  ...(data.undo_of ? [{ name: "Rows back", end: true, cell: (row) => number(row.rows_back) }] : []),
+  ...(data.undo_of ? [{ name: "Rows back", end: true, cell: (row) => number(row.rows_back) }, { name: "Failed back", end: true, cell: (row) => number(row.failed_back) }] : []),
   ...(some(data, (row) => row.lost) ? [{ name: "Lost", cell: (row) => row.lost && `[${number(row.lost[0])}, ${number(row.lost[1])})` }] : []),
   ...(some(data, (row) => row.backfill_left !== null)
     ? [{ name: "Backfill left", end: true, cell: (row) => row.backfill_left === null ? null : number(row.backfill_left) }] : []),
 ];
+
+// What the replay has changed, compared on demand.
+function Verified({ consumer, id }) {
+  const [asked, ask] = useState(0);
+  return h(Section, { title: "What the replay has changed", aside: h(Button, { size: "xs", variant: "outline", onClick: () => ask(asked + 1) }, asked ? "Compare again" : "Compare") },
+    asked ? h(Compared, { consumer, id, key: asked }) : h(Muted, null, "Compares the rows that were taken out with those that have been written since."));
+}
+
+function Compared({ consumer, id }) {
+  const state = useData(api("groups", consumer, "rewinds", id, "verified"), { refresh: false });
+  return h(Loaded, { state }, (data) => data.unknown ? h(Notice, { tone: "warning", role: "alert", title: "It cannot be compared now" }, data.unknown)
+    : data.groups.map((group) => h(Box, { key: group.consumer, mb: 4 },
+      h(Text, null, `${group.consumer}, table ${group.table}: ${counted(group.replayed, "offset")} read again${group.left ? `, ${number(group.left)} still to read` : ""}`),
+      h(Flex, { as: "dl", gap: 6, my: 2 }, ["equal", "changed", "gone", "new"].map((name) => h(Box, { key: name },
+        h(Box, { as: "dt", color: "fg.muted", fontSize: "sm" }, name), h(Box, { as: "dd", fontWeight: "semibold", "data-verdict": name }, number(group[name]))))),
+      !group.payloads && group.changed + group.gone + group.new > 0 && h(Muted, null, "Example rows are shown to those who may edit the consumer's DAG."),
+      group.examples.map((one, index) => h(Example, { key: index, verdict: one.verdict, columns: one.columns })))));
+}
+
+// A row before and after, side by side; what differs is marked.
+const Example = ({ verdict, columns }) =>
+  h(Box, { mb: 3, overflowX: "auto", borderWidth: "1px", borderRadius: "md", p: 2, maxW: "52rem", tabIndex: 0 },
+    h(Box, { as: "table", w: "100%", fontSize: "sm", css: { "& th, & td": { textAlign: "start", verticalAlign: "top", padding: "2px 8px", overflowWrap: "anywhere" }, "& th": { whiteSpace: "nowrap" } } },
+      h("caption", { style: { textAlign: "start", fontWeight: 600 } }, verdict),
+      h("thead", null, h("tr", null, ["Column", "Was", "Is now"].map((name) => h("th", { key: name, scope: "col" }, name)))),
+      h("tbody", null, columns.map((one) => h(Box, { as: "tr", key: one.column, "data-differs": one.differs || undefined, bg: one.differs ? "bg.warning" : undefined },
+        h("th", { scope: "row", style: { fontWeight: one.differs ? 600 : 400 } }, one.column, one.differs && " ≠"),
+        h("td", null, verdict === "new" ? "" : one.was ?? h(Muted, null, "null")), h("td", null, verdict === "gone" ? "" : one.now ?? h(Muted, null, "null")))))));

@@ -1,0 +1,92 @@
+"""A preview says what the plan says, and stores nothing: its session is read-only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from tests.integration.rewind.lab import Lab
+
+from tidemark.db import Cursor
+from tidemark.errors import BrokerUnavailable, Refused
+from tidemark.kafka.cluster import REQUEST_TIMEOUT_S, Cluster
+from tidemark.offsets.store import TaskIdentity
+from tidemark.rewind.model import GroupPlan, Scenario, ShiftBy, ToBatch, ToCurrent, ToLatest, ToOffset, ToValidated, Undo
+from tidemark.rewind.plan import PlanRefused, preview
+from tidemark.rewind.targets import TargetsOutOfRange
+from tidemark.spec.scope import Scope
+
+RUN = TaskIdentity("consume__cities", "scheduled__2026-03-29", "consume", -1, 1)
+
+
+class _Reading(Cursor):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        super().execute("SET LOCAL transaction_read_only TO on")
+
+
+def previewed(lab: Lab, scenario: Scenario, *scope: str, allow_loss: bool = False) -> tuple[GroupPlan, ...]:
+    with lab.session() as connection:
+        connection.cursor_factory = _Reading
+        return preview(connection, lambda _: lab.cluster, [lab.spec], Scope.parse(scope), scenario, allow_loss=allow_loss)
+
+
+def test_preview_has_the_numbers_of_the_plan(lab: Lab) -> None:
+    """Of rewinds back and ahead, of some partitions, to a batch, and of an undo."""
+    lab.read(80, step=30, task=RUN)
+    lab.read(50, 1)
+    (batch,) = lab.sql("SELECT batch_id FROM tidemark.batch WHERE group_id = %s AND start_offset = 30", lab.group_id)
+    for scenario, scope in (
+        (ToOffset(25), ()),
+        (ShiftBy(-10), (f"{lab.topic}:0-1",)),
+        (ToLatest(), ()),
+        (ToCurrent(), ()),
+        (ToBatch(batch_id=batch[0]), ()),
+        (ToBatch(dag_id=RUN.dag_id, run_id=RUN.run_id), ()),
+    ):
+        assert previewed(lab, scenario, *scope) == lab.plan(scenario, *scope).groups, scenario
+    done = lab.rewind(ToOffset(25), f"{lab.topic}:0-1")
+    lab.read(40)
+    (found,) = previewed(lab, Undo(done.rewind_id))
+    assert [(part.old, part.new, part.rows_back, part.failed_back, part.sink_rows > 0) for part in found.partitions] == [
+        (40, 80, 50, 10, True),
+        (25, 50, 23, 4, False),
+    ]
+    assert (found,) == lab.plan(Undo(done.rewind_id)).groups
+
+
+def test_preview_is_refused_for_the_plans_reasons_and_stores_nothing(lab: Lab) -> None:
+    lab.read(80)
+    before = lab.audit()
+    for scenario in (ToOffset(5000), ToValidated(), Undo(10**9)):
+        with pytest.raises(Refused) as planned:
+            lab.plan(scenario, f"{lab.topic}:0")
+        with pytest.raises(type(planned.value)) as found:
+            previewed(lab, scenario, f"{lab.topic}:0")
+        assert str(found.value) == str(planned.value)
+    assert lab.audit() == before
+
+
+def test_preview_counts_the_rows_that_refer_to_the_sink(lab: Lab) -> None:
+    lab.read(80)
+    lab.sql(f"CREATE TABLE {lab.table}_mayors (LIKE {lab.table})")
+    lab.sql(f"INSERT INTO {lab.table}_mayors SELECT * FROM {lab.table} WHERE kafka_offset > 70")
+    place = "kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
+    lab.sql(f"ALTER TABLE {lab.table}_mayors ADD FOREIGN KEY ({place}) REFERENCES {lab.table} ({place})")
+    with pytest.raises(PlanRefused) as planned:
+        lab.plan(ToOffset(60), f"{lab.topic}:0")
+    with pytest.raises(PlanRefused, match=r"rows of .* refer to rows that would be taken out") as found:
+        previewed(lab, ToOffset(60), f"{lab.topic}:0")
+    assert found.value.problems == planned.value.problems
+    with pytest.raises(TargetsOutOfRange):
+        previewed(lab, ShiftBy(-81), f"{lab.topic}:0")
+
+
+def test_preview_does_not_wait_long_for_a_kafka_that_is_away(lab: Lab) -> None:
+    lab.read(10)
+    away = Cluster({"bootstrap.servers": "127.0.0.1:1"}, timeout_s=1)
+    began = time.monotonic()
+    with lab.session() as connection, pytest.raises(BrokerUnavailable):
+        preview(connection, lambda _: away, [lab.spec], Scope.parse([]), ToLatest(), allow_loss=False)
+    assert time.monotonic() - began < REQUEST_TIMEOUT_S
