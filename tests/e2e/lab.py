@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import psutil
 from tests.documented import snippets
+from tests.e2e.statsd import Statsd
 from tests.kafka_topics import Topics
 from tests.points import Point, Points
 from tests.scenario import LocalEngine
@@ -91,6 +92,7 @@ CONSUMERS: dict[str, str] = {
     "steps-3-4": "",
     "steps-5-7": "airflow: {retries: 3, retry_delay: 0s}",
     "team": "members: 2",
+    "traced": "members: 2\nvalidation: {suite: numbers}",
     "asked": "",
     "unasked": "rewind: {approval: none}",
     "strict": "rewind: {own: false}",
@@ -267,6 +269,7 @@ class Lab:
         self.stack = stack
         self.points = Points(folder / "points")
         self.topics = Topics(stack.kafka.bootstrap_servers())
+        self.statsd = Statsd()
         self.url = ""
         self._used: dict[str, Consumer] = {}
         self._clients: dict[str, AirflowClient] = {}
@@ -306,6 +309,7 @@ class Lab:
                 "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
                 "TIDEMARK_EXPECTATIONS": str(self.folder / "expectations"),
                 **self.points.env,
+                **self.statsd.env,
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(["admin:admin", *(f"{name}:user" for name in USERS)]),
                 # A supervisor that was killed is noticed after 10 s, a scheduler too.
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
@@ -352,6 +356,7 @@ class Lab:
             self.airflow.down()
         for client in (*self._clients.values(), *([self.client] if hasattr(self, "client") else [])):
             client.close()
+        self.statsd.close()
 
     def repair(self) -> None:
         """All four processes run, whatever the test before has killed."""

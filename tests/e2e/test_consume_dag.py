@@ -110,6 +110,17 @@ def test_task_log_has_the_drivers_lines_and_progress(lab, finished):
     assert "Traceback" not in log
 
 
+def test_airflows_statistics_get_the_counts_of_a_run(lab, finished):
+    """Tagged, and with the consumer in the name for a StatsD without tags. What is zero is sent too."""
+    tags = "consumer=happy,group=happy,task_id=consume"
+    expected = {"records": RECORDS, "loaded": RECORDS, "skipped": 0, "retried": 0, "failed": 0, "unaccounted": 0, "sink_rows": RECORDS}
+    names = {name: [f"airflow.tidemark.{name},{tags}", f"airflow.tidemark.happy.consume.{name}"] for name in expected}
+    eventually(lambda: {one for both in names.values() for one in both} <= set(lab.statsd.counters), what="all counters")
+    assert {name: [lab.statsd.counters[sent] for sent in names[name]] for name in expected} == {
+        name: [count, count] for name, count in expected.items()
+    }
+
+
 def test_passwords_are_seen_nowhere(lab, finished):
     """Postgres', Kafka's and Spark's, in no command line, log, rendered template, XCom or row."""
     where = {f"command line {number}": line for number, line in enumerate(finished.command_lines)}
@@ -163,6 +174,7 @@ def test_killed_driver_is_retried_and_every_record_comes_once(lab, half_read):
     assert "was killed by SIGKILL" in run.log(try_number=1)
     assert consumer.rows() == list(range(RECORDS))
     assert consumer.attempts() == [("FAILED", 1, "DriverDied"), ("COMMITTED", 2, None)]
+    assert lab.statsd.counters["airflow.tidemark.driver-killed.consume.loaded"] == RECORDS  # also what the failed try had committed
 
 
 @stopped("marked-failed")

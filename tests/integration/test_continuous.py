@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import psycopg2.extensions
 import pytest
+from tests.integration.test_mirror import in_kafka
 from tests.kafka_topics import Topics
 from tests.points import until
 from tests.scenario import LocalEngine, Scenario
@@ -15,6 +18,8 @@ from tests.scenario import LocalEngine, Scenario
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, from_env
 from tidemark.consume import extent, launch, run, watch
 from tidemark.errors import Fenced, TidemarkError
+from tidemark.kafka import groups
+from tidemark.offsets import mirror
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.spec.transform import load_transform
@@ -29,8 +34,8 @@ class Running:
         self.result: launch.Progress | TidemarkError | None = None
         self._scenario, self._task, self._before = scenario, task, before
         self.attempt_id = run.open_attempt(scenario.database_url, scenario.spec.group, task)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
 
     def _run(self) -> None:
         scenario, spec = self._scenario, self._scenario.spec
@@ -47,20 +52,20 @@ class Running:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self.thread.is_alive()
 
     def join(self) -> None:
-        self._thread.join(120)
+        self.thread.join(120)
         assert not self.alive
 
     def ended(self, within_s: float = 180) -> launch.Progress:
-        self._thread.join(within_s)
+        self.thread.join(within_s)
         assert not self.alive
         assert isinstance(self.result, launch.Progress), self.result
         return self.result
 
     def failed(self, within_s: float = 180) -> TidemarkError:
-        self._thread.join(within_s)
+        self.thread.join(within_s)
         assert isinstance(self.result, TidemarkError), self.result
         return self.result
 
@@ -293,3 +298,80 @@ def test_run_goes_on_with_a_password_that_changes_in_the_file(
 
 def listening(scenario: Scenario, role: str) -> bool:
     return bool(scenario.sql("SELECT 1 FROM pg_stat_activity WHERE usename = %s AND application_name = 'tidemark listen'", role))
+
+
+def test_mirror_follows_a_run_that_reads_on_and_a_rewind_that_it_reads_again(scenario: Scenario, topics: Topics, begin) -> None:
+    """The rewind publishes where it has put the group, the run where it is again, and the next run what it took over."""
+    topic, go_on = topics.create(partitions=2), threading.Event()
+    go_on.set()
+    scenario.write(topics=topic, run="continuous", run_for=HOUR, mirror=True).make_sink()
+    running = begin(before=lambda _: go_on.wait(120))
+    for number, partition in enumerate((0, 1, 0)):
+        topics.produce(topic, ["a", "b"], partition=partition)
+        until(lambda number=number: len(scenario.rows()) == 2 * (number + 1), f"what came {number}")  # type: ignore[misc]
+        until(lambda: in_kafka(scenario) == scenario.positions(), "the mirror")
+    go_on.clear()
+    where = ("--to-offset", "1", "--topic", f"{topic}:0", "--reason", "a test of mirrors")
+    assert scenario.command("rewind", "plan", scenario.name, *where).returncode == 0
+    assert scenario.command("rewind", "apply", "1").returncode == 0
+    assert in_kafka(scenario) == {(topic, 0): 1, (topic, 1): 2}
+    go_on.set()
+    until(lambda: len(scenario.rows()) == 6, "read again")
+    until(lambda: in_kafka(scenario) == scenario.positions() == {(topic, 0): 4, (topic, 1): 2}, "the mirror after the rewind")
+    assert running.alive
+    new = begin()
+    running.ended()
+    topics.produce(topic, ["c"])
+    until(lambda: in_kafka(scenario) == scenario.positions() == {(topic, 0): 5, (topic, 1): 2}, "the mirror of the next run")
+    assert new.alive
+
+
+def test_member_that_lost_a_partition_moves_the_mirror_back_for_a_moment_only(
+    scenario: Scenario, topics: Topics, begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last request reaches Kafka late, when another member has read on. No further record comes, and no run ends."""
+    monkeypatch.setattr(mirror, "RENEW_S", 1.0)
+    late, delivered = threading.Event(), threading.Event()
+    send, held = groups.commit, []
+
+    def commit(*asked: Any) -> Any:
+        if held or threading.current_thread() is not first.thread or sum(asked[2].values()) < 8:
+            return send(*asked)
+        held.append(asked)
+        answer: Future[Any] = Future()
+
+        def deliver() -> None:
+            assert late.wait(120)
+            sent = send(*asked)
+            sent.wait()
+            answer.set_result(sent.answer.result())
+            delivered.set()
+
+        threading.Thread(target=deliver).start()
+        return groups.Commit(asked[1], dict(asked[2]), asked[0].servers, asked[0].admin(), answer)
+
+    topic = topics.create(partitions=4)
+    scenario.write(topics=topic, run="continuous", run_for=HOUR, members=2, mirror=True).make_sink()
+    first = begin(0)
+    monkeypatch.setattr(groups, "commit", commit)
+    produce_two(topics, topic)
+    until(lambda: held, "the first member has sent where all four partitions are")
+    owners = "SELECT partition FROM tidemark.partition_offset WHERE owner <> %s"
+    (before,) = {owner for (owner,) in scenario.sql("SELECT owner FROM tidemark.partition_offset")}
+    second = begin(1)
+    until(lambda: len(scenario.sql(owners, before)) == 2, "the second member has its partitions")
+    taken = [partition for (partition,) in scenario.sql(owners, before)]
+    produce_two(topics, topic)
+    until(lambda: len(scenario.rows()) == 16, "both read")
+    until(lambda: all(in_kafka(scenario).get((topic, partition)) == 4 for partition in taken), "the second member's mirror")
+    late.set()
+    assert delivered.wait(60)
+    until(lambda: in_kafka(scenario) == scenario.positions() == {(topic, partition): 4 for partition in range(4)}, "the mirror", 60)
+    assert (first.alive, second.alive) == (True, True)
+    scenario.check()
+
+
+def produce_two(topics: Topics, topic: str) -> None:
+    """Two records in each of four partitions."""
+    for partition in range(4):
+        topics.produce(topic, ["a", "b"], partition=partition)

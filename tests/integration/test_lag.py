@@ -6,9 +6,11 @@ import json
 import time
 from typing import Any
 
+import pytest
 from tests.scenario import PLAIN, Scenario
 
 from tidemark.db import session, transaction
+from tidemark.errors import Refused
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import lag
 from tidemark.offsets.lag import GroupLag
@@ -34,6 +36,14 @@ def stored(scenario: Scenario) -> GroupLag:
         found = lag.group(cur, scenario.spec.group)
     assert found is not None
     return found
+
+
+def told(scenario: Scenario) -> tuple[str, int, int | None, str]:
+    """Verdict, deleted records, records to read and the reason, as ``tidemark lag`` shows them of the consumer."""
+    shown = scenario.command("lag", scenario.name, "--output", "json")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    (one,) = json.loads(shown.stdout)
+    return one["lag"]["verdict"], one["lag"]["deleted"], one["lag"]["records"], one["lag"]["why"]
 
 
 def read_two(scenario: Scenario, **config: str) -> str:
@@ -98,11 +108,18 @@ def test_open_transaction_is_shown_apart(scenario: Scenario) -> None:
 
 
 def test_position_before_the_log_start_is_losing(scenario: Scenario) -> None:
+    """The command says so, also after a run was refused for it, until a run may skip what is gone."""
     topic = read_two(scenario)
     scenario.topics.produce(topic, ["c", "d", "e"])
     scenario.topics.trim(topic, {0: 4})
-    found = sampled(scenario)
-    assert (found.lag.verdict, found.lag.deleted, found.lag.records) == (Verdict.LOSING, 2, 1)
+    losing = ("LOSING", 2, 1, "Retention has deleted 2 records that were not read.")
+    assert told(scenario) == losing
+    with pytest.raises(Refused):
+        scenario.run()
+    assert told(scenario) == losing
+    scenario.set(offset_reset="earliest")
+    scenario.run()
+    assert told(scenario)[:3] == ("OK", 0, 0)
 
 
 def test_new_partition_and_recreated_topic_are_unknown_until_a_run_claims_them(scenario: Scenario) -> None:

@@ -15,6 +15,7 @@ from tidemark.offsets.reset import LogTruncated
 
 OTHERS = numbers(100, 125)
 """What is in the log after it was truncated."""
+TRUNCATED = ("UNKNOWN", None, "The log was truncated below the position, in 1 partition.")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,14 @@ def read_twenty(scenario: Scenario, transform: str = PLAIN) -> str:
     return topic
 
 
+def lag(scenario: Scenario) -> tuple[str, int | None, str]:
+    """Verdict, records to read and the reason, as ``tidemark lag`` shows them."""
+    shown = scenario.command("lag", scenario.name, "--output", "json")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    (one,) = json.loads(shown.stdout)
+    return one["lag"]["verdict"], one["lag"]["records"], one["lag"]["why"]
+
+
 def rewound(scenario: Scenario, to: int, topic: str) -> None:
     """As the refusal says."""
     plan = scenario.command(
@@ -69,8 +78,10 @@ def test_log_that_was_truncated_and_grew_again_is_refused_until_a_rewind(scenari
     assert scenario.rows() == numbers(0, 20)
     shown = json.loads(scenario.command("offsets", scenario.name, "--output", "json").stdout)
     assert (shown["lag_records"], shown["partitions"][0]["lag_records"], shown["partitions"][0]["truncated"]) == (None, None, True)
+    assert lag(scenario) == TRUNCATED
     rewound(scenario, 10, topic)
     scenario.run()
+    assert lag(scenario)[:2] == ("OK", 0)
     assert scenario.rows() == numbers(0, 10) + OTHERS + [b"more"] * 2
     scenario.check()
 
@@ -85,6 +96,7 @@ def test_log_that_was_truncated_and_is_shorter_is_refused_and_shown_as_truncated
     (row,) = (line.split() for line in shown.stdout.splitlines() if line.split()[:1] == [f"{topic}/0"])
     assert row[:4] == [f"{topic}/0", "20", "10", "truncated"]
     assert f"tidemark rewind plan {scenario.name} --to-offset 10" in " ".join(shown.stdout.split())
+    assert lag(scenario) == TRUNCATED
     rewound(scenario, 10, topic)
     scenario.topics.produce(topic, OTHERS)
     scenario.run()

@@ -21,7 +21,9 @@ Modules::
     discard        the DAG `discard`, and one for each consumer with `access`
     due            the asset and the trigger that start drains when records are due
     form           what the DAGs with a form share: checks of the input, approvals
+    lineage        what lineage says of a run or a validation
     maintain       the DAG `maintain`
+    openlineage    lineage in OpenLineage's words
     operators      the tasks consume, validate and publish
     plugin         the page as an Airflow plugin
     polling        how triggers ask the consumers' databases
@@ -30,6 +32,7 @@ Modules::
     retries        the DAG `drain_retries`
     rewind         the DAG `rewind`, and one for each consumer with `access`
     rewind_form    the form of the DAG `rewind`, and the check of its input
+    statistics     the counts of runs for Airflow's own statistics
     watch          the DAG `watch`, and its trigger
     web            the page
 """

@@ -7,21 +7,25 @@ import logging
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import Asset, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark import project
-from tidemark.errors import Refused
+from tidemark.errors import Refused, TidemarkError
 from tidemark.spec import ConsumerSpec, find_consumer
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
+    from tidemark.airflow.lineage import Consumed, Judged
 
 T = TypeVar("T")
 
 PROGRESS_EVERY_S = 5
 DRIVER_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:tidemark\.\S+ )?(.*)")
 """A line that the driver logged. Its level is kept; its timestamp and Tidemark's logger name are dropped, as the task log adds its own."""
-COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
 
 
 def plainly(method: Callable[..., T]) -> Callable[..., T]:
@@ -56,13 +60,16 @@ class ConsumeOperator(BaseOperator):
         self.member = member
         self._driver: subprocess.Popen[str] | None = None
         self._killed = False
+        self._consumed: list[Consumed] = []
 
     @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         return self._consume(context, spec_of(self.consumer))
 
     def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
+        from tidemark.airflow import statistics
         from tidemark.airflow.connections import resolve
+        from tidemark.airflow.lineage import Consumed
         from tidemark.consume.launch import run_attempt
         from tidemark.consume.process import die_with_parent
         from tidemark.consume.run import open_attempt
@@ -71,19 +78,27 @@ class ConsumeOperator(BaseOperator):
         die_with_parent()
         connections = resolve(spec)
         attempt_id = open_attempt(connections.database_url, spec.group, _identity(context), backfill_of=backfill_of)
+        topics = () if self.drains else spec.topics
+        address = connections.kafka["bootstrap.servers"], connections.database_url
+        self._consumed.append(Consumed(spec.group, attempt_id, spec.sink.table, topics, *address))
         self.log.info("attempt begins group=%s attempt=%s try=%s", spec.group, attempt_id, context["ti"].try_number)
-        done = run_attempt(
-            spec.name,
-            connections,
-            attempt_id,
-            folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
-            on_log=self._pass_on,
-            on_progress=_Progress(self.log),
-            on_start=self._started,
-            drain=self.drains,
-        )
-        counts = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
-        summary = {"attempt_id": attempt_id, "records": done.records, **counts}
+        try:
+            done = run_attempt(
+                spec.name,
+                connections,
+                attempt_id,
+                folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
+                on_log=self._pass_on,
+                on_progress=_Progress(self.log),
+                on_start=self._started,
+                drain=self.drains,
+            )
+        except TidemarkError:
+            statistics.report_failed(spec, self.task_id, connections.database_url, attempt_id)
+            raise
+        counts = statistics.counts_of(done)
+        statistics.report(spec, self.task_id, counts)
+        summary = {"attempt_id": attempt_id, **counts}
         self.log.info("attempt is committed group=%s %s", spec.group, " ".join(f"{name}={value}" for name, value in summary.items()))
         if counts["retried"] or counts["failed"]:
             self.log.warning(
@@ -93,6 +108,12 @@ class ConsumeOperator(BaseOperator):
         for obstacle in relay_at_end(connections, spec):
             self.log.warning("%s", obstacle)
         return summary
+
+    def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
+        """The topics and the sink, for OpenLineage. Also called after a failure: what a failed attempt has committed stays."""
+        from tidemark.airflow.openlineage import of_attempts
+
+        return of_attempts(self._consumed)
 
     def on_kill(self) -> None:
         """Kills the driver first. Also called on a timeout. Logs nothing, because a broken log pipe must not prevent the kill."""
@@ -130,10 +151,12 @@ class ValidateOperator(BaseOperator):
     def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.consumer = consumer
+        self._judged: list[Judged] = []
 
     @plainly
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
+        from tidemark.airflow.lineage import Judged
         from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, validate
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs hundreds of lines at its start
@@ -141,7 +164,9 @@ class ValidateOperator(BaseOperator):
         suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
         ti = context["ti"]
         run, sink = ValidatedRun(ti.dag_id, ti.run_id), spec.sink
-        verdict = validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
+        url = database_url(spec)
+        verdict = validate(url, run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
+        self._judged.append(Judged(sink.table, verdict.results, url))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
@@ -153,6 +178,12 @@ class ValidateOperator(BaseOperator):
             text = f"validation {verdict.validation_id} of {spec.name} is critical; nothing is published: {'; '.join(failing)[:2000]}"
             raise AirflowFailException(f"{text}. {self._take_back(spec, run, verdict)}" if reacts is Reaction.REWIND else text)
         return verdict.as_json()
+
+    def get_openlineage_facets_on_complete(self, ti: Any) -> OperatorLineage[Any, Any]:
+        """The results as assertions on the sink, for OpenLineage. Also called after a failure."""
+        from tidemark.airflow.openlineage import of_validations
+
+        return of_validations(self._judged)
 
     def _take_back(self, spec: ConsumerSpec, run: Any, verdict: Any) -> str:
         """Rewinds what the run wrote, for ``on_failure: rewind``, and returns a sentence about the result. Raises if a service is

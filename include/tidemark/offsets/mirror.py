@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """How often a run publishes at most."""
+RENEW_S = 60.0
+"""How often a run publishes all its positions, also those that Kafka has stored before: since then, a late request of a partition's last
+owner may have replaced them."""
 FINISH_S = 5.0
 """How long the end of a run waits for Kafka to store the last positions."""
 
@@ -52,14 +55,19 @@ class Mirror:
         self._stored: dict[TopicPartition, int] = {}
         self._sent: Commit | None = None
         self._sent_at: float | None = None
+        self._renewed_at = time.monotonic()
         self._warned = False
 
     def publish(self) -> None:
-        """Sends what has changed since the last answer. Never waits; does nothing within `EVERY_S`, or while an answer is missing."""
+        """Sends what has changed since the last answer, and everything every `RENEW_S`. Never waits; does nothing within `EVERY_S`, or
+        while an answer is missing."""
         early = self._sent_at is not None and time.monotonic() - self._sent_at < EVERY_S
         if early or (self._sent is not None and not self._sent.answer.done()):
             return
         self._settle(0.0)
+        if time.monotonic() - self._renewed_at >= RENEW_S:
+            self._renewed_at = time.monotonic()
+            self._stored.clear()
         self._send()
 
     def finish(self) -> None:
