@@ -25,7 +25,22 @@ from tidemark.text.problems import REASON_CHARACTERS
 
 log = logging.getLogger(__name__)
 
-SCRIPTS = ("app", "audit", "base", "chart", "form", "group", "groups", "payload", "preview", "retries", "rewinds", "source", "table", "validations")
+SCRIPTS = (
+    "app",
+    "audit",
+    "base",
+    "chart",
+    "form",
+    "group",
+    "groups",
+    "payload",
+    "preview",
+    "retries",
+    "rewinds",
+    "source",
+    "table",
+    "validations",
+)
 """The modules in ``static/``."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
