@@ -401,7 +401,8 @@ class _step:
 def _next_steps() -> None:
     console.print(
         "Next:\n"
-        "  make up                                 keep the servers and Airflow running; print URL and login\n"
+        "  export TIDEMARK_STATE=.tidemark/demo    use the demo's data; without it, make up starts with an empty stack\n"
+        "  make up                                 start the servers and Airflow; the flights are under Browse > Tidemark\n"
         '  eval "$(.venv/bin/tidemark local env)"  point the commands below at them\n'
         "  .venv/bin/tidemark consumers check      check the consumers before they run\n"
         "  .venv/bin/tidemark offsets departures   show the group's offsets and lag\n"

@@ -94,7 +94,7 @@ export const counted = (value, one, many = `${one}s`) => `${number(value)} ${val
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const size = Math.abs(seconds);
-  if (size < 1) return `${Math.round(size * 1000)} ms`;
+  if (size > 0 && size < 1) return `${Math.round(size * 1000)} ms`;
   if (size < 90) return `${Math.round(size)} s`;
   if (size < 5400) return `${Math.round(size / 60)} min`;
   if (size < 129600) return `${Math.round(size / 3600)} h`;

@@ -127,7 +127,7 @@ export function LagChart({ history, rewinds, rebalances, failed, consumer, width
   } : { role: "img", "aria-label": words };
   const mark = picked === null ? null : x(Math.min(until, Math.max(from, picked)));
   return h(Box, { overflowX: "auto" }, h("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", style: { cursor: consumer ? "crosshair" : undefined }, ...picks },
-    [0, most / 2, most].map((value) => h("g", { key: value }, h("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), stroke: LINE }),
+    (most > 1 ? [0, most / 2, most] : [0, most]).map((value) => h("g", { key: value }, h("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), stroke: LINE }),
       h("text", { x: left - 8, y: y(value) + 4, textAnchor: "end", style: WORDS, fill: AXIS }, number(Math.round(value))))),
     h("polygon", { points: `${left},${y(0)} ${line} ${x(times[times.length - 1])},${y(0)}`, fill: colour("blue"), fillOpacity: 0.15 }),
     h("polyline", { points: line, fill: "none", stroke: colour("blue"), strokeWidth: 1.5 }),
