@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks import assignors, backlog, cold, group, growth, latency, memory, packages, parse, report, retries, rewind, where
+from benchmarks import assignors, backlog, cold, group, growth, latency, memory, packages, page, parse, report, retries, rewind, where
 from benchmarks.contestants import ALL, BY_NAME, Contestant, Needs, Reads
 from benchmarks.harness import ROOT, Figure, Harness
 from benchmarks.packages import Unobtainable
@@ -24,7 +24,7 @@ from benchmarks.stage import Stage, set_up
 
 BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
-WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries", "backlog", "parse")
+WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries", "backlog", "page", "parse")
 PARTITIONS = 4
 SHARE = 4
 """Contestants of `Reads.PART` read one in so many records."""
@@ -116,6 +116,8 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
         sections["where"] = where.measure(stage, site, topic, 1 if options.quick else 5, say)
     if "assignors" in options.what and not options.quick:
         sections["assignors"] = assignors.measure(say)
+    if "page" in options.what:
+        sections["page"] = page.measure(stage, page.QUICK if options.quick else page.FULL, say)
     if "parse" in options.what:
         sections["parse"] = parse.measure(1 if options.quick else 5, say)
     if "memory" in options.what:

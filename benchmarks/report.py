@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import backlog, memory, parse, retries, rewind
+from benchmarks import backlog, memory, page, parse, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -107,7 +107,21 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    everything = {"ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries", "backlog", "parse"}
+    everything = {
+        "ratios",
+        "growth",
+        "cold",
+        "where",
+        "memory",
+        "assignors",
+        "group",
+        "latency",
+        "rewind",
+        "retries",
+        "backlog",
+        "page",
+        "parse",
+    }
     for title, columns, rows in tables(found, everything):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
@@ -140,6 +154,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
     made += [made_of(found[name]) for name, made_of in (("retries", retries.table), ("parse", parse.table)) if name in only & found.keys()]
     if "backlog" in only and "backlog" in found:
         made += backlog.tables(found["backlog"])
+    if "page" in only and "page" in found:
+        made += page.tables(found["page"])
     if "where" in only and "where" in found:
         rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
         made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))
