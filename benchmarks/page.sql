@@ -20,8 +20,8 @@ SELECT row_number() OVER (ORDER BY run, n, slice), n, n, slice, run * 1000, run 
   FROM generate_series(1, {groups}) n, generate_series(1, 120) run, generate_series(0, 7) slice;
 INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, key, value, headers, disposition, error_type, error_text,
                                     attempt_id, created_at, state, due_at)
-SELECT n, n, k % {partitions}, k, 'key', convert_to(repeat('x', 300), 'UTF8'), '[]', 'retry', (ARRAY['Timeout', 'BadRecord'])[1 + k % 2],
-       'no answer within 5 s', n, clock_timestamp() - k * interval '2 minutes', CASE WHEN k < 50 THEN 'WAITING' ELSE 'FAILED' END,
+SELECT n, n, k %% {partitions}, k, 'key', convert_to(repeat('x', 300), 'UTF8'), '[]', 'retry', (ARRAY['Timeout', 'BadRecord'])[1 + k %% 2],
+       'no answer within 5 s', n, clock_timestamp() - k * interval '20 minutes', CASE WHEN k < 50 THEN 'WAITING' ELSE 'FAILED' END,
        CASE WHEN k < 50 THEN clock_timestamp() + k * interval '1 minute' END
   FROM generate_series(1, {groups}) n, generate_series(1, 100) k;
 INSERT INTO tidemark.validation (group_id, dag_id, run_id, suite, verdict, sink_rows, seconds, validated_at)
@@ -54,7 +54,7 @@ SELECT n, n, part, clock_timestamp() - interval '30 seconds', 1000000, 0, 100010
   FROM generate_series(1, {groups}) n, generate_series(0, {partitions} - 1) part;
 INSERT INTO tidemark.lag_history (group_id, topic_id, step_s, at, sampled_at, partitions, unknown, lag, open, replay, next_at, produced, consumed)
 SELECT n, n, step, date_bin(make_interval(secs => step), clock_timestamp() - k * make_interval(secs => step), 'epoch'),
-       clock_timestamp() - k * make_interval(secs => step), {partitions}, 0, 1000 + (k * 37) % 500, 0, 0,
+       clock_timestamp() - k * make_interval(secs => step), {partitions}, 0, 1000 + (k * 37) %% 500, 0, 0,
        clock_timestamp() - k * make_interval(secs => step) - interval '1 minute', k, k
   FROM generate_series(1, {groups}) n, (VALUES (60, 120), (300, 288), (3600, 720)) steps (step, many), LATERAL generate_series(1, many) k;
 RESET session_replication_role;

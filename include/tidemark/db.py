@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,8 @@ def _moment(text: str | bytes | None, cursor: Cursor) -> datetime | str | None:
         return text
     try:
         moment: datetime = PYDATETIMETZ(text, cursor)
-        moment.astimezone(UTC)  # a year that is valid in the session's time zone may not be in UTC
+        if not MINYEAR < moment.year < MAXYEAR:
+            moment.astimezone(UTC)  # a year that is valid in the session's time zone may not be in UTC
     except (ValueError, OverflowError):
         return text
     return moment

@@ -24,8 +24,8 @@ class Profile(StrEnum):
 
 TABLES = (
     "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record",
-    "failed_record_edit", "flow", "group_member", "lag_history", "lag_partition", "lost_range", "maintenance", "migration", "objective",
-    "partition_offset", "rebalance", "redrive", "redrive_record", "retry_action", "rewind",
+    "failed_record_edit", "flow", "group_member", "lag_group", "lag_history", "lag_partition", "lost_range", "maintenance", "migration",
+    "objective", "partition_offset", "rebalance", "redrive", "redrive_record", "retry_action", "rewind",
     "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
     "role_profile", "suppressed", "suppressed_key", "topic", "undo_floor", "validation", "validation_result", "validation_row",
 )  # fmt: skip
@@ -70,8 +70,8 @@ RIGHTS: Mapping[Profile, Rights] = {
     Profile.RUNNER: Rights(
         "load, validate, retry and backfill",
         payloads=True,
-        insert=("attempt", "batch", "consumer_group", "failed_record", "group_member", "lag_history", "lag_partition", "lost_range",
-                "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result", "validation_row"),
+        insert=("attempt", "batch", "consumer_group", "failed_record", "group_member", "lag_group", "lag_history", "lag_partition",
+                "lost_range", "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result", "validation_row"),
         update={
             "attempt": (*_ENDED, "planned"),
             "batch": ("anchor_id", "validation_id"),
@@ -84,7 +84,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "partition_offset": _POSITION,
             "undo_floor": ("floor",),
         },
-        delete=("group_member", "lag_history", "lag_partition", "lost_range", "objective"),
+        delete=("group_member", "lag_group", "lag_history", "lag_partition", "lost_range", "objective"),
         sequences=("generation",),
     ),
     Profile.STAGER: Rights("what a run needs beyond `runner` if its transform shuffles: create staging tables", create=True),
@@ -108,8 +108,8 @@ RIGHTS: Mapping[Profile, Rights] = {
     Profile.REWINDER: Rights(
         "rewind consumers, erase a person's rows, and remove what is kept for a limited time",
         payloads=True,
-        insert=("backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record", "lag_history",
-                "lag_partition", "lost_range", "maintenance", "partition_offset",
+        insert=("backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record", "lag_group",
+                "lag_history", "lag_partition", "lost_range", "maintenance", "partition_offset",
                 "rewind", "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record",
                 "rewound_lost_range", "rewound_row", "suppressed", "suppressed_key", "topic", "undo_floor"),
         update={
@@ -134,8 +134,8 @@ RIGHTS: Mapping[Profile, Rights] = {
             "undo_floor": ("sink", "rewind_id", "floor"),
             "validation_result": ("detail",),
         },
-        delete=("batch", "failed_record", "lag_history", "lag_partition", "lost_range", "rewound_batch", "rewound_failed_record",
-                "rewound_lost_range", "rewound_row", "undo_floor"),
+        delete=("batch", "failed_record", "lag_group", "lag_history", "lag_partition", "lost_range", "rewound_batch",
+                "rewound_failed_record", "rewound_lost_range", "rewound_row", "undo_floor"),
         sequences=("rewind_applied",),
         create=True,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -43,9 +44,13 @@ class Sampled:
             store.end_attempt(cur, attempt_id, error)
 
     def lag(self, schedule: Schedule | None = None) -> GroupLag:
+        """The group with its partitions, whose sums are those that the samples stored."""
         with transaction(self.connection) as cur:
             found = lag.group(cur, "g", schedule)
+            (stored,) = lag.groups(cur, {} if schedule is None else {"g": schedule})
         assert found is not None
+        whole, sums = (replace(one.lag, age_s=None, why="") for one in (found, stored))
+        assert sums == whole
         return found
 
 

@@ -751,7 +751,8 @@ def test_grants_of_earlier_documentation_include_every_profile(roles: Roles) -> 
     """So an installation works after the upgrade as before it, until its owner grants profiles."""
     for statement in BEFORE_PROFILES:
         roles.own(statement.format(role=roles.run, owner=roles.owner))
-    roles.own(f"GRANT DELETE ON tidemark.lag_history, tidemark.lag_partition, tidemark.objective TO {roles.run}")  # as 0019 and 0023 do
+    tables = "tidemark.lag_group, tidemark.lag_history, tidemark.lag_partition, tidemark.objective"
+    roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")  # as 0019, 0023 and 0026 do
     assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
 
 
@@ -763,7 +764,8 @@ def test_migration_takes_back_what_default_privileges_give_on_the_new_tables(sta
         schema.migrate(roles.url(roles.owner))
         grants = [(table, privilege) for table, privilege, _ in held(roles, roles.run) if table in ("audit_event", "role_profile")]
         assert grants == [("audit_event", "SELECT"), ("role_profile", "SELECT")]
-        assert {(table, "DELETE", None) for table in ("lag_history", "lag_partition", "objective")} <= set(held(roles, roles.run))
+        tables = ("lag_group", "lag_history", "lag_partition", "objective")
+        assert {(table, "DELETE", None) for table in tables} <= set(held(roles, roles.run))
 
 
 def test_a_later_migrate_renews_the_grants_and_forgets_dropped_roles(roles: Roles) -> None:

@@ -19,7 +19,7 @@ CASES: dict[Condition, tuple[dict[str, Any], bool, bool | None]] = {
     Condition.BLOCKED: (DONE | {"verdict": "critical"}, True, False),
     Condition.RECORDS_FAILED: (DONE | {"failed": 1}, True, False),
     Condition.PAUSED: (DONE | {"paused": True}, True, False),
-    Condition.REPLAYING: (DONE | {"replaying": 2}, True, False),
+    Condition.REPLAYING: (DONE | {"lag": SimpleNamespace(verdict=Verdict.REPLAYING, why="Records left to read again.")}, True, False),
     Condition.RECORDS_WAIT: (DONE | {"waiting": 1}, True, False),
     Condition.RUNNING: (DONE | {"attempt_state": "RUNNING"}, True, False),
     Condition.OK: (DONE, True, False),

@@ -6,28 +6,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows
-from tidemark.offsets.samples import SQL, topic_names
+from tidemark.offsets.samples import OF_GROUPS, SQL, topic_names
 from tidemark.offsets.verdict import RANK, Facts, Runs, Schedule, Verdict, judge
 from tidemark.offsets.window import Trend, bounded, catch_up, grows
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
 
-OVERVIEW = SQL["lag"].replace("{of}", "NULL::smallint AS topic_id, NULL::integer AS partition").replace("{sets}", "group_id")
-DETAILS = (
-    SQL["lag"]
-    .replace("{of}", "topic_id, partition")
-    .replace("{sets}", "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, partition))")
-)
-
-_OF_GROUPS, _OF_TOPICS, _OF_PARTITIONS = "(group_id)", "(group_id, topic_id)", "(group_id, topic_id, partition)"
-"""Grouping sets."""
+UNSUMMED = OF_GROUPS.replace("{which}", SQL["unsummed"])
+_SETS = "GROUPING SETS ((group_id), (group_id, topic_id), (group_id, topic_id, partition)) ORDER BY 1, 2 NULLS FIRST, 3 NULLS FIRST"
+DETAILS = SQL["lag"].replace("{of}", ", topic_id, partition").replace("{sets}", _SETS).replace("{which}", "true")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +91,19 @@ class GroupLag:
 
 def groups(cur: Cursor, schedules: Mapping[str, Schedule] | None = None, names: Collection[str] | None = None) -> list[GroupLag]:
     """All groups (``names``: only these), worst verdict first, without topics and partitions. ``schedules`` are by group."""
-    return sorted(_read(cur, OVERVIEW, schedules or {}, names), key=worst_first)
+    return sorted(_read(cur, [SQL["sums"], UNSUMMED], schedules or {}, names), key=worst_first)
 
 
 def everything(cur: Cursor, most_partitions: int) -> list[GroupLag]:
     """All groups, with their topics and partitions unless these are more than ``most_partitions`` in all groups together."""
     found = groups(cur)
     few = sum(one.lag.partitions for one in found) <= most_partitions
-    return _read(cur, DETAILS, {}, None) if few else found
+    return _read(cur, [DETAILS], {}, None) if few else found
 
 
 def group(cur: Cursor, name: str, schedule: Schedule | None = None) -> GroupLag | None:
     """A group with its topics and partitions; `None` if it does not exist."""
-    found = _read(cur, DETAILS, {} if schedule is None else {name: schedule}, [name])
+    found = _read(cur, [DETAILS], {} if schedule is None else {name: schedule}, [name])
     return found[0] if found else None
 
 
@@ -119,13 +113,15 @@ def worst_first(one: GroupLag) -> tuple[int, float, int, str]:
     return RANK[lag.verdict], -(lag.seconds or 0.0), -lag.known_records, lag.group
 
 
-def _read(cur: Cursor, query: str, schedules: Mapping[str, Schedule], names: Collection[str] | None) -> list[GroupLag]:
+def _read(cur: Cursor, queries: Iterable[str], schedules: Mapping[str, Schedule], names: Collection[str] | None) -> list[GroupLag]:
     asked = {"groups": None if names is None else list(names)}
     cur.execute(SQL["groups"], asked)
     found = rows(cur)
-    cur.execute(query, asked)
-    sums = rows(cur)
-    topics = topic_names(cur, {row["topic_id"] for row in sums if row["topic_id"] is not None})
+    sums: list[dict[str, Any]] = []
+    for query in queries:
+        cur.execute(query, asked)
+        sums += rows(cur)
+    topics = topic_names(cur, {row["topic_id"] for row in sums if row.get("topic_id") is not None})
     by_group: dict[int, list[dict[str, Any]]] = {}
     for row in sums:
         by_group.setdefault(row["group_id"], []).append(row)
@@ -160,8 +156,8 @@ def _lag(name: str, one: dict[str, Any], topics: Mapping[int, str], now: datetim
     left = catch_up(known, produced, consumed)
     return Lag(
         group=name,
-        topic=topics.get(one["topic_id"]) if one["topic_id"] is not None else None,
-        partition=one["partition"],
+        topic=topics.get(one["topic_id"]) if one.get("topic_id") is not None else None,
+        partition=one.get("partition"),
         verdict=judged.verdict,
         why=judged.why,
         partitions=one["partitions"],
@@ -183,10 +179,11 @@ def _lag(name: str, one: dict[str, Any], topics: Mapping[int, str], now: datetim
         replay_s=bounded(one["replay"] / consumed).total_seconds() if one["replay"] and consumed else None,
         sampled_at=one["sampled_at"],
         age_s=max(0.0, (now - one["sampled_at"]).total_seconds()),
-        **{field: one[field] if one["partition"] is not None else None for field in ("position", "log_start", "log_end", "replay_until")},
+        **{field: one[field] for field in _OF_PARTITION if one.get("partition") is not None},
     )
 
 
+_OF_PARTITION = ("position", "log_start", "log_end", "replay_until")
 _TRENDS = {
     Trend.IDLE: "idle",
     Trend.KEEPING_UP: "keeping_up",

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 SQL = statements("tidemark.offsets", "samples.sql")
 
+OF_GROUPS = SQL["lag"].replace("{of}", "").replace("{sets}", "group_id")
+"""The sums of groups, without their topics and partitions."""
+NOTE_SUMS = "INSERT INTO tidemark.lag_group " + OF_GROUPS.replace("{which}", "grp.group_id = %(group_id)s")
+
 LAG_LOCK = 0x6C61_6700  # "lag"
 """With a group's id, the key of the advisory lock of a transaction that stores a sample."""
 
@@ -121,6 +125,8 @@ def store(cur: Cursor, group_id: int, seen: Mapping[Key, Observation], *, new_wi
     cur.execute(SQL["forget"], {"group_id": group_id, "topic_ids": topic_ids, "at": at})
     execute_values(cur, SQL["write"], [_row(group_id, key, sample) for key, sample in sorted(found.items())], page_size=1000)
     cur.execute(SQL["note_history"], {"group_id": group_id, "topic_ids": topic_ids})
+    cur.execute(SQL["forget_sums"], {"group_id": group_id})
+    cur.execute(NOTE_SUMS, {"group_id": group_id, "groups": None})
     thin(cur, group_id)
     return True
 

@@ -1,7 +1,7 @@
 -- Statements on samples of lag and their history.
 
 -- name: may_write
-SELECT has_table_privilege('tidemark.lag_partition', 'INSERT') AND has_table_privilege('tidemark.lag_history', 'INSERT');
+SELECT bool_and(has_table_privilege(name, 'INSERT')) FROM unnest(ARRAY['tidemark.lag_partition', 'tidemark.lag_history', 'tidemark.lag_group']) name;
 
 -- name: find_group
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
@@ -101,9 +101,23 @@ SELECT topic.name AS topic, at, sampled_at, partitions, unknown, lag AS records,
  WHERE grp.name = %(group)s AND step_s = %(step_s)s AND at >= clock_timestamp() - %(period)s
  ORDER BY topic.name, topic_id, at;
 
+-- name: forget_sums
+DELETE FROM tidemark.lag_group WHERE group_id = %(group_id)s;
+
+-- name: sums
+-- The stored sums of these groups (null: of all). Those of groups with pauses are not: pauses change without a sample. Locks nothing.
+SELECT kept.* FROM tidemark.lag_group kept JOIN tidemark.consumer_group grp USING (group_id)
+ WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
+   AND kept.paused = 0 AND NOT EXISTS (SELECT FROM tidemark.flow WHERE flow.group_id = grp.group_id AND flow.paused);
+
+-- name: unsummed
+-- Which groups have no stored sums, or stored ones that their pauses may have changed.
+grp.group_id NOT IN (SELECT group_id FROM tidemark.lag_group WHERE paused = 0)
+   OR grp.group_id IN (SELECT group_id FROM tidemark.flow WHERE flow.paused)
+
 -- name: lag
 -- The last samples of these groups (null: of all), summed by group, or also by topic and by partition. Locks nothing.
--- ``{of}``, ``{sets}``: what is summed.
+-- In braces: what is summed, and of which groups.
 WITH paused AS MATERIALIZED (
     SELECT DISTINCT last.group_id, last.topic_id, last.partition, true AS paused
       FROM tidemark.flow JOIN tidemark.lag_partition last USING (group_id) JOIN tidemark.topic USING (topic_id)
@@ -113,8 +127,9 @@ WITH paused AS MATERIALIZED (
       FROM tidemark.lag_partition last JOIN tidemark.consumer_group grp USING (group_id)
       LEFT JOIN paused USING (group_id, topic_id, partition)
      WHERE grp.state <> 'Dead' AND grp.side_of IS NULL AND (%(groups)s::text[] IS NULL OR grp.name = ANY (%(groups)s))
+       AND ({which})
 )
-SELECT group_id, {of}, count(*)::integer AS partitions, min(sampled_at) AS sampled_at,
+SELECT group_id{of}, count(*)::integer AS partitions, min(sampled_at) AS sampled_at,
        sum(lag)::bigint AS known, (count(*) FILTER (WHERE lag IS NULL))::integer AS unknown,
        coalesce(sum(lag) FILTER (WHERE NOT paused), 0)::bigint AS waiting,
        (count(*) FILTER (WHERE position IS NULL))::integer AS never_claimed,
@@ -136,8 +151,7 @@ SELECT group_id, {of}, count(*)::integer AS partitions, min(sampled_at) AS sampl
        CASE WHEN count(*) = 1 THEN min(position) END AS position, CASE WHEN count(*) = 1 THEN min(log_start) END AS log_start,
        CASE WHEN count(*) = 1 THEN min(log_end) END AS log_end, CASE WHEN count(*) = 1 THEN min(replay_until) END AS replay_until
   FROM part
- GROUP BY {sets}
- ORDER BY 1, 2 NULLS FIRST, 3 NULLS FIRST;
+ GROUP BY {sets};
 
 -- name: groups
 -- These groups (null: all) by name, with the database's time and their last runs: up to 30 attempts. Attempts of one Airflow run are one

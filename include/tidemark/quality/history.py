@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
@@ -16,10 +17,10 @@ FAILING_ROWS = 100
 """Maximum number of rows read for an expectation."""
 
 
-def newest(connection: Connection, group: str, *, before: int | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest validations of a group, newest first; ``before`` continues a list. ``failing`` counts expectations."""
+def newest(connection: Connection, groups: Collection[str], *, of_each: int, most: int) -> list[dict[str, Any]]:
+    """The newest validations of these groups, newest first. ``failing`` counts expectations."""
     with transaction(connection) as cur:
-        cur.execute(SQL["newest"], {"group": group, "before": before, "limit": limit})
+        cur.execute(SQL["newest"], {"groups": list(groups), "of_each": of_each, "most": most})
         return rows(cur)
 
 

@@ -1,13 +1,15 @@
 -- Statements on stored verdicts. They lock nothing.
 
 -- name: newest
--- The newest validations of a group before one (null: the newest of all).
-SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, seconds, validated_at,
-       (SELECT count(*) FROM tidemark.validation_result result
-         WHERE result.validation_id = validation.validation_id AND NOT success) AS failing
-  FROM tidemark.validation JOIN tidemark.consumer_group USING (group_id)
- WHERE name = %(group)s AND (%(before)s::bigint IS NULL OR validation_id < %(before)s)
- ORDER BY validation_id DESC LIMIT %(limit)s;
+-- The newest validations of these groups: some of each, and not more than %(most)s in all.
+SELECT newest.*, (SELECT count(*) FROM tidemark.validation_result result
+                   WHERE result.validation_id = newest.validation_id AND NOT success) AS failing
+  FROM (SELECT grp.name AS "group", each.*
+          FROM tidemark.consumer_group grp
+         CROSS JOIN LATERAL (SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, seconds, validated_at
+                               FROM tidemark.validation WHERE group_id = grp.group_id ORDER BY validation_id DESC LIMIT %(of_each)s) each
+         WHERE grp.name = ANY (%(groups)s) ORDER BY validation_id DESC LIMIT %(most)s) newest
+ ORDER BY validation_id DESC;
 
 -- name: one
 SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, seconds, validated_at

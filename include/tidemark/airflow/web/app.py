@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from importlib import resources
 from typing import Annotated, Any
 
 import psycopg2
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import FastAPI, HTTPException, Query, Request
-from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic_core import to_json
 
 from tidemark.airflow.web import detail, guards, history, overview, preview, retries, source
 from tidemark.airflow.web.consumers import problem
@@ -90,6 +89,11 @@ def script(module: str, request: Request) -> Response:
 @app.get("/api/groups")
 def groups(readable: AllReadable) -> Response:
     return _json(overview.groups(readable))
+
+
+@app.get("/api/trends")
+def trends(readable: AllReadable) -> Response:
+    return _json(overview.trends(readable))
 
 
 @app.get("/api/groups/{consumer}")
@@ -199,9 +203,6 @@ def audit_csv(
     return StreamingResponse(history.as_csv(found), media_type="text/csv", headers=headers)
 
 
-def _json(value: Any) -> JSONResponse:
-    return JSONResponse(jsonable_encoder(value, custom_encoder={datetime: _iso}))
-
-
-def _iso(moment: datetime) -> str:
-    return moment.isoformat()
+def _json(value: Any) -> Response:
+    """Without FastAPI's own encoder, whose time counts with a thousand consumers."""
+    return Response(to_json(value, timedelta_mode="float"), media_type="application/json")

@@ -36,6 +36,7 @@ _OF_LAG: Mapping[Verdict, Condition] = {
     Verdict.LOSING: Condition.LOSING,
     Verdict.STOP: Condition.STOPPED,
     Verdict.STALL: Condition.STALLED,
+    Verdict.REPLAYING: Condition.REPLAYING,
     Verdict.CATCHING_UP: Condition.CATCHING_UP,
 }
 """The verdicts that are conditions by themselves. For the others there is more to say than the lag."""
@@ -64,8 +65,6 @@ def _without_lag(row: Mapping[str, Any], *, valid: bool, dag_paused: bool | None
         return Condition.PAUSED, "Its DAG is paused; no run starts."
     if row.get("paused"):
         return Condition.PAUSED, row.get("pause_reason") or "Reading is paused."
-    if row.get("replaying"):
-        return Condition.REPLAYING, "Reads records again after a rewind."
     if row.get("waiting"):
         return Condition.RECORDS_WAIT, "Records wait for their next try."
     if row.get("attempt_state") == "RUNNING":

@@ -45,6 +45,8 @@ def group(one: Declared) -> dict[str, Any]:
         "file": spec.source.path.name,
         "spec": in_force(one),
         "source": place(spec),
+        "lag": None,
+        "unvalidated": None,
         "partitions": [],
         "lost": [],
         "flow": [],
@@ -66,6 +68,7 @@ def group(one: Declared) -> dict[str, Any]:
             found = rows(cur)
             if found:
                 positions = _newest(store.positions(cur, spec.group))
+                said["unvalidated"] = sum(each.position - each.validated for each in positions)
                 said |= _of_group(cur, spec.group, found[0]["group_id"], positions) | {"now": found[0]["now"]}
                 said |= {"seats": _seats(spec.name, spec.members, positions)}
             said |= {"history": _history(cur, spec.group), "rewinds": _rewinds(cur, spec.group)}
@@ -93,6 +96,7 @@ def _of_group(cur: Cursor, name: str, group_id: int, positions: Sequence[store.P
     behind = {(each.topic, each.partition): each for each in lags.partitions} if lags else {}
     attempts = ask("attempts", limit=ATTEMPTS)
     return {
+        "lag": lags and lags.lag,
         "partitions": [
             _partition(each, paused, until) | {"lag": behind.get((each.partition.topic, each.partition.partition))}
             for each in positions[:PARTITIONS]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 REWINDS, VALIDATIONS, EVENTS = 50, 100, 100
 """Of each database, newest first."""
+MOST_VALIDATIONS = 200
 CSV_EVENTS = 10_000
 CHARACTERS = 1_000
 """Of a value in an example row."""
@@ -111,14 +112,17 @@ def _of_consumer(plan: Plan, one: Declared) -> Plan:
 
 def validations(consumers: Mapping[str, Declared], consumer: str | None) -> dict[str, Any]:
     """The newest verdicts of a consumer, or some of each."""
-    limit = VALIDATIONS if consumer else 20
+    of_each = VALIDATIONS if consumer else 20
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
-        return {spec.name: verdicts.newest(connection, spec.group, limit=limit) for spec in specs}
+        names = {spec.group: spec.name for spec in specs}
+        found = verdicts.newest(connection, names, of_each=of_each, most=MOST_VALIDATIONS)
+        return {specs[0].name: [{"consumer": names[row.pop("group")], **row} for row in found]}
 
     answers = ask_each(_chosen(consumers, consumer), ask)
-    found = [{"consumer": name, **row} for name, made in answers.found.items() for row in made]
-    return {"validations": sorted(found, key=lambda row: row["validated_at"], reverse=True)[:200], "banners": answers.banners}
+    found = [row for made in answers.found.values() for row in made]
+    newest = sorted(found, key=lambda row: row["validated_at"], reverse=True)
+    return {"validations": newest[:MOST_VALIDATIONS], "banners": answers.banners}
 
 
 def validation(one: Declared, validation_id: int, *, payloads: bool) -> dict[str, Any]:

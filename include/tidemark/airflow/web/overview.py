@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,36 +25,54 @@ MOST = 10_000
 """Failed records are counted up to here."""
 TREND = timedelta(hours=3)
 """How much of the lag's history the table shows."""
+LAG = ("verdict", "why", "records", "known_records", "seconds", "replay_records", "sampled_at")
+"""What the table shows of a `Lag`."""
 
 
 def groups(consumers: Mapping[str, Declared]) -> dict[str, Any]:
     """``{"groups": [...], "banners": [...]}``."""
     airflow = _airflow([dag_id(CONSUME, name) for name in consumers])
     schedules = {one.spec.group: schedule(dag_id(CONSUME, name), airflow) for name, one in consumers.items()}
-    answers = ask_each(consumers, lambda connection, specs: _ask(connection, specs, schedules))
-    silent = {name: banner for banner in answers.banners for name in banner["consumers"]}
+    with ThreadPoolExecutor(1) as beside:  # each half takes as long as the other
+        asked = beside.submit(ask_each, consumers, lambda connection, specs: _lags(connection, specs, schedules))
+        answers = ask_each(consumers, _ask)
+        lags = asked.result()
+    for name, found in lags.found.items():
+        answers.found.setdefault(name, {})["lag"] = found
+    banners = {banner["connection"]: banner for banner in (*lags.banners, *answers.banners)}
+    silent = {name: banner for banner in banners.values() for name in banner["consumers"]}
     made = [_row(one, answers.found.get(name), silent.get(name), airflow.get(dag_id(CONSUME, name))) for name, one in consumers.items()]
     made.sort(key=lambda row: (RANK[row["condition"]], row["consumer"]))
-    return {"groups": made, "banners": answers.banners, "most": MOST}
+    return {"groups": made, "banners": list(banners.values()), "most": MOST}
 
 
-def _ask(connection: Connection, specs: Collection[ConsumerSpec], schedules: Mapping[str, Schedule | None]) -> dict[str, dict[str, Any]]:
+def trends(consumers: Mapping[str, Declared]) -> dict[str, Any]:
+    """``{"trends": {consumer: [records, ...]}}``: the lag of the last hours in steps of five minutes, oldest first."""
+
+    def ask(connection: Connection, specs: Collection[ConsumerSpec]) -> dict[str, list[int]]:
+        names = {spec.group: spec.name for spec in specs}
+        with transaction(connection) as cur:
+            cur.execute(SQL["trends"], {"groups": list(names), "period": TREND})
+            return {names[row["group"]]: row["records"] for row in rows(cur)}
+
+    return {"trends": ask_each(consumers, ask).found}
+
+
+def _ask(connection: Connection, specs: Collection[ConsumerSpec]) -> dict[str, dict[str, Any]]:
     names = [spec.group for spec in specs]
-    wanted = {"groups": names, "most": MOST, "drain": DRAIN_DAG, "period": TREND}
+    wanted = {"groups": names, "most": MOST, "drain": DRAIN_DAG}
     with transaction(connection) as cur:
         cur.execute(SQL["groups"], wanted)
         found = {row["group"]: row for row in rows(cur)}
-        cur.execute(SQL["replaying"], wanted)
-        for row in rows(cur):
-            found[row["group"]]["replaying"] = row["partitions"]
-        known = {name: found_schedule for name, found_schedule in schedules.items() if found_schedule is not None}
-        for one in lag.groups(cur, known, names):
-            if one.lag.sampled_at is not None and one.lag.group in found:
-                found[one.lag.group]["lag"] = one.lag
-        cur.execute(SQL["trends"], wanted)
-        for row in rows(cur):
-            found[row["group"]]["trend"] = {"at": row["at"], "records": row["records"]}
     return {spec.name: found.get(spec.group, {}) for spec in specs}
+
+
+def _lags(connection: Connection, specs: Collection[ConsumerSpec], schedules: Mapping[str, Schedule | None]) -> dict[str, lag.Lag]:
+    names = {spec.group: spec.name for spec in specs}
+    known = {name: found_schedule for name, found_schedule in schedules.items() if found_schedule is not None}
+    with transaction(connection) as cur:
+        found = [one.lag for one in lag.groups(cur, known, names)]
+    return {names[one.group]: one for one in found if one.sampled_at is not None}
 
 
 def _row(one: Declared, found: Mapping[str, Any] | None, silent: Mapping[str, Any] | None, dag: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -74,7 +93,8 @@ def _row(one: Declared, found: Mapping[str, Any] | None, silent: Mapping[str, An
         return said | {"condition": Condition.UNREACHABLE, "why": f"Database {silent['connection']}: {silent['problem']}"}
     known = dict(found or {})
     state, why = condition(known, valid=one.error is None, dag_paused=None if dag is None else dag["is_paused"])
-    return known | said | {"condition": state, "why": why}
+    behind = known.pop("lag", None)
+    return known | said | {"condition": state, "why": why, "lag": behind and {name: getattr(behind, name) for name in LAG}}
 
 
 def schedule(dag: str, airflow: Mapping[str, Mapping[str, Any]]) -> Schedule | None:
@@ -97,11 +117,8 @@ def _airflow(dags: Collection[str]) -> dict[str, dict[str, Any]]:
     from airflow.utils.state import DagRunState
     from sqlalchemy import select
 
-    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after, DagModel.has_import_errors)
+    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after)
     with create_session() as airflow:
         found = airflow.execute(select(*columns).where(DagModel.dag_id.in_(dags))).all()
         queued = set(airflow.scalars(select(DagRun.dag_id).where(DagRun.dag_id.in_(dags), DagRun.state == DagRunState.QUEUED)))
-    return {
-        dag: {"is_paused": paused, "next_run": None if paused else after, "import_errors": bad, "queued": dag in queued}
-        for dag, paused, after, bad in found
-    }
+    return {dag: {"is_paused": paused, "next_run": None if paused else after, "queued": dag in queued} for dag, paused, after in found}

@@ -25,6 +25,8 @@ OPEN = (RecordState.WAITING, RecordState.HELD, RecordState.FAILED)
 """States of records that are not settled."""
 BUCKETS, BUCKET_S = 30, 60
 """The next half hour, by the minute."""
+MOST = 10_000
+"""Records of a consumer are counted up to here in the list of all."""
 PAGE = 50
 """Records of a page of the list."""
 MOST_BYTES = 256 * 1024
@@ -35,16 +37,26 @@ def everywhere(consumers: Mapping[str, Declared]) -> dict[str, Any]:
     """The consumers with records that wait or have failed, their counts, and how fast records fail."""
 
     def ask(connection: Connection, specs: list[ConsumerSpec]) -> dict[str, Any]:
-        known = _known(connection, specs)
-        counts = {spec.name: admin.count_records(connection, spec.group, Filter(states=OPEN)) for spec in specs if spec.group in known}
-        lately = growth(connection, [spec.group for spec in specs if counts.get(spec.name)])
-        return {spec.name: {"counts": counts.get(spec.name), "growth": lately.get(spec.group, [])} for spec in specs}
+        names = [spec.group for spec in specs]
+        counts = _by_group(connection, "open", groups=names, states=[state.value for state in OPEN], most=MOST)
+        lately = growth(connection, list(counts))
+        return {spec.name: _summed(counts[spec.group], lately.get(spec.group, ())) for spec in specs if spec.group in counts}
 
     answers = ask_each(consumers, ask)
-    found = [
-        {"consumer": name, "group": consumers[name].spec.group, **found} for name, found in sorted(answers.found.items()) if found["counts"]
-    ]
+    found = [{"consumer": name} | sums for name, sums in sorted(answers.found.items())]
     return {"consumers": found, "banners": answers.banners}
+
+
+def _summed(counts: Sequence[Mapping[str, Any]], lately: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Records by state, the most frequent error, and how many failed lately. ``more``: there are more records than were counted."""
+    sums = {state.value.lower(): sum(one["records"] for one in counts if one["state"] == state) for state in OPEN}
+    return sums | {
+        "more": sum(sums.values()) >= MOST,
+        "error_type": counts[0]["error_type"],
+        "example": counts[0]["example"],
+        "last": max(one["last"] for one in counts),
+        "growth": [{name: sum(one[name] for one in lately) for name in ("last_hour", "hour_before")}],
+    }
 
 
 def of_consumer(one: Declared) -> dict[str, Any]:
@@ -70,9 +82,13 @@ def of_consumer(one: Declared) -> dict[str, Any]:
 
 def growth(connection: Connection, groups: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """By group: ``{"error_type", "last_hour", "hour_before"}`` of records that first failed in the last two hours."""
+    return _by_group(connection, "growth", groups=list(groups))
+
+
+def _by_group(connection: Connection, statement: str, **arguments: object) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     with transaction(connection) as cur:
-        cur.execute(SQL["growth"], {"groups": list(groups)})
+        cur.execute(SQL[statement], arguments)
         for row in rows(cur):
             found.setdefault(row.pop("group"), []).append(row)
     return found

@@ -7,12 +7,13 @@ import { Rows } from "./table.js";
 
 export function Groups() {
   const state = useData(api("groups"));
+  const { data: found } = useData(api("trends"));
   const [search, setSearch] = useParam("q");
   const [only, setOnly] = useParam("state");
-  return h(Loaded, { state }, (data) => h(View, { data, search, setSearch, only, setOnly }));
+  return h(Loaded, { state }, (data) => h(View, { data, trends: found?.trends ?? {}, search, setSearch, only, setOnly }));
 }
 
-function View({ data, search, setSearch, only, setOnly }) {
+function View({ data, trends, search, setSearch, only, setOnly }) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (row) => {
     const text = [row.consumer, row.group, row.table, row.owner, ...row.tags, ...row.topics].join(" ").toLowerCase();
@@ -30,15 +31,15 @@ function View({ data, search, setSearch, only, setOnly }) {
         onChange: (event) => setSearch(event.target.value) }),
       h(Select, { label: "Filter by state", value: only, onChange: setOnly, options: [["", "All states"], ...states.map((one) => [one, one])] }),
       h(Muted, null, `${number(shown.length)} of ${number(data.groups.length)}`)),
-    shown.length ? h(Rows, { label: "Groups", rows: shown, id: (row) => row.consumer, columns: columns(data.most), details: problems })
+    shown.length ? h(Rows, { label: "Groups", rows: shown, id: (row) => row.consumer, columns: columns(data.most, trends), details: problems })
       : h(Empty, { title: "Nothing matches" }, "Change the search or the filter."));
 }
 
-const columns = (most) => [
+const columns = (most, trends) => [
   { name: "Consumer", cell: (row) => h(Box, null, h(A, { to: to("groups", row.consumer), fontWeight: "semibold" }, row.consumer),
     h(Muted, { display: "block" }, row.topics.slice(0, 3).join(", "), row.topics.length > 3 && ` +${row.topics.length - 3}`, " → ", row.table)) },
   { name: "State", cell: (row) => h(Box, { maxW: "22rem" }, h(State, { value: row.condition }), row.why && h(Muted, { display: "block" }, row.why)) },
-  { name: "Lag", end: true, cell: (row) => h(LagCell, { row }) },
+  { name: "Lag", end: true, cell: (row) => h(LagCell, { row, trend: trends[row.consumer] }) },
   { name: "Last commit", cell: (row) => h(Ago, { at: row.committed_at }) },
   { name: "Waiting", end: true, cell: (row) => count(row, row.waiting, most, "WAITING") },
   { name: "Failed", end: true, cell: (row) => count(row, row.failed, most, "FAILED") },
@@ -51,10 +52,10 @@ const columns = (most) => [
 ];
 
 // Records and time behind, as of the last sample, and the last hours as a line.
-const LagCell = ({ row }) => row.lag
+const LagCell = ({ row, trend }) => row.lag
   ? h(Box, { title: `${row.lag.verdict}: ${row.lag.why} Sampled ${moment(row.lag.sampled_at)}` },
     h(Text, { as: "span" }, row.lag.records === null ? (row.lag.known_records ? `≥ ${number(row.lag.known_records)}` : "unknown") : number(row.lag.records)),
-    h(Muted, { display: "block" }, row.lag.seconds === null ? "time unknown" : duration(row.lag.seconds)), row.trend && h(Sparkline, { values: row.trend.records }))
+    h(Muted, { display: "block" }, row.lag.seconds === null ? "time unknown" : duration(row.lag.seconds)), trend && h(Sparkline, { values: trend }))
   : "–";
 
 const count = (row, value, most, state) => value
