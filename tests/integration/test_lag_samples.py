@@ -119,6 +119,11 @@ def test_pause_of_one_partition_shows_on_it_and_on_its_group(group: Sampled) -> 
     found = group.lag()
     assert [one.verdict for one in found.partitions] == [Verdict.PAUSED, Verdict.IDLE]
     assert (found.lag.verdict, found.lag.why) == (Verdict.PAUSED, "1 partition is paused with `tidemark pause`.")
+    group.sample(0, {0: 10, 1: 100}, 100)  # with the pause
+    assert group.lag().lag.verdict is Verdict.PAUSED
+    with transaction(group.connection) as cur:
+        cur.execute("DELETE FROM tidemark.flow")
+    assert group.lag().lag.verdict is not Verdict.PAUSED
 
 
 def test_earlier_incarnation_of_a_topic_leaves_with_the_next_sample(group: Sampled) -> None:
