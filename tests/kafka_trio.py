@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.points import until
@@ -80,10 +80,29 @@ class Trio:
 
     def create(self, name: str, partitions: int) -> str:
         """A topic with a replica on each broker, led as soon as this returns."""
+        until(lambda: self._created(name, partitions), f"{name} is created")
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        admin.create_topics([NewTopic(name, partitions, 3)])[name].result()
         until(lambda: len(admin.list_topics(name, timeout=10).topics[name].partitions) == partitions, "the topic is there")
         return name
+
+    def _created(self, name: str, partitions: int) -> bool:
+        """Whether the topic exists now. A client drops its request if a broker's metadata does not list the controller yet, as briefly
+        after a restart."""
+        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        try:
+            admin.create_topics([NewTopic(name, partitions, 3)])[name].result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return True
+            if error.args[0].code() >= 0 and not error.args[0].retriable():
+                raise
+            return False
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each broker knows all three."""
+        return all(_brokers_known_to(node) == 3 for node in self.nodes)
 
 
 @contextlib.contextmanager
@@ -102,7 +121,7 @@ def running(folder: Path) -> Iterator[Trio]:
         for node in nodes:
             node.wait(lambda _: None)
         trio = Trio(nodes)
-        until(lambda: brokers(trio.servers) == 3, "three brokers have found each other", within_s=90)
+        until(lambda: trio.is_complete, "three brokers have found each other", within_s=90)
         yield trio
     finally:
         for node in nodes:
@@ -110,8 +129,9 @@ def running(folder: Path) -> Iterator[Trio]:
             node.kill()
 
 
-def brokers(servers: str) -> int:
+def _brokers_known_to(node: Node) -> int:
     try:
-        return len(AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=5).brokers)
+        client = AdminClient({"bootstrap.servers": f"{ports.HOST}:{node.asked_port}", "log_level": 0})
+        return len(client.list_topics(timeout=5).brokers)
     except KafkaException:
         return 0
