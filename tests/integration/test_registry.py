@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import tempfile
 import uuid
@@ -13,8 +12,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 import psutil
 import pytest
 
+from tidemark.jvm.errors import JarsUnavailable
 from tidemark.local import LocalStack
 from tidemark.local.errors import NotUp
+from tidemark.local.processes import gone
 
 
 def asked(url, body=None):
@@ -58,9 +59,8 @@ def alone():
             stack.stop_registry()
 
 
-def test_registry_starts_alone_on_loopback_and_in_memory(alone, monkeypatch):
-    """It asks nobody for a password, so nobody else may reach it. A port that is taken just before it listens is replaced. What it
-    was told ends with it."""
+def test_registry_runs_alone_on_loopback_and_its_schemas_end_with_it(alone):
+    """It asks nobody for a password, so nobody else may reach it. A port that is taken before it listens is replaced."""
     process = alone.registry.process()
     sockets = psutil.Process(process.pid).net_connections(kind="inet")
     listening = {connection.laddr.ip.removeprefix("::ffff:") for connection in sockets if connection.status == psutil.CONN_LISTEN}
@@ -70,20 +70,20 @@ def test_registry_starts_alone_on_loopback_and_in_memory(alone, monkeypatch):
     register(url, "kept", record("kept", "a"))
     assert asked(f"{url}/subjects") == ["kept"]
     alone.stop_registry()
-    assert not psutil.pid_exists(process.pid)
+    assert gone(process)
     with pytest.raises(NotUp, match="Registry of the stack"):
         alone.registry.url()
-    with socket.create_server(("127.0.0.1", int(url.split(":")[2].split("/")[0]))) as taken:
-        monkeypatch.setattr("tidemark.local.ports.is_free", lambda port, free=iter((True,)): next(free, port != taken.getsockname()[1]))
-        alone.start_registry()
-        assert alone.registry.url() != url
-        assert asked(f"{alone.registry.url()}/subjects") == []
+    told = []
+    alone.registry.start(told.append)
+    with socket.create_server(("127.0.0.1", alone.registry.port())):  # its JVM needs a second or more before it listens
+        alone.registry.wait(told.append)
+    assert [step for step in told if "now in use by another program" in step] != []
+    assert alone.registry.url() != url
+    assert asked(f"{alone.registry.url()}/subjects") == []
 
 
 def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkeypatch):
     """A real Ivy, a mirror that nobody serves, an empty cache: nothing is started."""
-    from tidemark.jvm.errors import JarsUnavailable
-
     monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
@@ -92,4 +92,4 @@ def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkey
         with pytest.raises(JarsUnavailable, match=r"jars of the schema registry are not in .*(?s:.)*TIDEMARK_MAVEN_MIRROR"):
             stack.start_registry()
     assert not stack.registry.runs()
-    assert os.listdir(tmp_path / "state" / "registry") == []
+    assert list((tmp_path / "state" / "registry").iterdir()) == []

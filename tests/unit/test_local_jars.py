@@ -77,7 +77,7 @@ def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
 def test_a_registry_that_cannot_be_fetched_is_named(ivy):
     """Kafka's jars may well be there."""
     ivy(end="echo 'Server access error at url http://127.0.0.1:9/m/x.pom'; exit 1")
-    with pytest.raises(JarsUnavailable, match="^The jars of the schema registry are not in .* and could not be fetched"):
+    with pytest.raises(JarsUnavailable, match=r"^The jars of the schema registry are not in .* and could not be fetched"):
         jars.registry_jars()
 
 

@@ -167,7 +167,8 @@ def _resolve(java: Path, ivy: Path, recipe: Recipe, work: Path, target: Path) ->
         settings = ["-settings", work / "settings.xml"]
     command: list[str | Path] = [
         *(java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Divy.default.ivy.user.dir={work}", "-jar", ivy, *settings),
-        *("-ivy", work / "ivy.xml", "-cache", work / "cache", "-types", "jar", "bundle", "tar.gz", "-confs", *recipe.configurations),
+        *("-ivy", work / "ivy.xml", "-cache", work / "cache", "-types", "jar", "bundle", "tar.gz"),
+        *("-confs", *recipe.configurations),
         *("-retrieve", f"{target}/[conf]/[artifact]-[revision].[ext]"),
     ]
     try:

@@ -72,5 +72,5 @@ class Registry(Server):
         (program,) = (jar for jar in registry_jars() if jar.name.endswith("-runner.jar"))
         # Properties of the command line win over variables of the environment.
         address = (f"-Dquarkus.http.host={ports.HOST}", f"-Dquarkus.http.port={port}")
-        command = [find_java(), _HEAP, *LIGHT, self.signature.argument, *address, "-jar", program]
+        command: list[str | Path] = [find_java(), _HEAP, *LIGHT, self.signature.argument, *address, "-jar", program]
         return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)
