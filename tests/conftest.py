@@ -140,6 +140,23 @@ def kafka_servers(stack: LocalStack) -> str:
     return stack.kafka.bootstrap_servers()
 
 
+@pytest.fixture(scope="session")
+def registry() -> Iterator[str]:
+    """The URL of a schema registry that starts with the first test that asks for it: the running one of ``TIDEMARK_TEST_STACK``, or one
+    alone. Subjects are shared with other tests, so name them after the test's own topics."""
+    running = os.environ.get("TIDEMARK_TEST_STACK")
+    if running and (shared := LocalStack(Path(running)).registry).runs():
+        yield shared.url()
+        return
+    with tempfile.TemporaryDirectory(prefix="tidemark-registry-") as folder:
+        stack = LocalStack(Path(folder))
+        stack.start_registry()
+        try:
+            yield stack.registry.url()
+        finally:
+            stack.stop_registry()
+
+
 @pytest.fixture
 def topics(kafka_servers: str) -> Iterator[Topics]:
     """Makes topics with names of their own, fills them, deletes them after the test."""

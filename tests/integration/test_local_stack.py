@@ -21,6 +21,7 @@ import pytest
 
 from tidemark.jvm.errors import FolderUnusable
 from tidemark.local import LocalStack, ServerState
+from tidemark.local.airflow import LocalAirflow
 from tidemark.local.errors import FolderBusy, NotUp, PortInUse, RunningOnAnotherPort, ServerFailed
 from tidemark.local.folder import held
 
@@ -419,18 +420,31 @@ def test_a_stack_without_its_password_says_so(stack):
 
 
 def test_the_commands_start_show_point_and_stop(folder):
-    """Results on stdout, the rest on stderr; what env prints, a shell can eval."""
-    assert command(folder, "up").returncode == 0
+    """Results on stdout, the rest on stderr; what env prints, a shell can eval. The registry starts only where it is asked for, stays up
+    at an ``up`` without it, and is an address for Airflow too."""
+    assert command(folder, "up", "--registry").returncode == 0
     told = json.loads(command(folder, "status", "--output", "json").stdout)
-    assert [(server["name"], server["state"]) for server in told] == [("Postgres", "running"), ("Kafka", "running")]
+    assert [(server["name"], server["state"]) for server in told] == [
+        ("Postgres", "running"),
+        ("Kafka", "running"),
+        ("Registry", "running"),
+    ]
     evaluated = subprocess.run(["sh", "-c", f"{command(folder, 'env').stdout}\nenv"], capture_output=True, text=True, check=True).stdout
     assert set(evaluated.splitlines()) >= {f"{name}={value}" for name, value in LocalStack(folder).env().items()}
+    url = f"http://{told[2]['address']}/apis/ccompat/v7"
+    assert f"TIDEMARK_REGISTRY_URL={url}" in evaluated.splitlines()
+    connections = LocalAirflow.on(LocalStack(folder), folder / "airflow").env
+    assert json.loads(connections["AIRFLOW_CONN_TIDEMARK_REGISTRY"]) == {"conn_type": "http", "host": url}
     again = command(folder, "up")
     assert again.returncode == 0
     assert "already up" in again.stderr
     assert f"Postgres {told[0]['version']} at {told[0]['address']}" in again.stdout
     assert command(folder, "down").returncode == 0
+    assert states(LocalStack(folder)) == [ServerState.STOPPED] * 3
+    assert processes_of(folder) == []
     assert command(folder, "env").returncode == 1
+    assert "Registry" not in command(folder, "up").stdout
+    assert "TIDEMARK_REGISTRY_URL" not in LocalStack(folder).env()
     assert command(folder, "reset", "--yes").returncode == 0
     assert not folder.exists()
 

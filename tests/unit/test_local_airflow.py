@@ -138,6 +138,14 @@ def test_connections_say_where_the_stack_is():
     }
 
 
+def test_connection_to_the_registry_has_its_whole_url():
+    """An HTTP connection's host may be a URL; there is no other place for its path. Without a registry there is no connection."""
+    url = "http://127.0.0.1:8081/apis/ccompat/v7"
+    env = settings.connections_env("postgresql://me@/tidemark", {}, "local[1]", url)
+    assert json.loads(env.pop("AIRFLOW_CONN_TIDEMARK_REGISTRY")) == {"conn_type": "http", "host": url}
+    assert env == settings.connections_env("postgresql://me@/tidemark", {}, "local[1]")
+
+
 def test_connection_to_a_socket_folder_and_to_a_spark_master():
     """A socket folder in the URL's query is the host, other options are kept; a master's port is a field of its own."""
     env = settings.connections_env("postgresql://me@/tidemark?host=/run/pg&sslmode=disable", {}, "spark://127.0.0.1:7077")

@@ -57,6 +57,30 @@ def test_jars_are_fetched_once_and_serve_both_users(ivy):
     assert told == ["fetching the jars of Kafka and of Spark's connector (60 MB, once)"]
 
 
+def test_the_registrys_distribution_is_unpacked_and_kept_apart(ivy):
+    """Its jars keep their folders, the archive goes. It is fetched for itself: users without a registry never download it."""
+    pack = (
+        "cd $target; mkdir lib registry; echo 1 > lib/a.jar; echo 22 > app-runner.jar; tar czf registry/app-2.5.tar.gz app-runner.jar lib"
+    )
+    runs, told = ivy(end=pack), []
+    program, library = jars.registry_jars(told.append)
+    assert (program.name, program.read_text()) == ("app-runner.jar", "22\n")
+    assert library == program.parent / "lib" / "a.jar"
+    assert sorted(path.name for path in program.parent.iterdir()) == ["app-runner.jar", "lib"]
+    library.unlink()
+    assert all(path.is_file() for path in jars.registry_jars(told.append))
+    assert runs() == 2
+    assert told == ["fetching the jars of the schema registry (140 MB, once)"] * 2
+    assert program.parent.parent != jars.broker_jars()[0].parent.parent
+
+
+def test_a_registry_that_cannot_be_fetched_is_named(ivy):
+    """Kafka's jars may well be there."""
+    ivy(end="echo 'Server access error at url http://127.0.0.1:9/m/x.pom'; exit 1")
+    with pytest.raises(JarsUnavailable, match=r"^The jars of the schema registry are not in .* and could not be fetched"):
+        jars.registry_jars()
+
+
 def test_cached_jars_need_no_java(ivy, tmp_path):
     ivy()
     jars.broker_jars()

@@ -31,27 +31,37 @@ Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default="the la
 
 
 @app.command()
-def up(folder: Folder = None, postgres_port: Port = None, kafka_port: Port = None, output: Output = OutputFormat.TABLE) -> None:
+def up(
+    folder: Folder = None,
+    postgres_port: Port = None,
+    kafka_port: Port = None,
+    registry: Annotated[
+        bool, typer.Option("--registry", help="Also start a schema registry with Confluent's API. The first start downloads 140 MB.")
+    ] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
     """Start Postgres and Kafka, and Airflow if it died, and print their addresses. The first start downloads Kafka and creates the data."""
     stack = _stack(folder, postgres_port, kafka_port)
-    with _reporting("starting Postgres and Kafka") as report:
-        stack.up(report)
+    with _reporting("starting the servers") as report:
+        stack.up(report, registry=registry)
         _revive_airflow(stack, report)
     if output is OutputFormat.JSON:
         print_json(_servers(stack))
         return
     for server in stack.status():
+        if server.pid is None:  # a registry that was not asked for this time
+            continue
         stdout.print(f"{server.name} {server.version} at {server.address}, process {server.pid}", highlight=False, markup=False)
     stderr.print('To use it in this shell: eval "$(tidemark local env)"', markup=False, highlight=False)
 
 
 @app.command()
 def down(folder: Folder = None) -> None:
-    """Stop both servers and keep their data."""
+    """Stop the servers and keep their data, except the schema registry's: its schemas are in memory."""
     stack = _stack(folder)
-    with _reporting("stopping Postgres and Kafka"):
+    with _reporting("stopping the servers"):
         stack.down()
-    stderr.print("Postgres and Kafka are stopped; their data is kept.")
+    stderr.print("The servers are stopped; databases and topics are kept.")
 
 
 @app.command()
@@ -76,7 +86,7 @@ def status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
 
 @app.command()
 def reset(folder: Folder = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Stop both servers and delete their data: databases, topics, password and ports."""
+    """Stop the servers and delete their data: databases, topics, password and ports."""
     stack = _stack(folder)
     if not yes:
         typer.confirm(f"Delete all databases and topics of the stack in {stack.folder}?", abort=True, err=True)

@@ -45,6 +45,7 @@ class JavaUnusable(Refused):
 class JarsUnavailable(Unavailable):
     """The jars are not in the cache and could not be fetched; ``cause`` is Ivy's message."""
 
+    what: str
     cache: Path
     cause: str
     mirror: str | None
@@ -53,7 +54,7 @@ class JarsUnavailable(Unavailable):
         cause = without_password(self.cause)
         source = f"the mirror {without_password(self.mirror)}" if self.mirror else "the default repository"
         return (
-            f"The jars of Kafka and of Spark's connector are not in {self.cache} and could not be fetched from {source}: {cause}\n"
+            f"{self.what[:1].upper()}{self.what[1:]} are not in {self.cache} and could not be fetched from {source}: {cause}\n"
             "They are fetched only once; afterwards no network is needed. Connect and try again, name a reachable Maven repository in "
             "TIDEMARK_MAVEN_MIRROR, pass proxy settings to Java in JAVA_TOOL_OPTIONS, or copy the cache folder from a machine "
             "that has it (TIDEMARK_CACHE sets its location)."

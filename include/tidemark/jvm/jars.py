@@ -1,8 +1,8 @@
-"""The jars of the Kafka broker and of Spark's Kafka connector, fetched once by the Ivy that pyspark ships.
+"""The jars of the Kafka broker, of Spark's Kafka connector and of the schema registry, fetched once by the Ivy that pyspark ships.
 
-They are in a cache that all projects share (``TIDEMARK_CACHE``, default: ``~/.cache/tidemark``), in a folder named after the digest of
-``ivy.xml``. A rename creates the complete folder, with ``jars.json`` listing its files; from then on neither Ivy nor a network is needed. A
-process that is killed halfway leaves a temporary folder, which the next one removes. Concurrent processes take turns.
+They are in a cache that all projects share (``TIDEMARK_CACHE``, default: ``~/.cache/tidemark``), in a folder for each recipe, named after
+the digest of its file. A rename creates the complete folder, with ``jars.json`` listing its files; from then on neither Ivy nor a network
+is needed. A process that is killed halfway leaves a temporary folder, which the next one removes. Concurrent processes take turns.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,11 +28,10 @@ from tidemark.errors import BadInput
 from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsUnavailable
 from tidemark.jvm.java import find_java
 
-__all__ = ["broker_jars", "cache", "spark_jars"]
+__all__ = ["broker_jars", "cache", "registry_jars", "spark_jars"]
 
-CONFIGURATIONS = ("broker", "spark")
 _LIMIT_S = 900
-"""A slow connection may take minutes for 60 MB; a dead one must time out."""
+"""A slow connection may take minutes for 140 MB; a dead one must time out."""
 _TELLING = ("Server access error", "Host ", "Connection", "SERVER ERROR", "not found", "FAILED", "Exception")
 """What lines of Ivy's output contain if they say why it failed, the most specific first."""
 _SETTINGS = """<ivysettings>
@@ -40,17 +41,39 @@ _SETTINGS = """<ivysettings>
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One file for Ivy, whose configurations are fetched together."""
+
+    file: str
+    configurations: tuple[str, ...]
+    what: str
+    size: str
+
+    def read(self) -> bytes:
+        return resources.files("tidemark.jvm").joinpath(self.file).read_bytes()
+
+
+KAFKA = Recipe("ivy.xml", ("broker", "spark"), "the jars of Kafka and of Spark's connector", "60 MB")
+REGISTRY = Recipe("registry.xml", ("registry",), "the jars of the schema registry", "140 MB")
+
+
 def broker_jars(report: Callable[[str], None] | None = None) -> list[Path]:
     """The class path of one Kafka broker, all jars in one folder; fetches them if they are not in the cache.
 
     Calls ``report`` when fetching starts. Raises `JarsUnavailable` if they cannot be fetched, `JavaUnusable` if Ivy cannot run.
     """
-    return _jars("broker", report)
+    return _jars(KAFKA, "broker", report)
 
 
 def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
     """The jars of Spark's Kafka connector, for ``spark.jars``; otherwise like `broker_jars`."""
-    return _jars("spark", report)
+    return _jars(KAFKA, "spark", report)
+
+
+def registry_jars(report: Callable[[str], None] | None = None) -> list[Path]:
+    """The jars of the schema registry, in the folders of its distribution; otherwise like `broker_jars`."""
+    return _jars(REGISTRY, "registry", report)
 
 
 def cache() -> Path:
@@ -59,23 +82,22 @@ def cache() -> Path:
     return Path(named).resolve() if named else Path.home() / ".cache" / "tidemark"
 
 
-def _jars(configuration: str, report: Callable[[str], None] | None) -> list[Path]:
-    recipe = resources.files("tidemark.jvm").joinpath("ivy.xml").read_bytes()
-    folder = cache() / "jars" / hashlib.sha256(recipe).hexdigest()[:12]
-    listed = _listed(folder)
+def _jars(recipe: Recipe, configuration: str, report: Callable[[str], None] | None) -> list[Path]:
+    folder = cache() / "jars" / hashlib.sha256(recipe.read()).hexdigest()[:12]
+    listed = _listed(folder, recipe)
     if listed is None:
         with _turn(folder.parent, report):
-            listed = _listed(folder)  # the process before this one may have fetched them
+            listed = _listed(folder, recipe)  # the process before this one may have fetched them
             if listed is None:
                 listed = _fetch(folder, recipe, report)
     return [folder / configuration / name for name in listed[configuration]]
 
 
-def _listed(folder: Path) -> dict[str, dict[str, int]] | None:
+def _listed(folder: Path, recipe: Recipe) -> dict[str, dict[str, int]] | None:
     """File names and sizes by configuration if the folder is complete, else None."""
     try:
         listed: dict[str, dict[str, int]] = json.loads((folder / "jars.json").read_bytes())
-        for configuration in CONFIGURATIONS:
+        for configuration in recipe.configurations:
             for name, size in listed[configuration].items():
                 if (folder / configuration / name).stat().st_size != size:
                     return None
@@ -104,10 +126,10 @@ def _turn(parent: Path, report: Callable[[str], None] | None) -> Iterator[None]:
         os.close(lock)
 
 
-def _fetch(folder: Path, recipe: bytes, report: Callable[[str], None] | None) -> dict[str, dict[str, int]]:
+def _fetch(folder: Path, recipe: Recipe, report: Callable[[str], None] | None) -> dict[str, dict[str, int]]:
     ivy, java = _ivy(), find_java()
     if report:
-        report("fetching the jars of Kafka and of Spark's connector (60 MB, once)")
+        report(f"fetching {recipe.what} ({recipe.size}, once)")
     for stale in folder.parent.glob(".fetch-*"):
         shutil.rmtree(stale, ignore_errors=True)
     fetched = Path(tempfile.mkdtemp(prefix=".fetch-", dir=folder.parent))
@@ -116,10 +138,7 @@ def _fetch(folder: Path, recipe: bytes, report: Callable[[str], None] | None) ->
         work.mkdir()
         _resolve(java, ivy, recipe, work, fetched)
         shutil.rmtree(work)
-        listed = {
-            configuration: {jar.name: jar.stat().st_size for jar in sorted((fetched / configuration).glob("*.jar"))}
-            for configuration in CONFIGURATIONS
-        }
+        listed = {configuration: _unpacked(fetched / configuration) for configuration in recipe.configurations}
         (fetched / "jars.json").write_text(json.dumps(listed, indent=1))
         shutil.rmtree(folder, ignore_errors=True)  # an old one with a jar missing
         fetched.chmod(0o755)
@@ -129,9 +148,18 @@ def _fetch(folder: Path, recipe: bytes, report: Callable[[str], None] | None) ->
     return listed
 
 
-def _resolve(java: Path, ivy: Path, recipe: bytes, work: Path, target: Path) -> None:
+def _unpacked(folder: Path) -> dict[str, int]:
+    """The jars in the folder and in its archives, which are unpacked and deleted, with their sizes."""
+    for archive in folder.glob("*.tar.gz"):
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        archive.unlink()
+    return {jar.relative_to(folder).as_posix(): jar.stat().st_size for jar in sorted(folder.rglob("*.jar"))}
+
+
+def _resolve(java: Path, ivy: Path, recipe: Recipe, work: Path, target: Path) -> None:
     """Has Ivy put each configuration's jars into its own folder in ``target``; Ivy's own files go to ``work``."""
-    (work / "ivy.xml").write_bytes(recipe)
+    (work / "ivy.xml").write_bytes(recipe.read())
     mirror = _mirror()
     settings: list[str | Path] = []
     if mirror:
@@ -139,15 +167,16 @@ def _resolve(java: Path, ivy: Path, recipe: bytes, work: Path, target: Path) -> 
         settings = ["-settings", work / "settings.xml"]
     command: list[str | Path] = [
         *(java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Divy.default.ivy.user.dir={work}", "-jar", ivy, *settings),
-        *("-ivy", work / "ivy.xml", "-cache", work / "cache", "-types", "jar", "bundle", "-confs", *CONFIGURATIONS),
+        *("-ivy", work / "ivy.xml", "-cache", work / "cache", "-types", "jar", "bundle", "tar.gz"),
+        *("-confs", *recipe.configurations),
         *("-retrieve", f"{target}/[conf]/[artifact]-[revision].[ext]"),
     ]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise JarsUnavailable(cache=target.parent, cause=f"Ivy took longer than {_LIMIT_S} s", mirror=mirror) from error
-    if done.returncode != 0 or not all(any((target / name).glob("*.jar")) for name in CONFIGURATIONS):
-        raise JarsUnavailable(cache=target.parent, cause=cause(done.stdout), mirror=mirror)
+        raise JarsUnavailable(what=recipe.what, cache=target.parent, cause=f"Ivy took longer than {_LIMIT_S} s", mirror=mirror) from error
+    if done.returncode != 0 or not all(any((target / name).glob("*.*")) for name in recipe.configurations):
+        raise JarsUnavailable(what=recipe.what, cache=target.parent, cause=cause(done.stdout), mirror=mirror)
 
 
 def _mirror() -> str | None:

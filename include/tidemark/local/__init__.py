@@ -1,4 +1,5 @@
-"""The embedded stack: Postgres and one Kafka broker on loopback, for the demo and the tests, behind ``tidemark local``.
+"""The embedded stack: Postgres, one Kafka broker and, on request, a schema registry on loopback, for the demo and the tests, behind
+``tidemark local``.
 
 It owns one folder (`tidemark.project.state()`), the servers that run on it, and the cache of jars. It keeps none of the invariants
 itself, but durability, on which I1 stands: Postgres' ``fsync`` and Kafka's retention stay at their defaults.
@@ -18,8 +19,9 @@ Modules::
     ports                free ports
     postgres             the Postgres server
     processes            processes that outlive the command that started them
-    server               what both servers share: start, readiness, stop
-    stack                `LocalStack`: both servers in one folder
+    registry             the schema registry
+    server               what the servers share: start, readiness, stop
+    stack                `LocalStack`: the servers in one folder
 """
 
 from __future__ import annotations

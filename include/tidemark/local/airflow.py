@@ -140,14 +140,17 @@ class LocalAirflow:
 
     @classmethod
     def on(cls, stack: LocalStack, folder: Path, *, port: int | None = None, spark_master: str = "local[2]") -> LocalAirflow:
-        """The Airflow of a running stack: metadata in its Postgres, the project's DAGs, connections to both servers."""
+        """The Airflow of a running stack: metadata in its Postgres, the project's DAGs, connections to its servers."""
         env = stack.env()
         plugins = project.root() / "plugins"
         return cls(
             folder,
             metadata_url=stack.create_database("airflow"),
             env=settings.connections_env(
-                env["TIDEMARK_DATABASE_URL"], {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]}, spark_master
+                env["TIDEMARK_DATABASE_URL"],
+                {"bootstrap.servers": env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]},
+                spark_master,
+                env.get("TIDEMARK_REGISTRY_URL"),
             )
             | {"TIDEMARK_HOME": str(project.root())},
             dags=project.root() / "dags",

@@ -174,10 +174,13 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "airflow", *arguments]
 
 
-def connections_env(database_url: str, kafka_config: Mapping[str, object], spark_master: str) -> dict[str, str]:
+def connections_env(
+    database_url: str, kafka_config: Mapping[str, object], spark_master: str, registry_url: str | None = None
+) -> dict[str, str]:
     """The connections ``tidemark_postgres``, ``tidemark_kafka`` and ``tidemark_spark`` as environment variables that Airflow reads.
 
     ``kafka_config`` are librdkafka's own settings (``bootstrap.servers``, …); ``spark_master`` is ``local[2]`` or ``spark://host:port``.
+    With a ``registry_url``, ``tidemark_registry`` too.
     """
     address = urlsplit(database_url)
     options = dict(parse_qsl(address.query))
@@ -196,7 +199,9 @@ def connections_env(database_url: str, kafka_config: Mapping[str, object], spark
     spark: dict[str, object] = {"conn_type": "spark", "host": spark_master}
     if master is not None and master.port is not None:
         spark |= {"host": f"spark://{master.hostname}", "port": master.port}
-    return {
+    # The whole URL is the host, because Airflow's HTTP connections have no field for its path.
+    registry = {"AIRFLOW_CONN_TIDEMARK_REGISTRY": json.dumps({"conn_type": "http", "host": registry_url})} if registry_url else {}
+    return registry | {
         "AIRFLOW_CONN_TIDEMARK_POSTGRES": json.dumps(postgres),
         "AIRFLOW_CONN_TIDEMARK_KAFKA": json.dumps({"conn_type": "kafka", "extra": dict(kafka_config)}),
         "AIRFLOW_CONN_TIDEMARK_SPARK": json.dumps(spark),

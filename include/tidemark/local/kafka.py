@@ -6,7 +6,6 @@ Its working directory is its folder, and its settings use paths relative to it, 
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import re
 import secrets
@@ -15,15 +14,11 @@ from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
-
 from tidemark.jvm.jars import broker_jars
-from tidemark.jvm.java import find_java
+from tidemark.jvm.java import LIGHT, find_java
 from tidemark.local import ports, processes
 from tidemark.local.server import Report, Server
 
-_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
-"""The cheapest compiler and collector: a start takes 2.0 s of CPU time instead of 3.6 s."""
 _HEAP = "-Xmx512m"
 _FORMAT_LIMIT_S = 120
 _ANSWER_S = 2.0
@@ -91,12 +86,6 @@ class Kafka(Server):
         except KafkaException:
             return False
 
-    def request_stop(self) -> None:
-        process = self.process()
-        if process is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-
     def version(self) -> str | None:
         recipe = resources.files("tidemark.jvm").joinpath("ivy.xml").read_text()
         match = re.search(r'name="kafka_2\.13" rev="([^"]+)"', recipe)
@@ -121,7 +110,7 @@ class Kafka(Server):
     def _java(self, *options: str) -> list[str]:
         (self.folder / "log4j2.properties").write_text(resources.files("tidemark.local").joinpath("log4j2.properties").read_text())
         classes = str(broker_jars()[0].parent / "*")
-        return [str(find_java()), *options, *_JVM, "-Dlog4j2.configurationFile=log4j2.properties", "-cp", classes]
+        return [str(find_java()), *options, *LIGHT, "-Dlog4j2.configurationFile=log4j2.properties", "-cp", classes]
 
     def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
         settings = {

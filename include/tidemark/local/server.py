@@ -1,4 +1,4 @@
-"""The common part of both servers: folder, log, remembered port and pid, start, wait and stop.
+"""The common part of the servers: folder, log, remembered port and pid, start, wait and stop.
 
 ```
                  start                       answers
@@ -89,9 +89,12 @@ class Server(ABC):
     def answers(self) -> bool:
         """Whether it serves clients; polled during a start."""
 
-    @abstractmethod
     def request_stop(self) -> None:
         """Ask the running server to stop cleanly, without waiting for it."""
+        process = self.process()
+        if process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
 
     @abstractmethod
     def version(self) -> str | None: ...

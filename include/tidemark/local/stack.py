@@ -1,4 +1,4 @@
-"""`LocalStack`: one Postgres and one Kafka broker whose state is one folder."""
+"""`LocalStack`: one Postgres, one Kafka broker and, on request, one schema registry whose state is one folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tidemark import project
 from tidemark.local import folder as state_folder
 from tidemark.local.kafka import Kafka
 from tidemark.local.postgres import DATABASE, Postgres
+from tidemark.local.registry import Registry
 from tidemark.local.server import Report, Server, ServerStatus
 
 
@@ -28,31 +29,34 @@ class LocalStack:
         self.folder = (folder or project.state()).resolve()
         self.postgres = Postgres(self.folder / "postgres", postgres_port)
         self.kafka = Kafka(self.folder / "kafka", kafka_port)
+        self.registry = Registry(self.folder / "registry", None)
 
     @property
     def _servers(self) -> tuple[Server, ...]:
-        return (self.kafka, self.postgres)  # the slower one first
+        return (self.registry, self.kafka, self.postgres)  # the slowest one first
 
-    def up(self, report: Report = _silent) -> None:
-        """Start what does not run and return when both servers answer; ``report`` gets the steps.
+    def up(self, report: Report = _silent, *, registry: bool = False) -> None:
+        """Start what does not run and return when all servers answer; ``report`` gets the steps.
 
-        If the call fails, it stops what it started. Raises the errors of `tidemark.local.errors`.
+        Without ``registry``, the schema registry stays as it is. If the call fails, it stops what it started. Raises the errors of
+        `tidemark.local.errors`.
         """
-        self._make_folders()
+        wanted = [server for server in self._servers if registry or server is not self.registry]
+        self._make_folders(wanted)
         with state_folder.held(self.folder):
-            missing = [server for server in self._servers if not server.adopt()]
-            self._start(missing, report)
+            missing = [server for server in wanted if not server.adopt()]
+            self._start(missing, report, wanted)
             self.postgres.create_database(DATABASE)
             report("already up" if not missing else "up")
 
     def down(self) -> None:
-        """Stop both servers and wait for their end. Does nothing if none runs."""
+        """Stop all servers and wait for their end. Does nothing if none runs."""
         if self.folder.is_dir():
             with state_folder.held(self.folder):
                 self._stop()
 
     def reset(self) -> None:
-        """Stop both servers and delete their data, ports and password. Other files in the folder stay."""
+        """Stop all servers and delete their data, ports and password. Other files in the folder stay."""
         if not self.folder.is_dir():
             return
         with state_folder.held(self.folder):
@@ -69,12 +73,15 @@ class LocalStack:
             self.folder.rmdir()
 
     def status(self) -> list[ServerStatus]:
-        """The current status of Postgres and Kafka. Changes nothing and takes no lock."""
-        return [self.postgres.status(), self.kafka.status()]
+        """The current status of Postgres, Kafka and, once it was started, the schema registry. Changes nothing and takes no lock."""
+        return [self.postgres.status(), self.kafka.status(), *([self.registry.status()] if self.registry.was_started() else [])]
 
     def env(self) -> dict[str, str]:
-        """The environment variables that point Tidemark at this stack. Raises `NotUp` if a server does not run."""
-        return {"TIDEMARK_DATABASE_URL": self.postgres.url(), "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers()}
+        """The environment variables that point Tidemark at this stack. Raises `NotUp` if Postgres or Kafka does not run."""
+        variables = {"TIDEMARK_DATABASE_URL": self.postgres.url(), "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers()}
+        if self.registry.runs():
+            variables["TIDEMARK_REGISTRY_URL"] = self.registry.url()
+        return variables
 
     def create_database(self, name: str) -> str:
         """The URL of the database ``name``, created unless it exists. Raises `NotUp` if Postgres does not run."""
@@ -109,24 +116,30 @@ class LocalStack:
         with state_folder.held(self.folder):
             self.kafka.kill()
 
-    def _start_one(self, server: Server) -> None:
-        self._make_folders()
-        with state_folder.held(self.folder):
-            self._start([] if server.adopt() else [server], _silent, only=server)
+    def start_registry(self) -> None:
+        self._start_one(self.registry)
 
-    def _start(self, missing: Sequence[Server], report: Report, *, only: Server | None = None) -> None:
-        """Start ``missing`` in parallel, then wait until all servers answer (or ``only`` this one)."""
-        concerned = self._servers if only is None else (only,)
-        for server in concerned:
+    def stop_registry(self) -> None:
+        with state_folder.held(self.folder):
+            self.registry.stop()
+
+    def _start_one(self, server: Server) -> None:
+        self._make_folders([server])
+        with state_folder.held(self.folder):
+            self._start([] if server.adopt() else [server], _silent, [server])
+
+    def _start(self, missing: Sequence[Server], report: Report, wanted: Sequence[Server]) -> None:
+        """Start ``missing`` in parallel, then wait until all ``wanted`` servers answer."""
+        for server in wanted:
             server.check_asked_port(running=server not in missing)
-        for server in reversed(missing):  # Kafka last: it may fetch its jars, which is wasted if Postgres cannot start
+        for server in reversed(missing):  # Postgres first: fetching the jars of the others is wasted if it cannot start
             server.prepare(report)
         begun: list[Server] = []
         try:
             for server in missing:
                 begun.append(server)
                 server.start(report, besides=self._ports_besides(server))
-            for server in concerned:
+            for server in wanted:
                 server.wait(report, besides=self._ports_besides(server))
         except BaseException:
             for server in begun:
@@ -144,9 +157,9 @@ class LocalStack:
         for server in self._servers:
             server.await_stop()
 
-    def _make_folders(self) -> None:
+    def _make_folders(self, servers: Sequence[Server]) -> None:
         state_folder.make(self.folder)
-        for server in self._servers:
+        for server in servers:
             state_folder.make(server.folder)
 
     @contextlib.contextmanager

@@ -1,0 +1,76 @@
+"""One schema registry with the API of Confluent's, on loopback: Apicurio Registry with its database in memory.
+
+Its schemas last as long as its process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from http.client import HTTPException
+from importlib import resources
+from pathlib import Path
+from typing import ClassVar
+from urllib.request import ProxyHandler, build_opener
+
+from tidemark.jvm.jars import registry_jars
+from tidemark.jvm.java import LIGHT, find_java
+from tidemark.local import ports, processes
+from tidemark.local.server import Report, Server
+
+_HEAP = "-Xmx256m"
+_API = "/apis/ccompat/v7"
+_ANSWER_S = 2.0
+
+
+class Registry(Server):
+    name = "Registry"
+    stop_limit_s: ClassVar[float] = 10
+
+    @property
+    def signature(self) -> processes.Signature:
+        return processes.Signature(program="java", argument=f"-Dtidemark.registry={self.folder}")
+
+    def prepare(self, report: Report) -> None:
+        find_java()
+        registry_jars(report)
+
+    def url(self) -> str:
+        """The URL for clients of Confluent's registry. Raises `NotUp` if it does not run."""
+        return f"http://{ports.HOST}:{self.port()}{_API}"
+
+    def runs(self) -> bool:
+        return self.process() is not None
+
+    def was_started(self) -> bool:
+        """Whether it has been started since the last reset."""
+        return self.data.exists()
+
+    def answers(self) -> bool:
+        port = self.remembered().port
+        if port is None or not ports.accepts(port):
+            return False
+        try:
+            with build_opener(ProxyHandler({})).open(f"http://{ports.HOST}:{port}{_API}/subjects", timeout=_ANSWER_S) as answer:
+                return bool(answer.status == 200)
+        except (OSError, HTTPException):
+            return False
+
+    def version(self) -> str | None:
+        recipe = resources.files("tidemark.jvm").joinpath("registry.xml").read_text()
+        match = re.search(r'name="apicurio-registry-app" rev="([0-9.]+[0-9])', recipe)
+        return match[1] if match else None
+
+    def passing(self, lines: str) -> bool:
+        return "seems to be in use by another process" in lines
+
+    def _initialise(self, fresh: Path) -> str | None:
+        fresh.mkdir()  # stays empty
+        return None
+
+    def _launch(self, port: int) -> int:
+        (program,) = (jar for jar in registry_jars() if jar.name.endswith("-runner.jar"))
+        # Properties of the command line win over variables of the environment.
+        address = (f"-Dquarkus.http.host={ports.HOST}", f"-Dquarkus.http.port={port}")
+        command: list[str | Path] = [find_java(), _HEAP, *LIGHT, self.signature.argument, *address, "-jar", program]
+        return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)

@@ -1,0 +1,95 @@
+"""The local schema registry, as clients of Confluent's see it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import uuid
+from pathlib import Path
+from urllib.request import ProxyHandler, Request, build_opener
+
+import psutil
+import pytest
+
+from tidemark.jvm.errors import JarsUnavailable
+from tidemark.local import LocalStack
+from tidemark.local.errors import NotUp
+from tidemark.local.processes import gone
+
+
+def asked(url, body=None):
+    """The registry's answer; with a body, to a POST."""
+    sent = None if body is None else json.dumps(body).encode()
+    request = Request(url, data=sent, headers={"Content-Type": "application/vnd.schemaregistry.v1+json"})
+    with build_opener(ProxyHandler({})).open(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def register(url, subject, schema):
+    return asked(f"{url}/subjects/{subject}/versions", {"schema": json.dumps(schema)})["id"]
+
+
+def record(name, *fields):
+    return {"type": "record", "name": name, "fields": [{"name": field, "type": "int"} for field in fields]}
+
+
+def test_a_schema_is_found_by_its_id_and_as_the_newest_of_its_subject(registry):
+    """A second version has an id and a number of its own; the first is still found."""
+    topic = f"t_{uuid.uuid4().hex}"
+    old, new = (record(topic, *fields) for fields in (("a",), ("a", "b")))
+    first, second = (register(registry, f"{topic}-value", schema) for schema in (old, new))
+    assert first != second
+    assert register(registry, f"{topic}-value", old) == first
+    for schema_id, schema in ((first, old), (second, new)):
+        assert json.loads(asked(f"{registry}/schemas/ids/{schema_id}")["schema"]) == schema
+    newest = asked(f"{registry}/subjects/{topic}-value/versions/latest")
+    assert (newest["id"], newest["version"], json.loads(newest["schema"])) == (second, 2, new)
+
+
+@pytest.fixture
+def alone():
+    """A stack of which only the registry runs."""
+    with tempfile.TemporaryDirectory(prefix="tidemark-registry-") as folder:
+        stack = LocalStack(Path(folder))
+        stack.start_registry()
+        try:
+            yield stack
+        finally:
+            stack.stop_registry()
+
+
+def test_registry_runs_alone_on_loopback_and_its_schemas_end_with_it(alone):
+    """It asks nobody for a password, so nobody else may reach it. A port that is taken before it listens is replaced."""
+    process = alone.registry.process()
+    sockets = psutil.Process(process.pid).net_connections(kind="inet")
+    listening = {connection.laddr.ip.removeprefix("::ffff:") for connection in sockets if connection.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+    assert [server.name for server in alone.status() if server.pid is not None] == ["Registry"]
+    url = alone.registry.url()
+    register(url, "kept", record("kept", "a"))
+    assert asked(f"{url}/subjects") == ["kept"]
+    alone.stop_registry()
+    assert gone(process)
+    with pytest.raises(NotUp, match="Registry of the stack"):
+        alone.registry.url()
+    told = []
+    alone.registry.start(told.append)
+    with socket.create_server(("127.0.0.1", alone.registry.port())):  # its JVM needs a second or more before it listens
+        alone.registry.wait(told.append)
+    assert [step for step in told if "now in use by another program" in step] != []
+    assert alone.registry.url() != url
+    assert asked(f"{alone.registry.url()}/subjects") == []
+
+
+def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkeypatch):
+    """A real Ivy, a mirror that nobody serves, an empty cache: nothing is started."""
+    monkeypatch.setenv("TIDEMARK_CACHE", str(tmp_path / "cache"))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        monkeypatch.setenv("TIDEMARK_MAVEN_MIRROR", f"http://127.0.0.1:{closed.getsockname()[1]}/maven")
+        stack = LocalStack(tmp_path / "state")
+        with pytest.raises(JarsUnavailable, match=r"jars of the schema registry are not in .*(?s:.)*TIDEMARK_MAVEN_MIRROR"):
+            stack.start_registry()
+    assert not stack.registry.runs()
+    assert list((tmp_path / "state" / "registry").iterdir()) == []
