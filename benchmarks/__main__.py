@@ -53,7 +53,8 @@ def main() -> int:
     began = time.monotonic()
     sections: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        stage = stack.enter_context(set_up(options.folder, lambda text: console.print(text, markup=False)))
+        avro = "ratios" in options.what and any(one.reads is Reads.AVRO for one in options.contestants)
+        stage = stack.enter_context(set_up(options.folder, lambda text: console.print(text, markup=False), registry=avro))
         _measure(options, stage, stack, sections, console)
     found = report.merge(options.output, sections)
     report.show(console, found, set(options.what))
@@ -71,7 +72,7 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-seats-", ignore_cleanup_errors=True)))
     jars, quix, skipped = _packages(options, say)
     cores = psutil.cpu_count() or 1
-    site = Site(stage.database_url, stage.servers, str(folder), cores, jars)
+    site = Site(stage.database_url, stage.servers, str(folder), cores, jars, stage.registry)
     harness = Harness(stage, site, quix_python=quix, logs=options.output.parent / "bench-logs", report=say)
     stack.callback(harness.close)
     sections["machine"] = {**report.machine(), **stage.versions}
@@ -125,13 +126,14 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
 
 
 def _jobs(options: Options, stage: Stage) -> list[tuple[Contestant, Job]]:
-    names = {Reads.ALL: "events", Reads.PART: "events-part", Reads.WITH_SCHEMA: "events-schema"}
+    names = {Reads.ALL: "events", Reads.PART: "events-part", Reads.WITH_SCHEMA: "events-schema", Reads.AVRO: "events-avro"}
+    forms = {Reads.WITH_SCHEMA: "connect", Reads.AVRO: "avro"}
     topics: dict[Reads, Topic] = {}
     jobs = []
     for one in options.contestants:
         if one.reads not in topics:
-            count = options.records if one.reads is Reads.ALL else options.records // SHARE
-            topic = Topic(names[one.reads], PARTITIONS, count, options.width, with_schema=one.reads is Reads.WITH_SCHEMA)
+            count = options.records if one.reads in (Reads.ALL, Reads.AVRO) else options.records // SHARE
+            topic = Topic(names[one.reads], PARTITIONS, count, options.width, form=forms.get(one.reads, "json"))
             topics[one.reads] = stage.topic(topic)
         jobs.append((one, Job(topics[one.reads], parameters=one.parameters)))
     return jobs

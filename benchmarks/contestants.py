@@ -16,6 +16,8 @@ class Reads(StrEnum):
     """A quarter as many records, of the same making: those that take a minute for all of them, at a rate that does not change."""
     WITH_SCHEMA = "with schema"
     """As `PART`, in the envelope that Kafka Connect's sinks ask for."""
+    AVRO = "avro"
+    """As `ALL`, in Avro with a schema registry."""
 
 
 class Needs(StrEnum):
@@ -50,6 +52,8 @@ ALL = (
     Contestant("writer_2", "b", "Tidemark's writer alone, 2 connections", "limit:Writer", "yes", parameters={"connections": 2}),
     Contestant("spark_transform", "c", "Tidemark, Spark transform (from_json)", "product:Spark", "yes"),
     Contestant("arrow_transform", "d", "Tidemark, Arrow transform", "product:Arrow", "yes"),
+    Contestant("avro_without_code", "d", "Tidemark, Avro without code", "product:Avro", "yes", Reads.AVRO),
+    Contestant("json_without_code", "d", "Tidemark, JSON without code", "product:Json", "yes"),
     Contestant("jdbc", "e", "Spark df.write.jdbc, defaults", "jdbc:Defaults", "no", needs=Needs.JDBC),
     Contestant("jdbc_tuned", "f", "Spark df.write.jdbc, tuned", "jdbc:Tuned", "no", needs=Needs.JDBC),
     Contestant(
@@ -108,6 +112,8 @@ RATIOS = (
     Ratio("arrow_transform", "jdbc_tuned", "arrow_transform/jdbc_tuned", 2.8),
     Ratio("arrow_transform", "execute_values_2", "arrow_transform/execute_values_2", 6.0),
     Ratio("arrow_transform", "limit_2", "arrow_transform/limit", 0.5),
+    Ratio("avro_without_code", "arrow_transform", "avro_without_code/arrow_transform", 1.0),
+    Ratio("json_without_code", "arrow_transform", "json_without_code/arrow_transform"),
     Ratio("arrow_transform", "debezium_tuned", "arrow_transform/debezium_tuned"),
     Ratio("arrow_transform", "quix", "arrow_transform/quix"),
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Iterable
+from datetime import datetime
 
 from benchmarks.site import Topic
 
@@ -19,6 +21,19 @@ TYPES = {
     "note": "string",
 }
 """The fields as Kafka Connect's schemas name their types."""
+AVRO = {
+    "type": "record",
+    "name": "Event",
+    "fields": [
+        {"name": "event_id", "type": "long"},
+        {"name": "happened_at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "customer", "type": "string"},
+        {"name": "kind", "type": "string"},
+        {"name": "amount", "type": "double"},
+        {"name": "quantity", "type": "int"},
+        {"name": "note", "type": "string"},
+    ],
+}
 FILLER = "lorem ipsum dolor sit amet consectetur adipiscing elit "
 _CHUNK = 20_000
 _LIMIT_S = 120
@@ -41,9 +56,24 @@ def value(number: int, width: int) -> bytes:
 def values(topic: Topic, partition: int) -> Iterable[bytes]:
     """A partition's records in order."""
     numbers = range(partition, topic.records, topic.partitions)
-    if not topic.with_schema:
-        return (value(number, topic.width) for number in numbers)
-    return (_with_schema(value(number, topic.width)) for number in numbers)
+    made = (value(number, topic.width) for number in numbers)
+    if topic.form == "avro":
+        return _in_avro(made, topic.schema_id)
+    return map(_with_schema, made) if topic.form == "connect" else made
+
+
+def _in_avro(values: Iterable[bytes], schema_id: int) -> Iterable[bytes]:
+    """The same events, as Confluent's serializer writes them."""
+    import fastavro
+
+    schema = fastavro.parse_schema(AVRO)
+    for each in values:
+        event = json.loads(each)
+        event["happened_at"] = datetime.fromisoformat(event["happened_at"])
+        out = io.BytesIO(b"\0" + schema_id.to_bytes(4, "big"))
+        out.seek(5)
+        fastavro.schemaless_writer(out, schema, event)
+        yield out.getvalue()
 
 
 def _with_schema(payload: bytes) -> bytes:

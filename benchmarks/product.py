@@ -7,7 +7,7 @@ keeps it between batches; everything else (look-ups, claims, plan, guard, commit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from benchmarks.site import TABLE, Job, Site
 from tidemark.connections import Connections
 from tidemark.consume import run
 from tidemark.consume.claims import LookUp
+from tidemark.consume.decode import Decoding
+from tidemark.consume.fields import transform_of
 from tidemark.consume.lookup import last_records
 from tidemark.errors import TidemarkError
 from tidemark.offsets import store
@@ -28,7 +30,6 @@ from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spark.engine import SparkEngine
 from tidemark.spec import Batch, ConsumerSpec, Sink, SinkMode, load_consumer
-from tidemark.spec.transform import load_transform
 
 if TYPE_CHECKING:
     from tidemark.db import Connection
@@ -59,14 +60,16 @@ class _Warm:
 
 
 class _Product:
-    transform: str
+    transform: str | None = None
+    keys: Mapping[str, str] = {}
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._connections = Connections(site.database_url, {"bootstrap.servers": site.servers}, f"local[{site.cores}]")
-        self._spec = write_spec(Path(site.folder), self.transform, ["any"])
+        registry = {"url": site.registry} if site.registry else None
+        self._connections = Connections(site.database_url, {"bootstrap.servers": site.servers}, f"local[{site.cores}]", registry=registry)
+        self._spec = write_spec(Path(site.folder), self.transform, ["any"], **self.keys)
         self._engine = _Warm(
-            SparkEngine(self._spec, self._connections, load_transform(self._spec, [TRANSFORMS]), (), 0, [TRANSFORMS]),
+            SparkEngine(self._spec, self._connections, transform_of(self._spec, [TRANSFORMS]), (), 0, [TRANSFORMS]),
         )
         self._attempt = 0
         self._this: ConsumerSpec = self._spec
@@ -81,7 +84,9 @@ class _Product:
         key = str(job.parameters.get("upsert", ""))
         sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else Sink(table=TABLE)
         self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sink": sink})
-        self._engine._engine._spec = self._this  # noqa: SLF001 - a driver's engine has one consumer for life
+        engine = self._engine._engine  # noqa: SLF001 - a driver's engine has one consumer for life
+        engine._spec = self._this  # noqa: SLF001
+        engine._decoding = Decoding(self._this, self._connections.registry, lambda: self._this.topics)  # noqa: SLF001
         # Spark ends workers that were idle for a minute, as they are while the others have their turns
         parts = [TopicPartition(job.topic.name, number) for number in range(job.topic.partitions)]
         logs = {part: Log(part, 0, job.topic.each) for part in parts}
@@ -103,10 +108,21 @@ class Spark(_Product):
     transform = "bench_spark"
 
 
-def write_spec(folder: Path, transform: str, topics: Sequence[str], group: str | None = None, **keys: str) -> ConsumerSpec:
-    """A consumer's file in ``folder/consumers``, named after its transform, and what it says."""
-    file = folder / "consumers" / f"{transform}.yaml"
+class Avro(_Product):
+    keys: Mapping[str, str] = {"format": "{value: avro}"}
+
+
+class Json(_Product):
+    keys: Mapping[str, str] = {"format": "{value: json}"}
+
+
+def write_spec(folder: Path, transform: str | None, topics: Sequence[str], group: str | None = None, **keys: str) -> ConsumerSpec:
+    """A consumer's file in ``folder/consumers``, named after its transform, if it has one, and what it says."""
+    name = transform or "bench_without_code"
+    file = folder / "consumers" / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = f"group: {group or transform}\ntopics: [{', '.join(topics)}]\ntransform: {transform}:transform\nsink: {{table: {TABLE}}}\n"
+    text = f"group: {group or name}\ntopics: [{', '.join(topics)}]\nsink: {{table: {TABLE}}}\n"
+    if transform:
+        text += f"transform: {transform}:transform\n"
     file.write_text(text + "".join(f"{key}: {value}\n" for key, value in keys.items()))
     return load_consumer(file)

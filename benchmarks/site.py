@@ -32,7 +32,10 @@ class Topic:
     records: int
     width: int
     topic_id: int = 0
-    with_schema: bool = False
+    form: str = "json"
+    """``json``, ``connect`` (JSON in the envelope that Kafka Connect's sinks ask for) or ``avro``."""
+    schema_id: int = 0
+    """Of ``avro``, in the registry."""
 
     @property
     def each(self) -> int:
@@ -85,6 +88,7 @@ class Site:
     folder: str
     cores: int
     jars: dict[str, list[str]] = field(default_factory=dict)
+    registry: str | None = None
 
     @property
     def database(self) -> dict[str, str]:

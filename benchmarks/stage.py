@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,8 @@ class Stage:
         self._report = report
         env = stack.env()
         self.database_url, self.servers = env["TIDEMARK_DATABASE_URL"], env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]
-        postgres, broker = stack.status()
+        self.registry = env.get("TIDEMARK_REGISTRY_URL")
+        postgres, broker, *_ = stack.status()
         self.versions = {"Postgres": postgres.version, "Kafka": broker.version}
         self._pids = (broker.pid or 0, postgres.pid or 0)
         schema.migrate(self.database_url)
@@ -47,6 +49,8 @@ class Stage:
     def topic(self, topic: Topic) -> Topic:
         """The topic, filled, with the id that Tidemark's schema gives it."""
         begun = time.monotonic()
+        if topic.form == "avro":
+            topic = replace(topic, schema_id=self._register(topic.name))
         data.fill(self.servers, topic)
         (found,) = Cluster({"bootstrap.servers": self.servers}).topics([topic.name])
         with self._connection.cursor() as cur:
@@ -54,6 +58,13 @@ class Stage:
         if (seconds := time.monotonic() - begun) > 1:
             self._report(f"topic {topic.name}: {topic.records:,} records in {topic.partitions} partitions ({seconds:.0f} s)")
         return replace(topic, topic_id=topic_id)
+
+    def _register(self, topic: str) -> int:
+        """The id of the events' schema, registered for this topic."""
+        from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+        with SchemaRegistryClient({"url": self.registry}) as client:
+            return client.register_schema(f"{topic}-value", Schema(json.dumps(data.AVRO), "AVRO"))
 
     def empty(self, *, list_partitions: int = 0, key: str = "") -> None:
         """Empty tables, LIST-partitioned by Kafka partition or with a key if asked, and a checkpoint behind us that no contestant will
@@ -100,13 +111,15 @@ def ddl(list_partitions: int = 0, key: str = "") -> str:
 
 
 @contextlib.contextmanager
-def set_up(folder: Path | None, report: Callable[[str], None]) -> Iterator[Stage]:
-    """The stage in ``folder``, where topics are found again, or in one that is deleted afterwards."""
+def set_up(folder: Path | None, report: Callable[[str], None], *, registry: bool = False) -> Iterator[Stage]:
+    """The stage, with a schema registry if asked, in ``folder``, where topics are found again, or in one that is deleted afterwards."""
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-", ignore_cleanup_errors=True)))
             folder.chmod(0o755)  # where root runs this, Postgres is another user
         local = stack.enter_context(LocalStack(folder.resolve()).running(report))
+        if registry:
+            local.start_registry()
         stage = Stage(local, report)
         stack.callback(stage.close)
         yield stage

@@ -28,7 +28,8 @@ def main() -> int:
     options = _parser().parse_args()
     said = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")  # stderr itself is held back while the JVM starts
     logging.basicConfig(stream=said, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    for name in ("py4j", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     watch()
     try:
         _consume(options)
@@ -39,11 +40,12 @@ def main() -> int:
 
 
 def _consume(options: argparse.Namespace) -> None:
+    from tidemark.consume.fields import transform_of
     from tidemark.consume.fixed import narrowed
     from tidemark.consume.run import consume, open_attempt
     from tidemark.offsets.store import TaskIdentity
     from tidemark.spec import find_consumer
-    from tidemark.spec.transform import import_from, load_permanent, load_transform
+    from tidemark.spec.transform import import_from, load_permanent
 
     connections = from_env()
     spec = narrowed(find_consumer(options.name, options.consumers or project.consumers()), options.partition)
@@ -54,7 +56,7 @@ def _consume(options: argparse.Namespace) -> None:
     def start(records: int | None) -> Engine:
         from tidemark.spark.engine import SparkEngine
 
-        transform = load_transform(spec, folders)
+        transform = transform_of(spec, folders)
         return SparkEngine(spec, connections, transform, load_permanent(spec, folders), attempt, folders, records)
 
     consume(spec, connections, attempt, start, drain=options.drain)

@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 import pytest
@@ -23,6 +23,9 @@ from tests.scenario import Scenario, tidy_imports
 from tests.shared import TESTS, stop_unless_needed_by
 from tidemark import schema
 from tidemark.local import LocalStack
+
+if TYPE_CHECKING:
+    from tests.orders import Orders
 
 if not hasattr(sys.modules["__main__"], "__file__"):  # a worker of xdist; pyspark would take it for its own doctests, and exit
     sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
@@ -155,6 +158,18 @@ def registry() -> Iterator[str]:
             yield stack.registry.url()
         finally:
             stack.stop_registry()
+
+
+@pytest.fixture
+def orders(scenario: Scenario, registry: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orders]:
+    """A topic of orders in Avro, which the consumer may read."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    from tests.orders import Orders
+
+    monkeypatch.setenv("TIDEMARK_REGISTRY_URL", registry)
+    with SchemaRegistryClient({"url": registry}) as client:
+        yield Orders(scenario, client, registry)
 
 
 @pytest.fixture

@@ -23,15 +23,18 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from tests.kafka_topics import Topics
 from tidemark import project
-from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, SPARK_MASTER, Connections
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, REGISTRY_URL, SPARK_MASTER, Connections
 from tidemark.consume import launch, run
 from tidemark.consume.check import sink_ddl
+from tidemark.consume.decode import Decoding, learning
 from tidemark.consume.describe import layout_of
+from tidemark.consume.fields import transform_of
 from tidemark.consume.fixed import narrowed
 from tidemark.consume.forms import Work
 from tidemark.consume.work import consume_slice
 from tidemark.db import Connection
 from tidemark.errors import TidemarkError
+from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.records.ranges import Slice
@@ -39,7 +42,7 @@ from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, find_consumer
-from tidemark.spec.transform import Transform, load_permanent, load_transform
+from tidemark.spec.transform import Transform, load_permanent
 
 PLAIN = """
     from typing import TypedDict
@@ -101,14 +104,22 @@ class LocalEngine:
     """Called before each slice; what it raises takes the slice's place."""
     batches: list[list[Slice]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.decoding = Decoding(self.spec, self.connections.registry, lambda: Cluster(self.connections.kafka).subscribed(self.spec))
+
     def warm_up(self, sample: Sequence[Slice]) -> None: ...
 
     def layout(self, connection: Connection) -> Layout:
-        return layout_of(self.transform, self.spec.sink, connection, _no_spark)
+        return layout_of(self.transform, self.spec.sink, connection, _no_spark, self.decoding.input_schema())
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self.batches.append(list(slices))
-        work = Work(target, self.connections.read().kafka, self.transform.form, self.transform.function, self.permanent)
+        self.decoding.forget_unknown()
+        return learning(self.decoding, slices, lambda some: self._run(target, some, isolate))
+
+    def _run(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
+        form, function, decoder = self.transform.form, self.transform.function, self.decoding.decoder()
+        work = Work(target, self.connections.read().kafka, form, function, self.permanent, decoder)
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(lambda part: self._outcome(work, part, isolate), slices))
 
@@ -143,12 +154,13 @@ class Scenario:
 
     # ---- what the user writes
 
-    def write(self, transform: str = PLAIN, *, topics: str | Sequence[str] | None = None, **keys: Any) -> Scenario:
-        """Writes the consumer's file and its transform; keys of the file beside or instead of the usual ones."""
-        self.transform(transform)
+    def write(self, transform: str | None = PLAIN, *, topics: str | Sequence[str] | None = None, **keys: Any) -> Scenario:
+        """Writes the consumer's file and its transform, if it has one; keys of the file beside or instead of the usual ones."""
+        if transform is not None:
+            self.transform(transform)
         if topics is not None:
             keys["topics"] = [topics] if isinstance(topics, str) else list(topics)
-        self.keys = {"transform": f"{self.name}:transform", "sink": {"table": self.table}}
+        self.keys = {"transform": f"{self.name}:transform" if transform else None, "sink": {"table": self.table}}
         self.set(**keys)
         return self
 
@@ -181,7 +193,7 @@ class Scenario:
     def make_sink(self, ddl: str | None = None, *, partitions: int | None = None) -> Scenario:
         """Makes the table as ``tidemark sink ddl`` says, or with these columns beside the lineage columns."""
         if ddl is None:
-            self.sql(sink_ddl(self.spec, load_transform(self.spec, self.folders), _no_spark, partitions=partitions))
+            self.sql(sink_ddl(self.spec, transform_of(self.spec, self.folders), _no_spark, partitions=partitions))
         else:
             lineage = "kafka_topic_id smallint, kafka_partition integer, kafka_offset bigint, kafka_seq integer"
             unique = "UNIQUE (kafka_topic_id, kafka_partition, kafka_offset, kafka_seq)"
@@ -205,7 +217,7 @@ class Scenario:
         self.engine = None
 
         def start(_records: int | None) -> LocalEngine:
-            transform, permanent = load_transform(spec, self.folders), load_permanent(spec, self.folders)
+            transform, permanent = transform_of(spec, self.folders), load_permanent(spec, self.folders)
             self.engine = LocalEngine(spec, transform, self.connections, permanent, before)
             return self.engine
 
@@ -226,6 +238,7 @@ class Scenario:
             DATABASE_URL: self.database_url,
             BOOTSTRAP_SERVERS: self.topics.servers,
             SPARK_MASTER: "local[2]",
+            **({REGISTRY_URL: self.connections.registry["url"]} if self.connections.registry else {}),
             "TIDEMARK_HOME": str(project.root()),  # files are shown with their whole path
             "TIDEMARK_CONSUMERS": str(self.folder / "consumers"),
             "TIDEMARK_TRANSFORMS": str(self.folder / "transforms"),
@@ -360,7 +373,7 @@ def tidy_imports() -> Iterator[None]:
             del sys.modules[name]
 
 
-def _no_spark(function: Callable[..., Any]) -> Any:
+def _no_spark(function: Callable[..., Any], _given: Any) -> Any:
     raise AssertionError(f"{function} is not of the Spark form, and needs no JVM")
 
 

@@ -11,13 +11,14 @@ import pytest
 
 from tests.scenario import Scenario
 from tidemark.consume import launch, run
+from tidemark.consume.fields import transform_of
 from tidemark.jvm.jars import spark_jars
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.spark import engine
 from tidemark.spark.engine import SparkEngine
 from tidemark.spark.session import SETTINGS, _session
-from tidemark.spec.transform import load_permanent, load_transform
+from tidemark.spec.transform import load_permanent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +59,7 @@ def run_here(
     attempt = scenario.attempt_id = run.open_attempt(scenario.database_url, spec.group, task or TaskIdentity())
 
     def start(_records: int) -> Lasting:
-        transform, permanent = load_transform(spec, scenario.folders), load_permanent(spec, scenario.folders)
+        transform, permanent = transform_of(spec, scenario.folders), load_permanent(spec, scenario.folders)
         lasting = Lasting(spec, scenario.connections, transform, permanent, attempt, scenario.folders)
         lasting.before = before
         return lasting

@@ -15,6 +15,7 @@ from pathlib import Path
 from tidemark import secret
 from tidemark.db import DatabaseUrl, read_url
 from tidemark.errors import BadInput
+from tidemark.formats.registry import RegistryConfig
 from tidemark.kafka.config import KafkaConfig, checked
 
 DATABASE_URL = "TIDEMARK_DATABASE_URL"
@@ -22,10 +23,13 @@ BOOTSTRAP_SERVERS = "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"
 KAFKA_CONFIG = "TIDEMARK_KAFKA_CONFIG"
 SPARK_MASTER = "TIDEMARK_SPARK_MASTER"
 SPARK_CONF = "TIDEMARK_SPARK_CONF"
+REGISTRY_URL = "TIDEMARK_REGISTRY_URL"
+REGISTRY_CONFIG = "TIDEMARK_REGISTRY_CONFIG"
 FILES = {
     DATABASE_URL: "TIDEMARK_DATABASE_URL_FILE",
     KAFKA_CONFIG: "TIDEMARK_KAFKA_CONFIG_FILE",
     SPARK_CONF: "TIDEMARK_SPARK_CONF_FILE",
+    REGISTRY_CONFIG: "TIDEMARK_REGISTRY_CONFIG_FILE",
 }
 """The variables that name a file with the value instead. A driver reads the first two files again for each batch and each session."""
 
@@ -40,6 +44,7 @@ class Connections:
     kafka: KafkaConfig = field(repr=False)
     spark_master: str = "local[*]"
     spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
+    registry: RegistryConfig | None = field(default=None, repr=False)
     kafka_file: Path | None = None
     """The file that `kafka` was read from."""
 
@@ -49,10 +54,12 @@ class Connections:
             DATABASE_URL: self.database_url,
             KAFKA_CONFIG: self.kafka_file or _as_json({key: value for key, value in self.kafka.items() if key != "bootstrap.servers"}),
             SPARK_CONF: _as_json(self.spark_conf),
+            REGISTRY_CONFIG: _as_json({key: value for key, value in (self.registry or {}).items() if key != "url"}),
         }
         values = {name: "" if isinstance(value, Path) else value for name, value in given.items()}
         files = {FILES[name]: str(value) if isinstance(value, Path) else "" for name, value in given.items()}
-        return {**values, **files, BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"], SPARK_MASTER: self.spark_master}
+        registry = {REGISTRY_URL: "" if self.registry is None else self.registry["url"]}
+        return {**values, **files, **registry, BOOTSTRAP_SERVERS: self.kafka["bootstrap.servers"], SPARK_MASTER: self.spark_master}
 
     def read(self) -> Connections:
         """These connections with what their files hold now. The result names no file."""
@@ -84,7 +91,15 @@ def from_env(env: Mapping[str, str] = os.environ) -> Connections:
     """All connections. Raises `BadInput` with the variable's name, and `SecretUnreadable`."""
     conf = {key: str(value) for key, value in _json(env, SPARK_CONF).items()}
     master = env.get(SPARK_MASTER) or "local[*]"
-    return Connections(database_url(env), kafka_config(env), master, conf, _file(env, KAFKA_CONFIG))
+    return Connections(database_url(env), kafka_config(env), master, conf, registry_config(env), _file(env, KAFKA_CONFIG))
+
+
+def registry_config(env: Mapping[str, str] = os.environ) -> dict[str, object] | None:
+    """The settings of the schema registry's client, None if there is no URL. Raises `BadInput`."""
+    settings = _json(env, REGISTRY_CONFIG)
+    if url := env.get(REGISTRY_URL):
+        settings["url"] = url
+    return settings if settings.get("url") else None
 
 
 def _file(env: Mapping[str, str], name: str) -> Path | None:

@@ -1,7 +1,8 @@
 """Where files are: a user's project, and what Tidemark brings along itself.
 
-The project is one folder with the user's consumers, transforms and expectations, found by `root`. ``TIDEMARK_CONSUMERS``,
-``TIDEMARK_TRANSFORMS``, ``TIDEMARK_EXPECTATIONS`` and ``TIDEMARK_STATE`` each name another folder for one of its parts.
+The project is one folder with the user's consumers, transforms, expectations and schemas, found by `root`. ``TIDEMARK_CONSUMERS``,
+``TIDEMARK_TRANSFORMS``, ``TIDEMARK_EXPECTATIONS``, ``TIDEMARK_SCHEMAS`` and ``TIDEMARK_STATE`` each name another folder for one of its
+parts.
 
 Tidemark's own files (migrations, the driver's entry point, the files of `tidemark init`) always come with the library, never from the
 project, which may have a folder ``sql`` of its own.
@@ -55,6 +56,10 @@ def consumers() -> Path:
 
 def expectations() -> Path:
     return _folder("TIDEMARK_EXPECTATIONS", "include/expectations")
+
+
+def schemas() -> Path:
+    return _folder("TIDEMARK_SCHEMAS", "include/schemas")
 
 
 def state() -> Path:

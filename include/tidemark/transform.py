@@ -104,6 +104,10 @@ class Record:
     """None is a tombstone."""
     headers: list[tuple[str, bytes | None]] = field(default_factory=list)
     """In the producer's order; a name may occur several times."""
+    data: Any = None
+    """The decoded value, if the consumer's file has ``format``: text, parsed JSON, or a dict for an Avro record."""
+    key_data: Any = None
+    """The decoded key."""
 
     def text(self) -> str | None:
         """The value as UTF-8 text, None for a tombstone. Raises `UnicodeDecodeError` (a `ValueError`) for other bytes."""

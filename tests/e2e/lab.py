@@ -443,5 +443,5 @@ def environment(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
-def _no_spark(_: Any) -> Any:
+def _no_spark(*_: Any) -> Any:
     raise AssertionError("no consumer of these tests is of the Spark form")

@@ -62,7 +62,7 @@ class Ladder:
         special = f"retry: {{delays: {DELAYS}}}\nvalidation: {{suite: numbers}}\n{AIRFLOW}"
         text = COMMON.format(name=name, table=name, batch=BATCH, special=special, transform="transform")
         (self.folder / "consumers" / f"{name}.yaml").write_text(text.replace("e2e_numbers", "e2e_service"))
-        lab.sql(sink_ddl(self.spec, load_transform(self.spec, [self.folder / "transforms"]), lambda _: None))
+        lab.sql(sink_ddl(self.spec, load_transform(self.spec, [self.folder / "transforms"]), lambda *_: None))
         self.consumer: Consumer = lab.consumer(name)
         self.cluster = Cluster({"bootstrap.servers": lab.topics.servers})
         found = ensure_topics(self.cluster, self.spec, create=True)

@@ -59,7 +59,7 @@ def alone():
             stack.stop_registry()
 
 
-def test_registry_runs_alone_on_loopback_and_its_schemas_end_with_it(alone):
+def test_registry_runs_alone_on_loopback_and_keeps_its_schemas(alone):
     """It asks nobody for a password, so nobody else may reach it. A port that is taken before it listens is replaced."""
     process = alone.registry.process()
     sockets = psutil.Process(process.pid).net_connections(kind="inet")
@@ -79,7 +79,7 @@ def test_registry_runs_alone_on_loopback_and_its_schemas_end_with_it(alone):
         alone.registry.wait(told.append)
     assert [step for step in told if "now in use by another program" in step] != []
     assert alone.registry.url() != url
-    assert asked(f"{alone.registry.url()}/subjects") == []
+    assert asked(f"{alone.registry.url()}/subjects") == ["kept"]
 
 
 def test_registry_that_cannot_be_fetched_is_an_error_not_a_wait(tmp_path, monkeypatch):

@@ -204,6 +204,7 @@ def test_each_command_works_under_its_profile_and_is_refused_to_all_others_toget
     ):  # fmt: skip
         do(Profile.READER, *words)
     assert story.call(story.only[Profile.READER], "consumers", "check", name).exit_code == 0
+    assert story.call(story.without[Profile.READER], "try", name).exit_code == 0
 
     operator = Profile.OPERATOR
     do(operator, "retries", "count", name)

@@ -16,6 +16,7 @@ from tests.spark_here import spark_session
 
 from tidemark.connections import Connections
 from tidemark.consume.forms import TransformFailed
+from tidemark.consume.messages import input_schema
 from tidemark.jvm.java import find_java
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.spark.arrow import LARGE, LARGE_B, LargeRows, marked, not_counted, unmarked
@@ -197,9 +198,9 @@ def test_records_of_a_batch_are_the_slices_and_nothing_else(spark: SparkSession,
 def test_transform_whose_dataframe_cannot_be_built_is_refused(spark: SparkSession) -> None:
     """Spark's own complaint about a column is passed on."""
     with pytest.raises(TransformFailed, match="carier"):
-        output_schema(spark, lambda records: records.select("carier"))
+        output_schema(spark, lambda records: records.select("carier"), input_schema())
     with pytest.raises(TransformFailed, match="it returned NoneType; it must return a DataFrame"):
-        output_schema(spark, lambda records: None)
+        output_schema(spark, lambda records: None, input_schema())
 
 
 HEADERS = {

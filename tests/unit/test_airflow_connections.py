@@ -13,7 +13,7 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
-from tidemark.airflow.connections import database_url, kafka_config, resolve, spark_settings
+from tidemark.airflow.connections import database_url, kafka_config, registry_config, resolve, spark_settings
 from tidemark.connections import from_env
 from tidemark.errors import BadInput
 from tidemark.spec import ConsumerSpec, load_consumer
@@ -265,3 +265,35 @@ def test_spark_conf_that_is_no_mapping_is_refused(connection, conf):
     """With a text that shows how it is written."""
     with pytest.raises(BadInput, match=r"connection hive.*conf.*not a mapping"):
         spark_settings(connection("hive", host="yarn", extra={"conf": conf}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "url"),
+    [
+        ({"host": "registry", "port": 8081}, "http://registry:8081"),
+        ({"host": "registry", "port": 8081, "schema": "https"}, "https://registry:8081"),
+        ({"host": "https://registry:8081/apis/ccompat/v7"}, "https://registry:8081/apis/ccompat/v7"),
+        ({"extra": {"url": "http://a:1,http://b:1"}}, "http://a:1,http://b:1"),
+    ],
+)
+def test_registry_is_an_http_connection(connection, fields, url):
+    """As Airflow's HTTP provider reads them; a whole URL may be the host, because a registry may be below a path."""
+    assert registry_config(connection(**fields)) == {"url": url}
+
+
+def test_registry_gets_the_login_and_further_settings(spec, known, connection, tmp_path):
+    """Only a consumer whose format needs it asks for the connection."""
+    extra = {"ssl.ca.location": "/ca.pem", "timeout": 5}
+    known["tidemark_registry"] = connection("tidemark_registry", host="registry", login="me", password=MARK, extra=extra)
+    assert resolve(spec).registry is None
+    file = tmp_path / "orders.yaml"
+    file.write_text("topics: [orders]\nformat: {value: avro}\nsink: {table: a.b}\n")
+    found = resolve(load_consumer(file))
+    assert found.registry == {"url": "http://registry", "basic.auth.user.info": f"me:{MARK}", **extra}
+    assert from_env(found.env()) == found
+    assert MARK not in repr(found)
+
+
+def test_registry_without_a_host_is_refused(connection):
+    with pytest.raises(BadInput, match=r"connection r: it has no host"):
+        registry_config(connection("r"))

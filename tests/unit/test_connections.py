@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidemark import connections, db
 from tidemark.cli.main import main
-from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, KAFKA_CONFIG, SPARK_CONF, Connections, from_env
+from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, SPARK_CONF, Connections, from_env
 from tidemark.consume.forms import Work
 from tidemark.db import connect
 from tidemark.errors import BadInput, DatabaseUnavailable
@@ -79,6 +79,7 @@ def files(tmp_path: Path) -> dict[str, str]:
         DATABASE_URL: GOOD[DATABASE_URL],
         KAFKA_CONFIG: json.dumps({"bootstrap.servers": "kafka:9092", "sasl.password": SECRET}),
         SPARK_CONF: json.dumps({"spark.authenticate.secret": SECRET}),
+        REGISTRY_CONFIG: json.dumps({"url": "http://registry", "basic.auth.user.info": f"me:{SECRET}"}),
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(f"{text}\n")
@@ -92,6 +93,7 @@ def test_secrets_may_stand_in_files(files: dict[str, str]) -> None:
         GOOD[DATABASE_URL],
         {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET},
         spark_conf={"spark.authenticate.secret": SECRET},
+        registry={"url": "http://registry", "basic.auth.user.info": f"me:{SECRET}"},
     )
     inherited = {DATABASE_URL: "postgresql://other/x", KAFKA_CONFIG: '{"client.id": "other"}'}
     assert from_env(inherited | found.env()) == found

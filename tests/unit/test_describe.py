@@ -42,7 +42,7 @@ def returning(annotation: Any) -> Transform:
     return transform(function)
 
 
-def no_spark(function: Callable[..., Any]) -> pa.Schema:
+def no_spark(function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
     raise AssertionError("Spark is not asked")
 
 
@@ -83,7 +83,7 @@ def test_a_result_without_a_typed_dict_declares_nothing(annotation: Any) -> None
     """Also where the names in it are seen by a type checker only."""
     assert declared_columns(returning(annotation)) is None
     with pytest.raises(OutputUnknown, match="departures:transform does not say what columns it returns"):
-        output_of(returning(annotation), no_spark)
+        output_of(returning(annotation), no_spark, input_schema())
 
 
 def arrow_of(kind: Any) -> pa.DataType:
@@ -163,7 +163,7 @@ def test_a_function_that_declares_nothing_may_return_every_column_without_a_defa
 
 def test_the_output_of_a_declared_function_has_lineage() -> None:
     """It is filled in for it."""
-    schema = output_of(returning(Row), no_spark)
+    schema = output_of(returning(Row), no_spark, input_schema())
     assert schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
 
 
@@ -175,7 +175,7 @@ def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
         seen.append(batch)
         return batch.select(["value", "kafka_topic", "kafka_partition", "kafka_offset"])
 
-    assert output_of(transform(function, Form.ARROW), no_spark).names[0] == "value"
+    assert output_of(transform(function, Form.ARROW), no_spark, input_schema()).names[0] == "value"
     assert [(batch.num_rows, batch.schema) for batch in seen] == [(0, input_schema())]
 
 
@@ -189,10 +189,10 @@ def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
 def test_an_arrow_transform_that_cannot_answer_an_empty_batch_is_told_so(function: Callable[..., Any], problem: str) -> None:
     """Before anything is read."""
     with pytest.raises(TransformFailed, match=problem):
-        output_of(transform(function, Form.ARROW), no_spark)
+        output_of(transform(function, Form.ARROW), no_spark, input_schema())
 
 
 def test_a_spark_transform_is_described_by_spark() -> None:
     """Only Spark can say what a plan returns."""
     schema = pa.schema([("city", pa.string())])
-    assert output_of(transform(len, Form.SPARK), lambda function: schema) is schema
+    assert output_of(transform(len, Form.SPARK), lambda function, given: schema, input_schema()) is schema

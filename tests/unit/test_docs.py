@@ -59,7 +59,7 @@ def test_readme_suite_can_be_loaded() -> None:
 
 
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
-    """The page's example is a good file, and leaves no key out but those that go with none of its others."""
+    """The page's example is a good file. It has all keys but those that go with none of its others: another page shows them."""
     shown = snippets("docs/consumers.md", "yaml")
     text, continuous = (next(one for one in shown if word in one) for word in ("every key", "run: continuous"))
     (tmp_path / "orders.yaml").write_text(text)
@@ -67,6 +67,10 @@ def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
     (tmp_path / "live.yaml").write_text(re.sub(r"^(run|schedule):.*\n", "", text, flags=re.MULTILINE) + continuous)
     load_consumer(tmp_path / "live.yaml")
     keys = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous))
+    without_code = next(one for one in snippets("docs/formats.md", "yaml") if "skip_if" in one)
+    (tmp_path / "avro.yaml").write_text(without_code)
+    load_consumer(tmp_path / "avro.yaml")
+    keys |= set(yaml.safe_load(without_code))
     assert keys | {"topic_pattern"} == set(ConsumerSpec.model_fields) - set(FILLED_IN)
 
 

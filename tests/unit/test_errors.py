@@ -66,9 +66,8 @@ def sample(kind: Any, choice: int) -> Any:
         return None if choice and type(None) in inner else sample(inner[0], choice)
     if origin is typing.Literal:
         return inner[0]
-    if origin in (list, tuple):
-        made = [sample(inner[0], choice)]
-        return made if origin is list else tuple(made)
+    if origin in (list, tuple, frozenset):
+        return origin([sample(inner[0], choice)])
     if origin is dict:
         return {sample(inner[0], choice): sample(inner[1], choice)}
     if isinstance(kind, typing.NewType):

@@ -82,7 +82,7 @@ WRONG = [
     ("description: [a]", 14, 3, "description is not text: a list", "write text"),
     ("topic_pattern: x", 1, 13, "topics and topic_pattern are both given", "keep one of them"),
     ("connections: {kafka: a b}", 22, 3, 'connections.kafka is not a connection id: "a b"', "write the id"),
-    ("connections: {redis: a}", 15, 5, 'unknown key "redis" in connections', "known keys are postgres, kafka, spark"),
+    ("connections: {mysql: a}", 15, 5, 'unknown key "mysql" in connections', "known keys are postgres, kafka, spark, registry"),
     ("connections:", 1, 11, "connections is not a mapping: nothing", "or remove the key"),
     ("retry: {permanent: ValueError}", 20, 10, 'retry.permanent is not a list of exceptions: "ValueError"', "write a list: [ValueError]"),
     ("retry: {permanent: [KeyboardInterrupt]}", 21, 17, "retry.permanent[0] is not a built-in exception", "write"),
@@ -396,7 +396,7 @@ def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
 def test_every_key_has_words_of_its_own():
     """A key that is added to the model needs its words, and no words are left for a key that is gone."""
     assert set(_paths(model.ConsumerSpec)) == set(explain._WORDS)
-    required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"transform|sink|sink\.table|validation\.suite", path)}
+    required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"sink|sink\.table|validation\.suite", path)}
     assert required == set(explain._REQUIRED)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from tidemark.connections import Connections
@@ -50,7 +50,13 @@ LIBPQ = frozenset(
 
 def resolve(spec: ConsumerSpec) -> Connections:
     """The connections that a spec names. Raises `BadInput` if one does not exist or cannot be used; the error contains no secret."""
-    return Connections(database_url(spec), kafka(spec), *spark_settings(_get(spec, "spark")))
+    asked = registry(spec) if spec.format.uses_registry else None
+    return Connections(database_url(spec), kafka(spec), *spark_settings(_get(spec, "spark")), asked)
+
+
+def registry(spec: ConsumerSpec) -> dict[str, Any]:
+    """The settings of the consumer's schema registry."""
+    return registry_config(_get(spec, "registry"))
 
 
 def kafka(spec: ConsumerSpec) -> dict[str, str]:
@@ -84,6 +90,25 @@ def kafka_config(connection: Connection) -> dict[str, str]:
         return checked(connection.extra_dejson)
     except BadInput as error:
         raise replace(error, what=f"connection {connection.conn_id}: {error.what}") from None
+
+
+def registry_config(connection: Connection) -> dict[str, Any]:
+    """The settings of the registry's client, from an HTTP connection's address and login. Its extra has further settings, by the names of
+    confluent-kafka's client: ``ssl.ca.location``."""
+    host = connection.host or ""
+    settings: dict[str, Any] = dict(connection.extra_dejson)
+    if host:
+        port = f":{connection.port}" if connection.port else ""
+        settings["url"] = host if "://" in host else f"{connection.schema or 'http'}://{_address(host, port)}"
+    if not settings.get("url"):
+        raise BadInput(
+            what=f"connection {connection.conn_id}",
+            found="it has no host",
+            fix="Set the registry's URL as the host: https://registry:8081.",
+        )
+    if connection.login:
+        settings["basic.auth.user.info"] = f"{connection.login}:{connection.password or ''}"
+    return settings
 
 
 def spark_settings(connection: Connection) -> tuple[str, Mapping[str, str]]:

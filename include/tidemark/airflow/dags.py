@@ -189,7 +189,7 @@ def _doc(spec: ConsumerSpec) -> str:
         else "to the end offsets seen at its start",
         "Members": f"{spec.members}, assigned by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Starts at": _start(spec),
-        "Transform": f"`{spec.transform}`",
+        "Transform": f"`{spec.transform}`" if spec.transform else f"none: the fields of the {spec.format.value} values become columns",
         "Loads into": f"`{spec.sink.table}`, offsets in the same transaction as the rows",
         "Retries": _ladder(spec),
         "Validated by": judged,

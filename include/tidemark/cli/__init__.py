@@ -25,5 +25,7 @@ Modules::
     redrive     `tidemark redrive`
     retries     `tidemark retries`
     rewind      `tidemark rewind` and `tidemark seek`
+    sketch      `tidemark consumers new`
+    trial       `tidemark try`
     validate    `tidemark validate`
 """

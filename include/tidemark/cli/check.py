@@ -13,9 +13,9 @@ from tidemark import project
 from tidemark.cli.common import OutputFormat, print_json, stderr, stdout
 from tidemark.consume.check import Report, check, sink_ddl
 from tidemark.consume.describe import SparkSchema
+from tidemark.consume.fields import transform_of
 from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
-from tidemark.spec.transform import load_transform
 from tidemark.text.duration import format_duration
 from tidemark.text.wording import counted
 
@@ -53,37 +53,65 @@ def check_consumers(name: str | None, consumers: Path | None, folders: Sequence[
 def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partitions: int | None) -> None:
     """Prints the DDL of a consumer's sink as plain SQL for psql."""
     spec = find_consumer(name, consumers or project.consumers())
-    transform = load_transform(spec, folders)
+    transform = transform_of(spec, folders)
     with spark_schemas() as spark_schema:
         typer.echo(sink_ddl(spec, transform, spark_schema, partitions=partitions))
+
+
+class SmallSpark:
+    """A `LocalSpark` with one session, for all calls."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._session: Any = None
+
+    def schema(self, function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
+        from tidemark.spark.engine import output_schema
+
+        return output_schema(self._started("to find out the transform's columns"), function, given)
+
+    def rows(self, function: Callable[..., Any], batch: pa.RecordBatch) -> pa.Table:
+        from tidemark.spark.engine import rows_of
+
+        return rows_of(self._started("to call the transform"), function, batch)
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+
+    def _started(self, why: str) -> Any:
+        from tidemark.spark.session import small_session
+
+        if self._session is None:
+            with stderr.status(f"starting Spark {why}"):
+                self._session = small_session(self._folders)
+        return self._session
 
 
 @contextlib.contextmanager
 def spark_schemas() -> Iterator[SparkSchema]:
     """Provides a function that returns a Spark transform's output schema. One Spark session is started at the first call."""
-    sessions: list[Any] = []
+    with small_spark() as spark:
+        yield spark.schema
 
-    def ask(function: Callable[..., Any]) -> pa.Schema:
-        from tidemark.spark.engine import output_schema
-        from tidemark.spark.session import small_session
 
-        if not sessions:
-            with stderr.status("starting Spark to find out the transform's columns"):
-                sessions.append(small_session())
-        return output_schema(sessions[0], function)
-
+@contextlib.contextmanager
+def small_spark(folders: Sequence[Path] = ()) -> Iterator[SmallSpark]:
+    """Provides a Spark that is stopped at the end of the block. ``folders``: of the user's transforms, for its workers."""
+    spark = SmallSpark(folders)
     try:
-        yield ask
+        yield spark
     finally:
-        for session in sessions:
-            session.stop()
+        spark.stop()
 
 
 def _print(report: Report) -> None:
     spec = report.spec
     stdout.print(f"[bold]{spec.name}[/bold]  {shown(spec.source.path)}", highlight=False)
     if report.transform is not None:
-        _line("transform", f"{spec.transform}, {report.transform.form} form")
+        _line(
+            "transform", f"{spec.transform}, {report.transform.form} form" if spec.transform else f"none, the fields of {spec.format.value}"
+        )
     if report.columns:
         _line("sink", f"{spec.sink.table} takes {', '.join(report.columns)}")
     for found in report.topics:

@@ -57,11 +57,11 @@ def up(
 
 @app.command()
 def down(folder: Folder = None) -> None:
-    """Stop the servers and keep their data, except the schema registry's: its schemas are in memory."""
+    """Stop the servers and keep their data."""
     stack = _stack(folder)
     with _reporting("stopping the servers"):
         stack.down()
-    stderr.print("The servers are stopped; databases and topics are kept.")
+    stderr.print("The servers are stopped; their data is kept.")
 
 
 @app.command()

@@ -31,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-consumers_app = typer.Typer(help="Check the consumers that YAML files declare.", no_args_is_help=True)
+consumers_app = typer.Typer(help="Check the consumers that YAML files declare, and start new ones.", no_args_is_help=True)
 sink_app = typer.Typer(help="The tables that consumers write to.", no_args_is_help=True)
 groups_app = typer.Typer(help="Show and change consumer groups and their members.", no_args_is_help=True)
 app.add_typer(consumers_app, name="consumers")
@@ -113,6 +113,37 @@ def consumers_check(
 
     if not check_consumers(name, consumers, folders(transforms), output):
         raise typer.Exit(1)
+
+
+@consumers_app.command("new")
+def consumers_new(
+    topic: Annotated[str, typer.Argument(help="The topic to load.")],
+    name: Annotated[str | None, typer.Option(help="The consumer's name (default: the topic's).", show_default=False)] = None,
+    table: Annotated[
+        str | None, typer.Option(metavar="SCHEMA.TABLE", help="The table (default: public, named after the consumer).")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, max=10_000, help="Number of latest records to look at.")] = 100,
+    consumers: Consumers = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Write a consumer without code for a topic of Avro or JSON: its file and a suite. Print the DDL of its table. Overwrites nothing."""
+    from tidemark.cli.sketch import new_consumer
+
+    new_consumer(topic, name, table, sample, consumers, output)
+
+
+@app.command("try")
+def try_(
+    name: Name,
+    records: Annotated[int, typer.Option(min=1, max=1000, help="Number of records, over all partitions.")] = 20,
+    consumers: Consumers = None,
+    transforms: Transforms = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show what a consumer would make of its topics' latest records. Writes nothing. Only Postgres knows which rows it would refuse."""
+    from tidemark.cli.trial import show_trial
+
+    show_trial(name, records, consumers, folders(transforms), output)
 
 
 @sink_app.command("ddl")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +35,7 @@ from tidemark.cli.common import (
 from tidemark.profiles import Profile
 
 if TYPE_CHECKING:
+    from tidemark.consume.decode import Shown
     from tidemark.retry.admin import Headers, Payload, Whole
     from tidemark.retry.filter import Filter
     from tidemark.retry.topics import Found
@@ -273,16 +274,19 @@ def show(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show one record with its payload, headers, tries and edits."""
+    from tidemark.connections import registry_config
+    from tidemark.consume.decode import Decoding
     from tidemark.retry.admin import show_record
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.OPERATOR) as connection:
         found = show_record(connection, spec.group, number)
     payload = found.edits[0].was if original and found.edits else found.payload
+    decoded = Decoding(spec, registry_config(), lambda: spec.topics).for_people(found.row["topic"], payload)
     if output is OutputFormat.JSON:
-        print_json(_whole_json(found, payload))
+        print_json(_whole_json(found, payload) | {"decoded": {side: dataclasses.asdict(shown) for side, shown in decoded.items()}})
     else:
-        _print_whole(found, payload, as_)
+        _print_whole(found, payload, as_, decoded)
 
 
 @app.command()
@@ -473,7 +477,7 @@ def _whole_json(found: Whole, payload: Payload) -> dict[str, Any]:
     }
 
 
-def _print_whole(found: Whole, payload: Payload, as_: As) -> None:
+def _print_whole(found: Whole, payload: Payload, as_: As, decoded: Mapping[str, Shown]) -> None:
     row = found.row
     due = f", due {minute(row['due_at'])} UTC" if row["due_at"] else ""
     hop = "" if row["hop_topic"] is None else f", {row['hop_topic']}"
@@ -489,6 +493,7 @@ def _print_whole(found: Whole, payload: Payload, as_: As) -> None:
         pairs.append(("payload", f"emptied on {_when(row['emptied_at'])}"))
     else:
         pairs += [("key", _shown(payload.key, as_)), ("value", _shown(payload.value, as_))]
+        pairs += [(f"{side}, decoded", shown.json or f"not decoded: {shown.problem}") for side, shown in decoded.items()]
         pairs += [(f"header {name}", _shown(value, as_)) for name, value in payload.headers]
     for one in found.tries:
         pairs.append((f"try {one['number']}", f"{one['at'][:19]} {one['type']}: {one['text']}"))

@@ -10,18 +10,25 @@ Modules::
 
     check         finds every problem of a consumer before it runs
     claims        the partitions that an attempt holds: claim, release, loss
+    convert       values in the types of a table's columns
+    decode        finds the schemas that keys and values need
     describe      the columns that a transform returns, found without reading a record
     drained       the task for a slice of a retry topic
     engine        what turns a batch of slices into committed slices
     extent        how far a run reads, and when it ends
+    fields        consumers without code: fields become columns
     fixed         the partitions of a run without group management
     forms         what a transform makes of records
+    json_fields   fields of JSON in the types of a table's columns
+    latest        the latest records of topics, to look at
     launch        starts a driver and follows its attempt's row
     lookup        the topics, logs and ends that a run reads
     membership    how a run gets its partitions: manual assignment or group membership
     messages      Kafka's messages as Arrow batches
     process       a child process that never outlives its parent
     run           the steps of a run
+    sketch        a consumer to start from, by what its topic holds
+    trial         what a consumer would make of the latest records
     watch         cancels a batch in flight when a rewind moves its partitions
     work          the task for a slice: read, transform, commit
 """

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark import project, schema
-from tidemark.connections import database_url, kafka_config
+from tidemark.connections import database_url, kafka_config, registry_config
+from tidemark.consume.decode import Decoding
 from tidemark.consume.describe import SparkSchema, layout_of, output_of
+from tidemark.consume.fields import transform_of
 from tidemark.consume.fixed import problems_of
 from tidemark.db import session
 from tidemark.errors import BadInput, TidemarkError
@@ -19,7 +21,7 @@ from tidemark.quality import load_suite, validated_view_ddl
 from tidemark.retry.topics import ensure_topics, wanted
 from tidemark.sink.table import SinkHidden, SinkMismatch, SinkMissing, SinkNoTable, create_ddl, data_fields
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
-from tidemark.spec.transform import Transform, load_permanent, load_transform
+from tidemark.spec.transform import Transform, load_permanent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,16 +72,22 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
 
 def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, *, partitions: int | None = None) -> str:
     """The DDL of a consumer's sink, derived from its transform's output."""
-    return _ddl(spec, output_of(transform, spark_schema), partitions)
+    return ddl_of(spec, output_of(transform, spark_schema, _given(spec)), partitions)
 
 
-def _ddl(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None) -> str:
+def _given(spec: ConsumerSpec) -> pa.Schema:
+    """The columns that the transform gets. Asks the schema registry, if the consumer needs one. Raises what `Decoding` raises."""
+    return Decoding(spec, registry_config(), lambda: spec.topics or Cluster(kafka_config()).subscribed(spec)).input_schema()
+
+
+def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None) -> str:
+    """The DDL of a consumer's sink for rows of these columns."""
     view = validated_view_ddl(spec.sink.table, [spec.group])
     return create_ddl(spec.sink.table, output, view, key=spec.sink.key, partitions=partitions)
 
 
 def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSchema) -> None:
-    report.transform = load_transform(report.spec, folders)
+    report.transform = transform_of(report.spec, folders)
     load_permanent(report.spec, folders)
 
 
@@ -97,27 +105,28 @@ def _check_suite(report: Report, _folders: Sequence[Path], _schema: SparkSchema)
 def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSchema) -> None:
     if report.transform is None:
         return
+    given = _given(report.spec)
     asked: list[pa.Schema] = []
 
-    def once(function: Callable[..., object]) -> pa.Schema:
+    def once(function: Callable[..., object], columns: pa.Schema) -> pa.Schema:
         if not asked:
-            asked.append(spark_schema(function))
+            asked.append(spark_schema(function, columns))
         return asked[0]
 
     try:
         url = database_url()
     except BadInput as error:
         report.notes.append(f"sink not compared: {error.what} is not set")
-        report.columns = [field.name for field in data_fields(output_of(report.transform, once))]
+        report.columns = [field.name for field in data_fields(output_of(report.transform, once, given))]
         return
     try:
         with session(url) as connection:
             schema.require_current(connection)
-            layout = layout_of(report.transform, report.spec.sink, connection, once)
+            layout = layout_of(report.transform, report.spec.sink, connection, once, given)
     except (SinkMissing, SinkHidden, SinkNoTable, SinkMismatch) as error:
         report.problems.append(report.spec.problem(("sink", "table"), str(error), ""))
         if isinstance(error, SinkMissing):
-            report.ddl = _ddl(report.spec, output_of(report.transform, once))
+            report.ddl = ddl_of(report.spec, output_of(report.transform, once, given))
         return
     report.columns = [column.name for column in layout.columns]
     if not layout.by_record:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tidemark.consume.fields import Fields
 from tidemark.consume.forms import TransformFailed
-from tidemark.consume.messages import input_schema
 from tidemark.db import transaction
 from tidemark.errors import Refused
 from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_unique_index, match, read_columns, require_table
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from tidemark.db import Connection
 
-SparkSchema = Callable[[Callable[..., Any]], "pa.Schema"]
-"""Returns the output schema of a Spark-form transform. Starts a JVM."""
+SparkSchema = Callable[[Callable[..., Any], "pa.Schema"], "pa.Schema"]
+"""Returns the output schema of a Spark-form transform for input of a schema. Starts a JVM."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,23 +43,26 @@ class OutputUnknown(Refused):
         )
 
 
-def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
+def output_of(transform: Transform, spark_schema: SparkSchema, given: pa.Schema) -> pa.Schema:
     """The columns of a transform's output, including the lineage columns.
 
-    Spark and Arrow forms are called once with no records. A plain function declares its columns in its result type (a ``TypedDict``).
+    Spark and Arrow forms are called once with no records, in the columns ``given``. A plain function declares its columns in its result
+    type (a ``TypedDict``).
     Raises `TransformFailed` or `OutputUnknown`.
     """
     import pyarrow as pa
 
+    if isinstance(transform.function, Fields):
+        return transform.function.output(given, None)
     if transform.form is Form.SPARK:
-        return spark_schema(transform.function)
+        return spark_schema(transform.function, given)
     if transform.form is Form.FUNCTION:
         declared = declared_columns(transform)
         if declared is None:
             raise OutputUnknown(transform=f"{transform.module}:{transform.name}")
         lineage = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
         return pa.schema([pa.field(name, kind) for name, kind in declared.items()] + lineage)
-    empty = pa.RecordBatch.from_pylist([], schema=input_schema())
+    empty = pa.RecordBatch.from_pylist([], schema=given)
     try:
         answer = transform.function(empty)
     except Exception as error:
@@ -70,7 +73,7 @@ def output_of(transform: Transform, spark_schema: SparkSchema) -> pa.Schema:
     return answer.schema
 
 
-def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_schema: SparkSchema) -> Layout:
+def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_schema: SparkSchema, given: pa.Schema) -> Layout:
     """How this transform's output maps to the sink's table. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or `SinkMismatch`.
 
     A plain function's values get the types of the table's columns. If it declares no result type, it may return every column without a
@@ -84,7 +87,10 @@ def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_sc
     if not columns:
         raise SinkMissing(table=sink.table)
     function = transform.form is Form.FUNCTION
-    output = _function_schema(transform, columns) if function else output_of(transform, spark_schema)
+    if isinstance(transform.function, Fields):
+        output = transform.function.output(given, columns)
+    else:
+        output = _function_schema(transform, columns) if function else output_of(transform, spark_schema, given)
     aggregates = transform.form is Form.SPARK
     found = match(sink.table, columns, output, lineage_index=by_lineage, key=sink.key, key_index=by_key, aggregates=aggregates)
     return replace(found, error_detail=sink.error_detail)

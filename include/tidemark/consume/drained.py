@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tidemark.consume.forms import Work, by_record, called
+from tidemark.consume.forms import Work, by_record, judged_batch
 from tidemark.consume.messages import UNIX_EPOCH, input_schema
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
@@ -25,7 +25,6 @@ from tidemark.retry.order import TurnOrder, held
 from tidemark.retry.store import Waiting, read_due
 from tidemark.sink.commit import Receipt
 from tidemark.sink.drained import Answer, commit_drained, origins
-from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record
@@ -143,7 +142,7 @@ def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Ans
 
 def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> TransformOutput:
     free, blocked = (own, []) if order is None else order.split(own)
-    judged = split_output(called(work.function, batch_of(free), origin), origin) if free else TransformOutput(None)
+    judged = judged_batch(work, batch_of(free), origin) if free else TransformOutput(None)
     judged = judged if order is None else order.sift(origin, free, judged)
     return replace(judged, rejects=[*judged.rejects, *(held(each, behind) for each, behind in blocked)])
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, time
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tidemark.consume.convert import Misfit, column_of
+from tidemark.consume.fields import Fields
 from tidemark.consume.messages import all_headers, record_of, records
 from tidemark.errors import Refused
+from tidemark.formats.decoder import Decoder
 from tidemark.kafka.config import KafkaConfig
 from tidemark.records.outcome import GIVEN, Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
@@ -19,18 +18,15 @@ from tidemark.retry.order import HasOffset, Order, held
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
-from tidemark.sink.types import arrow_type, conform
+from tidemark.spec.model import Encoding
 from tidemark.spec.transform import Form
-from tidemark.transform import Fail, Record, Skip
+from tidemark.transform import Fail, Record, Skip, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Message
 
 M = TypeVar("M", bound=HasOffset)
-
-FLOAT32_MAX = (2 - 2**-24) * 2.0**127
-"""Greater values would become infinite in a ``real`` column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +38,11 @@ class Work:
     form: Form
     function: Callable[..., Any]
     permanent: tuple[type[Exception], ...] = ()
+    decoder: Decoder | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, Fields):
+            object.__setattr__(self, "function", self.function.bound(self.target.layout.columns))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -62,13 +63,40 @@ class TransformFailed(Refused):
 def by_batch(work: Work, part: Slice, messages: list[Message], *, order: Order[Any] | None = None) -> TransformOutput:
     free, blocked = (messages, []) if order is None else order.split(messages)
     batch, rejects = records(part, list(free))
-    judged = split_output(called(work.function, batch, part), part) if batch.num_rows else TransformOutput(None)
+    judged = judged_batch(work, batch, part)
     if order is not None:
         rejects += all_headers([message for message, _ in blocked])[1]  # unreadable headers: fails, as it cannot be retried unchanged
         unreadable = {reject.offset for reject in rejects}
         judged = order.sift(part, [message for message in free if message.offset() not in unreadable], judged)
         rejects += [held(message, behind) for message, behind in blocked if message.offset() not in unreadable]
     return replace(judged, rejects=[*judged.rejects, *rejects]) if rejects else judged
+
+
+def judged_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> TransformOutput:
+    """What the transform makes of records of one partition. Those that cannot be decoded fail, and it does not see them."""
+    wrong: dict[int, Verdict] = {}
+    given = batch
+    if work.decoder is not None and batch.num_rows:
+        batch, wrong = work.decoder.batch(given)
+    judged = split_output(called(work.function, batch, part), part) if batch.num_rows else TransformOutput(None)
+    if not wrong:
+        return judged
+    return replace(judged, rejects=[*judged.rejects, *rejected(given, wrong)])
+
+
+def rejected(batch: pa.RecordBatch, wrong: Mapping[int, Verdict]) -> list[Reject]:
+    """The rejects for records that cannot be decoded, by their places in ``batch``."""
+    return [_rejected(batch["offset"][at].as_py(), error, ()) for at, error in wrong.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOutput:
+    """What a plain function makes of records: its rows as it returned them, each with its record's offset."""
+
+    rows: list[Mapping[str, Any]]
+    offsets: list[int]
+    skipped: list[int]
+    rejects: list[Reject]
 
 
 def by_record(
@@ -79,6 +107,20 @@ def by_record(
     *,
     order: Order[Any] | None = None,
 ) -> TransformOutput:
+    """Calls a plain function record by record, and fits its rows into the table's columns. See `function_output`."""
+    made = function_output(work, part, messages, record, order=order)
+    batch, bad = _columns(part, made.rows, made.offsets, work.target.layout)
+    return TransformOutput(batch, made.skipped, made.rejects + bad)
+
+
+def function_output(
+    work: Work,
+    part: Slice,
+    messages: Sequence[M],
+    record: Callable[[Slice, M], Record] | None = None,
+    *,
+    order: Order[Any] | None = None,
+) -> FunctionOutput:
     """Calls a plain function record by record. ``record`` turns a message into a record; an exception that it raises counts as the result.
 
     Records that ``order`` holds back are not passed to the function.
@@ -88,6 +130,8 @@ def by_record(
     offsets: list[int] = []
     skipped: list[int] = []
     rejects: list[Reject] = []
+    if work.decoder is not None:
+        make = _decoding(work.decoder, part, messages, make)
     for message in messages:
         offset = message.offset()
         assert offset is not None
@@ -109,8 +153,36 @@ def by_record(
                 skipped.append(offset)
         if order is not None:
             order.tried(message, again=again)
-    batch, bad = _columns(part, rows, offsets, work.target.layout)
-    return TransformOutput(batch, skipped, rejects + bad)
+    return FunctionOutput(rows, offsets, skipped, rejects)
+
+
+def _decoding(decoder: Decoder, part: Slice, messages: Sequence[M], make: Callable[[Slice, Any], Record]) -> Callable[[Slice, Any], Record]:
+    """``make`` with decoded keys and values. All are decoded at once; what cannot be decoded raises at its own record."""
+    made: dict[int, Record | Exception] = {}
+    for message in messages:
+        try:
+            made[message.offset() or 0] = make(part, message)
+        except Fail as error:
+            made[message.offset() or 0] = error
+    records = [each for each in made.values() if isinstance(each, Record)]
+    headers = [record.headers for record in records]
+    topic = part.partition.topic
+    for side, of, attribute in (("value", "value", "data"), ("key", "key", "key_data")):
+        if decoder.encodings[side] is Encoding.BYTES:
+            continue
+        decoded = decoder.objects(topic, side, [getattr(record, of) for record in records], headers)
+        for record, value in zip(records, decoded, strict=True):
+            known = made[record.offset]
+            if isinstance(known, Record):
+                made[record.offset] = value if isinstance(value, Verdict) else replace(known, **{attribute: value})
+
+    def decoded_record(_part: Slice, message: Any) -> Record:
+        found = made[message.offset() or 0]
+        if isinstance(found, Record):
+            return found
+        raise found
+
+    return decoded_record
 
 
 def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
@@ -171,7 +243,7 @@ def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], lay
                 where=f"{part.partition} offset {offset}", problem=f"it returned {stranger!r}, which is not a column of {layout.table}."
             )
     try:
-        arrays = [_column([row.get(column.name) for row in rows], column.type) for column in layout.columns]
+        arrays = [column_of([row.get(column.name) for row in rows], column.type) for column in layout.columns]
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return _without_misfits(part, rows, offsets, layout)
     count = len(rows)
@@ -192,7 +264,7 @@ def _without_misfits(
     for row, offset in zip(rows, offsets, strict=True):
         for column in layout.columns:
             try:
-                _column([row.get(column.name)], column.type)
+                column_of([row.get(column.name)], column.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 why = error if isinstance(error, Misfit) else f"is of type {type(row[column.name]).__name__}"
                 text = f"{column.name} does not fit {column.type}: the value {why}."
@@ -203,54 +275,3 @@ def _without_misfits(
         raise TransformFailed(where=str(part), problem="its values fit their columns one by one but not as a batch.")
     batch, _ = _columns(part, [row for row, _ in good], [offset for _, offset in good], layout)
     return batch, list(bad.values())
-
-
-def _column(values: list[Any], postgres: str) -> pa.Array:
-    """Python values as the column's Arrow type. JSON columns take any value, numeric columns what ``Decimal`` holds exactly."""
-    import pyarrow as pa
-
-    target = arrow_type(postgres)
-    assert target is not None
-    if postgres in ("json", "jsonb"):
-        values = [value if value is None or isinstance(value, str) else json.dumps(value, allow_nan=False) for value in values]
-    elif postgres == "uuid":
-        return conform(pa.array([None if value is None else str(value) for value in values], pa.string()), postgres)
-    else:
-        _check_exact(values, target)
-    return pa.array(values, target)
-
-
-def _check_exact(values: list[Any], target: pa.DataType) -> None:
-    """Refuses values that Arrow would change silently: it truncates fractions and reads naive times as UTC and numbers as times."""
-    import pyarrow as pa
-
-    if pa.types.is_list(target):
-        _refuse(values, lambda value: isinstance(value, str | bytes), "is text, not a list")
-        _check_exact([each for value in values if isinstance(value, list | tuple) for each in value], target.value_type)
-    elif pa.types.is_temporal(target):
-        _refuse(values, lambda value: isinstance(value, int | float), "is a number")
-    if pa.types.is_timestamp(target):
-        aware = target.tz is not None
-        _refuse(
-            values,
-            lambda value: isinstance(value, datetime) and (value.tzinfo is not None) is not aware,
-            "has no time zone" if aware else "has a time zone",
-        )
-    elif pa.types.is_date(target):
-        _refuse(values, lambda value: isinstance(value, datetime), "has a time of day")
-    elif pa.types.is_time(target):
-        _refuse(values, lambda value: isinstance(value, time) and value.tzinfo is not None, "has a time zone")
-    elif pa.types.is_integer(target):
-        _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is not a whole number")
-    elif pa.types.is_float32(target):
-        _refuse(values, lambda value: isinstance(value, int | float) and FLOAT32_MAX < abs(value) < math.inf, "is out of range")
-
-
-class Misfit(ValueError):
-    """Arrow would change a value silently. The text says why, and does not quote the value."""
-
-
-def _refuse(values: list[Any], wrong: Callable[[Any], bool], why: str) -> None:
-    for value in values:
-        if wrong(value):
-            raise Misfit(why)

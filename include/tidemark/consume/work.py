@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from tidemark.consume.drained import drain_slice
 from tidemark.consume.forms import Work, by_batch, by_record
 from tidemark.consume.messages import Kept
+from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.reader import read
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
@@ -24,10 +26,13 @@ JUDGE_AT_MOST = 3
 
 def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
     """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it. See `commit_slice`."""
-    if part.drained:
-        return drain_slice(work, part, isolate=isolate)
-    retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
-    return retrying(_consumed, work, part, isolate)
+    try:
+        if part.drained:
+            return drain_slice(work, part, isolate=isolate)
+        retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
+        return retrying(_consumed, work, part, isolate)
+    except SchemasMissing as error:
+        raise replace(error, part=part) from None
 
 
 def _consumed(work: Work, part: Slice, isolate: bool) -> Receipt:

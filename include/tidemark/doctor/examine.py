@@ -8,6 +8,7 @@ from functools import partial
 
 from tidemark import schema
 from tidemark.connections import Connections
+from tidemark.consume.decode import Decoding
 from tidemark.db import session
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.executors import examine_executors
@@ -26,12 +27,21 @@ def examine(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator
     yield from attempted("network", lambda: _network(connections))
     yield from attempted("postgres", lambda: examine_database(connections.database_url, specs))
     yield from attempted("kafka", lambda: _kafka(connections, specs))
+    for spec in specs:
+        yield from attempted(f"{spec.name}: schemas", partial(_schemas, connections, spec))
     yield from attempted("executors", lambda: examine_executors(connections))
 
 
 def _network(connections: Connections) -> Iterator[Finding]:
     exposed = [warning("network", one.found, f"{one.fix}.") for one in of_servers(connections)]
     yield from exposed or [ok("network", "Postgres and Kafka are on loopback, or verified")]
+
+
+def _schemas(connections: Connections, spec: ConsumerSpec) -> Iterator[Finding]:
+    decoding = Decoding(spec, connections.registry, lambda: Cluster(connections.kafka).subscribed(spec))
+    if decoding.needed:
+        decoding.input_schema()
+        yield ok(f"{spec.name}: schemas", "there is one for each topic")
 
 
 def _kafka(connections: Connections, specs: Sequence[ConsumerSpec]) -> Iterator[Finding]:

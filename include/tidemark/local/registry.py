@@ -1,7 +1,4 @@
-"""One schema registry with the API of Confluent's, on loopback: Apicurio Registry with its database in memory.
-
-Its schemas last as long as its process.
-"""
+"""One schema registry with the API of Confluent's, on loopback: Apicurio Registry with its embedded database (H2) in a file."""
 
 from __future__ import annotations
 
@@ -65,12 +62,13 @@ class Registry(Server):
         return "seems to be in use by another process" in lines
 
     def _initialise(self, fresh: Path) -> str | None:
-        fresh.mkdir()  # stays empty
+        fresh.mkdir()
         return None
 
     def _launch(self, port: int) -> int:
         (program,) = (jar for jar in registry_jars() if jar.name.endswith("-runner.jar"))
         # Properties of the command line win over variables of the environment.
         address = (f"-Dquarkus.http.host={ports.HOST}", f"-Dquarkus.http.port={port}")
-        command: list[str | Path] = [find_java(), _HEAP, *LIGHT, self.signature.argument, *address, "-jar", program]
+        database = f"-Dquarkus.datasource.jdbc.url=jdbc:h2:file:{self.data}/registry"
+        command: list[str | Path] = [find_java(), _HEAP, *LIGHT, self.signature.argument, *address, database, "-jar", program]
         return processes.spawn(command, log=self.log, folder=self.folder, account=None, environment=os.environ)

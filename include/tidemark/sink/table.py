@@ -178,14 +178,12 @@ def create_ddl(table: str, output: pa.Schema, view: str, *, key: Sequence[str] =
         )
     data = data_fields(output)
     unknown = [
-        f"column {field.name}: no Postgres type for Arrow's {field.type}; {_advice(field.type)}"
-        for field in data
-        if postgres_type(field.type) is None
+        f"column {field.name}: no Postgres type for Arrow's {field.type}; {_advice(field.type)}" for field in data if _kind(field) is None
     ]
     if unknown:
         raise SinkMismatch(table=table, problems=unknown, output=_shown(output), columns=[], ddl="")
     width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in LINEAGE])
-    lines = [f"    {quoted(field.name):<{width}} {postgres_type(field.type)}{' NOT NULL' * (field.name in key)}" for field in data]
+    lines = [f"    {quoted(field.name):<{width}} {_kind(field)}{' NOT NULL' * (field.name in key)}" for field in data]
     lines += [f"    {quoted(name):<{width}} {kind} NOT NULL" for name, kind in LINEAGE]
     lines += [f"    {_unique(columns)}" for columns in (key, _LINEAGE_NAMES) if columns]
     schema = table.split(".")[0]
@@ -197,6 +195,11 @@ def create_ddl(table: str, output: pa.Schema, view: str, *, key: Sequence[str] =
     if partitions:
         parts.append(f"CREATE TABLE {quoted_table(table + '_rest')} PARTITION OF {quoted_table(table)} DEFAULT;")
     return "\n".join([*parts, view])
+
+
+def columns_of(output: pa.Schema) -> list[Column]:
+    """The data columns of the table that `create_ddl` makes for this output."""
+    return [Column(field.name, kind) for field in data_fields(output) if (kind := _kind(field)) is not None]
 
 
 def match(
@@ -283,7 +286,7 @@ def _output_differences(output: pa.Schema) -> Iterator[Difference]:
 
 def _difference(table: str, field: pa.Field, column: Column | None) -> Difference | None:
     if column is None:
-        kind = postgres_type(field.type)
+        kind = _kind(field)
         if kind is None:
             return f"the table has no column {field.name}, and Arrow's {field.type} has no Postgres type; {_advice(field.type)}", None
         return f"the table has no column {field.name}", f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(field.name)} {kind};"
@@ -319,6 +322,12 @@ _PARTITIONED = " PARTITION BY LIST (kafka_partition)"
 
 def _unique(columns: Sequence[str]) -> str:
     return f"UNIQUE ({', '.join(quoted(name) if name not in _LINEAGE_NAMES else name for name in columns)})"
+
+
+def _kind(field: pa.Field) -> str | None:
+    """The column type for a field: what its metadata says, else what its type implies."""
+    said = (field.metadata or {}).get(b"postgres")
+    return said.decode() if said else postgres_type(field.type)
 
 
 def _shown(output: pa.Schema) -> list[str]:

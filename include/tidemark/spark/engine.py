@@ -12,22 +12,25 @@ import itertools
 import json
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemark.connections import Connections
+from tidemark.consume.decode import Decoding, decoded_here, learning, undecodable
 from tidemark.consume.describe import layout_of
 from tidemark.consume.drained import batch_of, read_all_tries
 from tidemark.consume.forms import TransformFailed, Work
-from tidemark.consume.messages import input_schema, payloads, records
+from tidemark.consume.messages import payloads, records
 from tidemark.consume.work import collect_less_garbage, consume_slice
 from tidemark.errors import TidemarkError
+from tidemark.formats.decoder import Decoder, SchemasMissing
+from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import jvm
 from tidemark.kafka.reader import read
-from tidemark.records.outcome import GIVEN, BadOutput
+from tidemark.records.outcome import GIVEN, BadOutput, Reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.drained import commit_drained, origins
@@ -54,6 +57,7 @@ log = logging.getLogger(__name__)
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 ORDER = "tidemark.slices"
 """The job property that tells each task its slice. The order is known only from the plan, which already contains the task's function."""
+UNDECODABLE = "tidemark: records cannot be decoded"
 HEADERS_ARE_MISSING = "tidemark: the records were read without their headers"
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
@@ -86,6 +90,7 @@ class SparkEngine:
         self._permanent = permanent
         self._spark = start_session(spec, connections, attempt_id, folders, records if transform.form is Form.SPARK else 0)
         self._batches = 0
+        self._decoding = Decoding(spec, connections.registry, lambda: Cluster(connections.read().kafka).subscribed(spec))
         self._count_bytes = chosen_by_user(self._spark)
         if not self._spark.sparkContext.getConf().contains(SHUFFLE_PARTITIONS):  # Spark's default of 200 is for larger batches
             self._spark.conf.set(SHUFFLE_PARTITIONS, self._spark.sparkContext.defaultParallelism)
@@ -110,34 +115,59 @@ class SparkEngine:
 
     def layout(self, connection: Connection) -> Layout:
         with lost_jvm():
-            return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark))
+            given = self._decoding.input_schema()
+            return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark), given)
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self._connections = self._given.read()
+        self._decoding.forget_unknown()
         with lost_jvm():
             if self._transform.form is not Form.SPARK:
-                return self._by_worker(target, slices, isolate)
+                return learning(self._decoding, slices, lambda some: self._by_worker(target, some, isolate))
             if slices[0].drained:
                 return self._drained(target, slices, isolate)
-            answers = self._by_plan(target, slices, isolate)
+            answers = self._tried(target, slices, isolate)
+            if answers is None:
+                answers = self._by_plan(target, slices, isolate, self._undecodable(slices))
             if large := [answer.part for answer in answers if isinstance(answer, LargeRows)]:
                 log.info("rows of more than %s bytes, counting bytes from now on group=%s", LARGE_B, self._spec.group)
                 self._count_bytes = True
                 answers = [answer for answer in answers if not isinstance(answer, LargeRows)] + self._by_plan(target, large, isolate)
             return answers
 
-    def _by_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
-        """Checks and runs the same plan, so that it is created only once: that takes longer than processing 10,000 records."""
+    def _tried(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError] | None:
+        """None: there are records that cannot be decoded, or schemas are missing."""
+        try:
+            answers = self._by_plan(target, slices, isolate)
+        except TransformFailed as error:
+            answers = [error]
+            if UNDECODABLE not in error.problem:
+                raise
+        return None if any(isinstance(each, TransformFailed) and UNDECODABLE in each.problem for each in answers) else answers
+
+    def _by_plan(
+        self, target: Target, slices: Sequence[Slice], isolate: bool, undecodable: Mapping[TopicPartition, Sequence[Reject]] | None = None
+    ) -> list[Receipt | TidemarkError]:
+        """Checks and runs the same plan, so that it is created only once: that takes longer than processing 10,000 records.
+
+        ``undecodable``: records that the transform does not get, because they fail. They make it a staged commit.
+        """
+        if undecodable and not target.layout.by_record:
+            first = min(offset.offset for rejects in undecodable.values() for offset in rejects)
+            problem = (
+                f"the record at offset {first} cannot be decoded, and rows that no single record explains cannot be loaded without it."
+            )
+            return [BadOutput(part=slices[0], problem=problem)]
         with translated():
             try:
-                result, job, marks = self._planned(target, slices, isolate, headers=False)
-                headers = reads_headers(job)
+                result, job, marks = self._planned(target, slices, isolate, undecodable or {}, headers=self._decoding.needed)
+                headers = not self._decoding.needed and reads_headers(job)
             except TransformFailed as error:
                 headers = HEADERS_ARE_MISSING in error.problem  # the transform used them while building its plan
                 if not headers:
                     raise
             if headers:
-                result, job, marks = self._planned(target, slices, isolate, headers=True)
+                result, job, marks = self._planned(target, slices, isolate, undecodable or {}, headers=True)
             why = why_staged(job)
         if why is not None:
             log.info("staged commit, the plan may mix rows of several slices group=%s plan=%s", self._spec.group, why)
@@ -153,15 +183,49 @@ class SparkEngine:
         with not_counted(self._spark) if marks else contextlib.nullcontext():
             return _collected(job)
 
-    def _planned(self, target: Target, slices: Sequence[Slice], isolate: bool, *, headers: bool) -> tuple[DataFrame, DataFrame, bool]:
+    def _planned(
+        self,
+        target: Target,
+        slices: Sequence[Slice],
+        isolate: bool,
+        undecodable: Mapping[TopicPartition, Sequence[Reject]],
+        *,
+        headers: bool,
+    ) -> tuple[DataFrame, DataFrame, bool]:
         """The transform's result for the slices, the job whose tasks commit one slice each, and whether that job refuses large rows."""
         given = kafka_records(self._spark, self._connections, slices, headers=headers)
+        if (decoder := self._decoding.decoder()) is not None:
+            given = self._decoded(given, decoder, undecodable)
         result = _transformed(self._transform.function, given)
+        if undecodable:
+            result = result.unionByName(_failed(self._spark, undecodable), allowMissingColumns=True)
         known = passed_on(given, result, GIVEN[:2])
         task = partial(_direct_task, target, dict(self._connections.kafka), slices, isolate, known)
         rows = result.drop(*known)
         with_marks = None if self._count_bytes else marked(rows)
         return result, _in_arrow(rows if with_marks is None else with_marks, task), with_marks is not None
+
+    def _decoded(self, given: DataFrame, decoder: Decoder, dropped: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        schema = self._decoding.input_schema()
+        offsets = {partition: frozenset(each.offset for each in rejects) for partition, rejects in dropped.items()}
+        return given.mapInArrow(partial(_decode_task, decoder, offsets), from_arrow_schema(schema))
+
+    def _undecodable(self, slices: Sequence[Slice]) -> Mapping[TopicPartition, Sequence[Reject]]:
+        """Reads the slices once more, only to decode them: a task of Spark's own plan cannot report records."""
+
+        def scan(some: Sequence[Slice]) -> list[Any]:
+            decoder = self._decoding.decoder()
+            assert decoder is not None
+            parts = self._spark.sparkContext.parallelize(some, len(some))
+            with translated():
+                return _answers(parts.mapPartitions(partial(_scan_task, decoder, dict(self._connections.kafka))).collect())
+
+        found = learning(self._decoding, slices, scan)
+        if errors := [answer for answer in found if isinstance(answer, TidemarkError)]:
+            raise errors[0]
+        return {part.partition: rejects for part, rejects in found if rejects}
 
     def cancel(self) -> None:
         self._spark.sparkContext.cancelAllJobs()
@@ -173,7 +237,9 @@ class SparkEngine:
             self._spark.stop()
 
     def _by_worker(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
-        work = Work(target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent)
+        work = Work(
+            target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent, self._decoding.decoder()
+        )
         parts = self._spark.sparkContext.parallelize(slices, len(slices))
         with translated():
             return _answers(parts.mapPartitions(partial(_worker_task, work, isolate)).collect())
@@ -217,10 +283,10 @@ class SparkEngine:
         tries = read_all_tries(target, self._connections.kafka, slices)
         if not tries:
             return [commit_drained(target, part, lambda _: iter(())) for part in slices]
-        import pyarrow as pa
-
-        given = self._spark.createDataFrame(pa.Table.from_batches([batch_of(tries)])).select(*input_schema().names)
-        result = _transformed(self._transform.function, given)
+        batch, wrong = decoded_here(self._decoding, batch_of(tries))
+        result = _transformed(self._transform.function, _frame(self._spark, batch))
+        if wrong and target.layout.by_record:
+            result = result.unionByName(_failed(self._spark, wrong), allowMissingColumns=True)
         if not target.layout.by_record:
             problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as given."
             return [BadOutput(part=slices[0], problem=problem)]
@@ -237,6 +303,16 @@ class SparkEngine:
 
 def _in_arrow(result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
     return result.mapInArrow(task, "answer binary")
+
+
+def _failed(spark: SparkSession, rejects: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:
+    """One row for each reject, as a transform would return it."""
+    rows = [
+        (partition.topic, partition.partition, each.offset, each.disposition.name.lower(), f"{each.error_type}: {each.error_text}")
+        for partition, found in rejects.items()
+        for each in found
+    ]
+    return spark.createDataFrame(rows, "kafka_topic string, kafka_partition int, kafka_offset long, disposition string, error string")
 
 
 def _collected(job: DataFrame) -> list[Any]:
@@ -277,36 +353,28 @@ def kafka_records(spark: SparkSession, connections: Connections, slices: Sequenc
     return source.select(*_given(F))
 
 
-def output_schema(spark: SparkSession, function: Callable[..., Any]) -> pa.Schema:
-    """The output schema of a Spark-form transform, found by calling it with an empty DataFrame."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import (
-        ArrayType,
-        BinaryType,
-        IntegerType,
-        LongType,
-        StringType,
-        StructField,
-        StructType,
-        TimestampType,
-    )
+def output_schema(spark: SparkSession, function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
+    """The output schema of a Spark-form transform, found by calling it with an empty DataFrame of the columns ``given``."""
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-    header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    source = StructType(
-        [
-            StructField("key", BinaryType()),
-            StructField("value", BinaryType()),
-            StructField("topic", StringType()),
-            StructField("partition", IntegerType()),
-            StructField("offset", LongType()),
-            StructField("timestamp", TimestampType()),
-            StructField("timestampType", IntegerType()),
-            StructField("headers", ArrayType(header)),
-        ]
-    )
-    empty = spark.createDataFrame([], source).select(*_given(F))
+    try:
+        empty = spark.createDataFrame([], from_arrow_schema(given))
+    except ValueError as error:  # a decimal of more than 38 digits
+        problem = f"Spark cannot hold a decoded field: {error}. Use the Arrow or the function form."
+        raise TransformFailed(where="building its DataFrame", problem=problem) from error
     return to_arrow_schema(_transformed(function, empty).schema, timezone="UTC")
+
+
+def rows_of(spark: SparkSession, function: Callable[..., Any], batch: pa.RecordBatch) -> pa.Table:
+    """What a Spark-form transform makes of these records. Raises `TransformFailed` or `SparkFailed`."""
+    with lost_jvm(), translated():
+        return _transformed(function, _frame(spark, batch)).toArrow()
+
+
+def _frame(spark: SparkSession, batch: pa.RecordBatch) -> DataFrame:
+    import pyarrow as pa
+
+    return spark.createDataFrame(pa.Table.from_batches([batch])).select(*batch.schema.names)
 
 
 def _given(F: Any) -> list[Any]:
@@ -358,6 +426,34 @@ def _drained(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _worker_task(work: Work, isolate: bool, parts: Iterator[Slice]) -> Iterator[bytes]:
     for part in parts:
         yield _answer(lambda part=part: consume_slice(work, part, isolate=isolate))  # type: ignore[misc]
+
+
+def _decode_task(
+    decoder: Decoder, dropped: Mapping[TopicPartition, Collection[int]], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Decodes the records of one partition. Raises `UNDECODABLE` if it cannot: Spark passes on nothing but an error's text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        gone = dropped.get(TopicPartition(batch["topic"][0].as_py(), batch["partition"][0].as_py()))
+        kept = batch.filter(pc.invert(pc.is_in(batch["offset"], value_set=pa.array(sorted(gone), pa.int64())))) if gone else batch
+        if not kept.num_rows:
+            continue
+        try:
+            decoded, wrong = decoder.batch(kept)
+        except SchemasMissing:
+            raise ValueError(UNDECODABLE) from None
+        if wrong:
+            raise ValueError(UNDECODABLE)
+        yield decoded
+
+
+def _scan_task(decoder: Decoder, kafka: dict[str, str], parts: Iterator[Slice]) -> Iterator[bytes]:
+    for part in parts:
+        yield _answer(lambda part=part: (part, undecodable(decoder, kafka, part)))  # type: ignore[misc]
 
 
 def _direct_task(

@@ -168,10 +168,13 @@ def plain_session(name: str, connections: Connections) -> Iterator[SparkSession]
                 spark.stop()
 
 
-def small_session() -> SparkSession:
-    """A local session without Kafka, for finding schemas."""
+def small_session(folders: Sequence[Path] = ()) -> SparkSession:
+    """A local session without Kafka, for finding schemas and trying records. ``folders``: of the user's transforms."""
     find_java()
-    return _session("tidemark check", "local[1]", {**SETTINGS, OPTIONS: C1})
+    spark = _session("tidemark check", "local[1]", {**SETTINGS, OPTIONS: C1})
+    if folders:
+        spark.sparkContext.addPyFile(_zipped([folder for folder in folders if folder.is_dir()]))
+    return spark
 
 
 def _session(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:

@@ -211,6 +211,32 @@ def suite_name(text: str) -> str:
     return text
 
 
+def path(text: str) -> str:
+    """The path of a field: ``id``, ``place.country``, ``$key``, ``$key.id``, ``$value`` or ``$timestamp``."""
+    first, *rest = text.split(".")
+    if (
+        not all(text.split("."))
+        or (first.startswith("$") and first not in ("$key", "$value", "$timestamp"))
+        or (first == "$timestamp" and rest)
+    ):
+        raise NotThis("is not a field", "write the names of fields with dots between them: place.country, $key.id, or $timestamp")
+    return text
+
+
+def alternatives(value: object) -> tuple[object, ...]:
+    """One value, or a list of values."""
+    found = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not found or not all(each is None or isinstance(each, str | int | float) for each in found):
+        raise NotThis("is not a value or a list of values", "write text, numbers, true, false or null")
+    return found
+
+
+def schema_file(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", text) or ".." in text.split("/"):
+        raise NotThis("is not a schema's file", "write the name of a file in include/schemas: order.avsc")
+    return text
+
+
 def given(value: object) -> object:
     """For optional keys that must not be empty: ``offset_reset: null`` is too similar to ``offset_reset: none``."""
     if value is None:

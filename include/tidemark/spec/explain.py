@@ -23,7 +23,21 @@ _WORDS: dict[str, tuple[str, str]] = {
     "topic_pattern": ("is not a regular expression", "write one that matches whole topic names: flights-.*"),
     "partitions": ("is not a mapping", "write {flights: 0-2}, or remove the key"),
     "partitions.*": ("is not a list of partitions", 'write 0-2, or "0,4,7-9" in quotes'),
+    "format": ("is not a mapping", "write {value: avro}, or remove the key"),
+    "format.value": ("is not a format", "write bytes, string, json, json_schema, avro or protobuf"),
+    "format.key": ("is not a format", "write bytes, string, json, json_schema, avro or protobuf"),
+    "format.value_schema": ("is not a schema's file", "write the name of a file in include/schemas: order.avsc"),
+    "format.key_schema": ("is not a schema's file", "write the name of a file in include/schemas: order.avsc"),
+    "format.value_message": ("is not the name of a message", "write its full name: shop.Order"),
+    "format.key_message": ("is not the name of a message", "write its full name: shop.Order"),
     "transform": ("is not module:function", "write module:function"),
+    "columns": ("is not a mapping", "write a column and its field: {country: place.country}"),
+    "columns.*": ("is not a field", "write a field's name: place.country, $key.id, or $timestamp"),
+    "drop": ("is not a list of fields", "write a list: [debug]"),
+    "drop[]": ("is not a field", "write a field's name: debug"),
+    "skip_if": ("is not a mapping", "write fields and their values: {kind: test}, {kind: [test, ping]}"),
+    "skip_if.*": ("is not a value or a list of values", "write text, numbers, true, false or null"),
+    "flatten": ("is not text", "write what stands between two names: _"),
     "sink": ("is not a mapping", "write {table: schema.table}"),
     "sink.table": ("is not a table's name", "write schema.table"),
     "sink.mode": ("is not a mode", "write append or upsert"),
@@ -35,6 +49,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "connections.postgres": _CONNECTION,
     "connections.kafka": _CONNECTION,
     "connections.spark": _CONNECTION,
+    "connections.registry": _CONNECTION,
     "retry": ("is not a mapping", "write {delays: [5m, 30m, 1h]}, or remove the key"),
     "retry.delays": ("is not a list of durations", "write a list: [5m, 30m, 1h]"),
     "retry.delays[]": ("is not a duration", "write a number and a unit without a space: 30s, 5m, 1h"),
@@ -92,7 +107,6 @@ _WORDS: dict[str, tuple[str, str]] = {
     "spark.conf.*": ("is not text, a number or true/false", "write one value, in quotes if in doubt"),
 }
 _REQUIRED = {
-    "transform": "name the function that transforms the records: transform: module:function",
     "sink": "name the table for the rows: sink: {table: schema.table}",
     "sink.table": "name the table: table: schema.table",
     "validation.suite": "name the suite: suite: name",
@@ -155,8 +169,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 def _pattern(path: KeyPath) -> str:
     if path[:2] == ("spark", "conf") and len(path) > 2:
         return "spark.conf.*"
-    if path[:1] == ("partitions",) and len(path) > 1:
-        return "partitions.*"
+    if path[:1] in (("partitions",), ("columns",), ("skip_if",)) and len(path) > 1:
+        return f"{path[0]}.*"
     return "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 

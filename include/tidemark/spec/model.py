@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
@@ -72,11 +72,29 @@ class Approval(StrEnum):
     NONE = "none"
 
 
+class Encoding(StrEnum):
+    """What the bytes of a key or value are."""
+
+    BYTES = "bytes"
+    """Whatever the transform takes them for."""
+    STRING = "string"
+    """Text in UTF-8."""
+    JSON = "json"
+    """JSON in UTF-8."""
+    JSON_SCHEMA = "json_schema"
+    """JSON in UTF-8, after the id of its JSON Schema."""
+    AVRO = "avro"
+    """Avro: with the id of its schema in the registry, or of one schema file."""
+    PROTOBUF = "protobuf"
+    """Protobuf, likewise."""
+
+
 Duration = Annotated[timedelta, BeforeValidator(checks.duration)]
 SomeTime = Annotated[Duration, AfterValidator(checks.some_time)]
 Text = Annotated[str, AfterValidator(checks.some_text)]
 Tag = Annotated[str, AfterValidator(checks.some_text), Field(max_length=100)]  # airflow.models.dag.TAG_MAX_LEN
 Role = Annotated[str, AfterValidator(checks.role_name)]
+FieldPath = Annotated[str, AfterValidator(checks.path)]
 ConnectionId = Annotated[str, AfterValidator(checks.connection_id)]
 _GIVEN = BeforeValidator(checks.given)
 
@@ -108,6 +126,28 @@ class Sink(_Part):
         return self.table.split(".")[1]
 
 
+class Format(_Part):
+    """What keys and values are. They are decoded first. See ``docs/formats.md``."""
+
+    value: Annotated[Encoding, Field(strict=False)] = Encoding.BYTES
+    """``bytes``, ``string``, ``json``, ``json_schema``, ``avro`` or ``protobuf``."""
+    key: Annotated[Encoding, Field(strict=False)] = Encoding.BYTES
+    """As ``value``."""
+    value_schema: Annotated[Annotated[str, AfterValidator(checks.schema_file)] | None, _GIVEN] = None
+    """A file in ``include/schemas`` with the schema of all values: ``.avsc`` or ``.proto``. None: the registry has their schemas."""
+    key_schema: Annotated[Annotated[str, AfterValidator(checks.schema_file)] | None, _GIVEN] = None
+    """As ``value_schema``, for the keys."""
+    value_message: Annotated[Text | None, _GIVEN] = None
+    """The full name of the Protobuf message that the values are. None: the first one of the schema."""
+    key_message: Annotated[Text | None, _GIVEN] = None
+    """As ``value_message``, for the keys."""
+
+    @property
+    def uses_registry(self) -> bool:
+        asked = (self.value if self.value_schema is None else None, self.key if self.key_schema is None else None)
+        return Encoding.AVRO in asked or Encoding.PROTOBUF in asked
+
+
 class Connections(_Part):
     """Ids of the Airflow connections that hold addresses and credentials."""
 
@@ -117,6 +157,8 @@ class Connections(_Part):
     """The brokers. All settings are in the connection's extra."""
     spark: ConnectionId = "tidemark_spark"
     """Spark's master. Settings are under ``conf`` in the extra."""
+    registry: ConnectionId = "tidemark_registry"
+    """The schema registry, an HTTP connection. Only used if ``format`` needs one."""
 
 
 class Breaker(_Part):
@@ -288,8 +330,18 @@ class ConsumerSpec(_Part):
     """A Python regular expression that must match the whole topic name."""
     partitions: Annotated[FixedPartitions | None, _GIVEN] = None
     """Fixed partitions, as in Kafka's ``assign``. None: all partitions, including those added later."""
-    transform: Annotated[str, AfterValidator(checks.transform_name)]
-    """``module:function``. See `tidemark.transform`."""
+    format: Format = Format()
+    transform: Annotated[Annotated[str, AfterValidator(checks.transform_name)] | None, _GIVEN] = None
+    """``module:function``. See `tidemark.transform`. None: the fields of the value become columns of the same names."""
+    columns: Mapping[Annotated[str, AfterValidator(checks.column_name)], FieldPath] = Field(default_factory=dict)
+    """Without ``transform``: columns that get another field, such as ``country: place.country``, ``$key`` or ``$timestamp``."""
+    drop: tuple[FieldPath, ...] = ()
+    """Without ``transform``: fields that do not become columns."""
+    skip_if: Mapping[FieldPath, Annotated[Any, AfterValidator(checks.alternatives)]] = Field(default_factory=dict)
+    """Without ``transform``: records are skipped if each of these fields has the value, or one of the values, given for it."""
+    flatten: Annotated[Text | None, _GIVEN] = None
+    """Without ``transform``: fields of nested records become columns, with this text between the names. None: a nested record becomes one
+    JSON column."""
     sink: Sink
     mirror: bool = False
     """Whether positions are also published to Kafka under the group's name, for Kafka's tools. Nothing reads them back."""
@@ -325,6 +377,9 @@ class ConsumerSpec(_Part):
     def fixed(self) -> Scope:
         """The partitions that the file fixes. Empty (everything) if it fixes none."""
         return Scope() if self.partitions is None else self.partitions.scope
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.group))
 
     def names(self, partition: TopicPartition) -> bool:
         """Whether the file names this partition, or matches its topic: positions of others are left from earlier versions of it."""

@@ -43,6 +43,8 @@ def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _approval(data)
     yield from _access(data)
     yield from _objectives(data)
+    yield from _schema_files(data)
+    yield from _without_code(data)
 
 
 def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -215,3 +217,40 @@ def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
             return None
         value = value.get(str(part))
     return value
+
+
+def _schema_files(data: Mapping[str, Any]) -> Iterator[Finding]:
+    said = data.get("format")
+    if not isinstance(said, Mapping):
+        return
+    for side in ("value", "key"):
+        for name in (f"{side}_schema", f"{side}_message"):
+            suffixes = _OF_SCHEMAS if name.endswith("schema") else {"protobuf": ".proto"}
+            if name in said and said.get(side) not in suffixes:
+                message = f"{name} is given, but {side} is not {' or '.join(suffixes)}"
+                yield Finding(("format", name), message, f"write {side}: {next(iter(suffixes))}, or remove {name}", at_key=True)
+        file, suffix = said.get(f"{side}_schema"), _OF_SCHEMAS.get(str(said.get(side)))
+        if isinstance(file, str) and suffix and not file.endswith(suffix):
+            message = f"{side} is {said[side]}, but {side}_schema is no {suffix} file"
+            yield Finding(("format", f"{side}_schema"), message, f"name a {suffix} file in include/schemas")
+
+
+_OF_SCHEMAS = {"avro": ".avsc", "protobuf": ".proto"}
+_STRUCTURED = ("json", "json_schema", "avro", "protobuf")
+"""Formats whose fields can become columns."""
+
+
+def _without_code(data: Mapping[str, Any]) -> Iterator[Finding]:
+    said = data.get("format")
+    value = said.get("value") if isinstance(said, Mapping) else None
+    if "transform" not in data:
+        if value not in _STRUCTURED:
+            fix = "name the function, transform: module:function, or load fields without one: format: {value: avro}, protobuf or json"
+            yield Finding(("transform",), "transform is missing", fix)
+        elif value not in _OF_SCHEMAS and "flatten" in data:
+            fix = "name the fields in columns: {country: place.country}"
+            yield Finding(("flatten",), f"flatten needs a schema, and {value} is read without one", fix, at_key=True)
+        return
+    for name in ("columns", "drop", "skip_if", "flatten"):
+        if name in data:
+            yield Finding((name,), f"{name} and transform are both given", "do it in the transform, or remove transform", at_key=True)

@@ -62,9 +62,12 @@ class _Unclear(Exception):
 def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
     """Imports the consumer's function, with ``folders`` at the front of ``sys.path`` in this order. They stay there, once each.
 
+    A consumer without code has none: see `tidemark.consume.fields.transform_of`.
+
     Raises `SpecInvalid` if the module or the function does not exist, if importing it raises (with the place in the user's file), if its
     form cannot be determined, or if its form does not support ``retry.order``.
     """
+    assert spec.transform is not None
     module_name, _, name = spec.transform.partition(":")
     module = _import(spec, ("transform",), module_name, folders)
     function = getattr(module, name, None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemark.airflow import connections
 from tidemark.airflow.dags import Declared
 from tidemark.airflow.web.consumers import ask_each, database
+from tidemark.consume.decode import Decoding, Shown
 from tidemark.db import rows, statements, transaction
+from tidemark.errors import TidemarkError
 from tidemark.retry import admin, pending
 from tidemark.retry.filter import FAILED_TIER, Filter, RecordState
 from tidemark.spec.retry_topics import failed_topic, retry_topic
@@ -31,6 +35,8 @@ PAGE = 50
 """Records of a page of the list."""
 MOST_BYTES = 256 * 1024
 """Of a key, a value or a header that is sent to the browser."""
+ASK_BRIEFLY = {"timeout": 3, "max.retries": 0}
+"""Settings of the registry's client."""
 
 
 def everywhere(consumers: Mapping[str, Declared]) -> dict[str, Any]:
@@ -107,38 +113,47 @@ def record(one: Declared, number: int) -> dict[str, Any]:
     """Everything known of a record, with its payload."""
     with database(one.spec) as connection:
         whole: Whole = admin.show_record(connection, one.spec.group, number)
+    decoded = _decoded(one.spec, whole.row["topic"], whole.payload)
     return {
         "number": whole.number,
         "row": whole.row,
         "tries": whole.tries,
         "redrives": whole.redrives,
         "action": whole.action,
-        "payload": _payload(whole.payload),
-        "edits": [{"by": edit.by, "at": edit.at, "reason": edit.reason, "was": _payload(edit.was)} for edit in whole.edits],
+        "payload": _payload(whole.payload, decoded),
+        "edits": [{"by": edit.by, "at": edit.at, "reason": edit.reason, "was": _payload(edit.was, {})} for edit in whole.edits],
     }
 
 
-def _payload(payload: Payload) -> dict[str, Any]:
+def _decoded(spec: ConsumerSpec, topic: str, payload: Payload) -> Mapping[str, Shown]:
+    """The key and the value in the format of the consumer's file, if that is none for people. Asks the registry, for a short time."""
+    try:
+        registry = {**connections.registry(spec), **ASK_BRIEFLY} if spec.format.uses_registry else None
+    except TidemarkError as error:
+        return {"value": Shown(None, str(error))}
+    return Decoding(spec, registry, lambda: spec.topics).for_people(topic, payload)
+
+
+def _payload(payload: Payload, decoded: Mapping[str, Shown]) -> dict[str, Any]:
     return {
-        "key": _shown(payload.key),
-        "value": _shown(payload.value),
-        "headers": [{"name": name, "value": _shown(value)} for name, value in payload.headers],
+        **{side: _bytes(getattr(payload, side), decoded.get(side)) for side in ("key", "value")},
+        "headers": [{"name": name, "value": _bytes(value)} for name, value in payload.headers],
     }
 
 
-def _shown(value: bytes | None) -> dict[str, Any] | None:
-    """Bytes as hex, and as text and JSON if they are. None: Kafka's null."""
+def _bytes(value: bytes | None, decoded: Shown | None = None) -> dict[str, Any] | None:
+    """Bytes as hex, as text if they are, and as JSON if they are or were decoded. None: Kafka's null."""
     if value is None:
         return None
     part = value[:MOST_BYTES]
     said: dict[str, Any] = {"bytes": len(value), "hex": part[:4096].hex(" "), "cut": len(value) > len(part), "text": None, "json": None}
-    try:
+    with contextlib.suppress(ValueError):  # not UTF-8
         said["text"] = part.decode()
-        if not said["cut"]:
-            said["json"] = json.dumps(json.loads(said["text"]), indent=2, ensure_ascii=False)
-    except ValueError:  # not UTF-8, or not JSON
-        pass
-    return said
+    with contextlib.suppress(ValueError):  # not JSON
+        text = said["text"] if decoded is None else decoded.json
+        if text is not None and not said["cut"]:
+            said["json"] = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    return said | {"problem": None if decoded is None else decoded.problem}
 
 
 def _known(connection: Connection, specs: list[ConsumerSpec]) -> set[str]:

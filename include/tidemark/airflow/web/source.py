@@ -17,7 +17,7 @@ MOST_BYTES = 256 * 1024
 
 def place(spec: ConsumerSpec) -> dict[str, Any]:
     """``{"transform": "module:function", "file": ...}``. The file is relative to the project. None: the folder of the transforms does not
-    have it, so the module is an installed one, or missing here."""
+    have it, so the module is an installed one, or missing here. A consumer without code has neither."""
     found = _file(spec)
     return {"transform": spec.transform, "file": None if found is None else _shown(found)}
 
@@ -25,6 +25,8 @@ def place(spec: ConsumerSpec) -> dict[str, Any]:
 def source(spec: ConsumerSpec) -> dict[str, Any]:
     """`place`, the file's ``text``, and the ``line`` where the function begins, if it is defined there. Raises 404."""
     found, said = _file(spec), place(spec)
+    if spec.transform is None:
+        raise HTTPException(404, f"{spec.name} has no transform: the fields of its values become columns.")
     if found is None:
         module = spec.transform.partition(":")[0]
         raise HTTPException(404, f"Module {module} is not in {_shown(project.transforms())}. It may be an installed module.")
@@ -34,6 +36,8 @@ def source(spec: ConsumerSpec) -> dict[str, Any]:
 
 
 def _file(spec: ConsumerSpec) -> Path | None:
+    if spec.transform is None:
+        return None
     base = project.transforms().joinpath(*spec.transform.partition(":")[0].split("."))
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 

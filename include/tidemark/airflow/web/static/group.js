@@ -55,9 +55,13 @@ const causes = (consumer, row) => h(Flex, { gap: 4, wrap: "wrap" },
   row.lag?.replay_records > 0 && h(A, { to: `${to("rewinds")}?consumer=${encodeURIComponent(consumer)}` }, "Rewinds"),
   h(A, { to: `/dags/${row.dag_id}` }, "DAG"));
 
+const transformOf = (consumer, { transform, file }) => transform === null
+  ? h(Muted, null, "none, fields become columns")
+  : h(Box, null, file ? h(A, { to: to("groups", consumer, "transform") }, transform) : transform, h(Muted, null, ` ${file ?? "an installed module"}`));
+
 const facts = (consumer, { summary: row, lag, unvalidated, flow, source }) => [
   ["Group", row.group], ["Reads", row.topics.join(", ")], ["Loads into", row.table],
-  ["Transform", h(Box, null, source.file ? h(A, { to: to("groups", consumer, "transform") }, source.transform) : source.transform, h(Muted, null, ` ${source.file ?? "an installed module"}`))],
+  ["Transform", transformOf(consumer, source)],
   row.lag && ["Lag", h(Box, null, h(State, { value: row.lag.verdict }), ` ${row.lag.records === null ? "unknown" : counted(row.lag.records, "record")}`,
     row.lag.seconds !== null && `, ${duration(row.lag.seconds)} behind`, h(Muted, { display: "block" }, row.lag.why, " Sampled ", h(Ago, { at: row.lag.sampled_at }), "."))],
   lag && lag.records > 0 && ["Caught up", lag.never ? "never: the lag grows" : lag.catch_up_s === null ? "unknown" : `in ${duration(lag.catch_up_s)}`],

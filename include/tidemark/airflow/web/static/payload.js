@@ -57,6 +57,7 @@ function Bytes({ value }) {
   return h(Box, { mt: 1 },
     h(Flex, { gap: 1, mb: 1, align: "center" }, forms.map((one) => h(Button, { key: one, size: "xs", variant: one === form ? "solid" : "outline", "aria-pressed": one === form, onClick: () => choose(one) }, one)),
       h(Muted, null, counted(value.bytes, "byte"))),
+    value.problem && h(Muted, { display: "block" }, `Not decoded: ${value.problem}`),
     value.cut && h(Muted, { display: "block" }, "Only the beginning is shown."),
     form === "hex" && value.bytes > 4096 && h(Muted, { display: "block" }, "Only the first 4,096 bytes."),
     h(Box, { as: "pre", tabIndex: 0, "data-payload": form, fontSize: "xs", bg: "bg.muted", p: 3, borderRadius: "md", maxH: "24rem", overflow: "auto", whiteSpace: "pre-wrap", overflowWrap: "anywhere" }, value[form]));

@@ -1,0 +1,87 @@
+"""``tidemark try``: shows what a consumer would make of the latest records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from tidemark.cli.check import small_spark
+from tidemark.cli.common import OutputFormat, print_json, spec_of, stdout
+from tidemark.consume.convert import json_text
+from tidemark.consume.messages import UNIX_EPOCH
+from tidemark.consume.trial import Trial, Tried, try_latest
+from tidemark.records.outcome import Disposition
+from tidemark.text.wording import counted
+
+STYLES = {Disposition.SKIP: "dim", Disposition.RETRY: "yellow", Disposition.FAIL: "red"}
+SUMS = {Disposition.LOAD: "loaded", Disposition.SKIP: "skipped", Disposition.RETRY: "retried", Disposition.FAIL: "failed"}
+
+
+def show_trial(name: str, count: int, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> None:
+    """Tries the consumer and prints each record with its outcome, oldest first. Raises what `try_latest` raises."""
+    spec = spec_of(name, consumers)
+    with small_spark(folders) as spark:
+        trial = try_latest(spec, folders, count, spark)
+    if output is OutputFormat.JSON:
+        rows = None if trial.rows is None else [_exact(row) for row in trial.rows]
+        records = [_as_json(tried) for tried in trial.records]
+        print_json({"consumer": spec.name, "table": spec.sink.table, "records": records, "rows": rows, "notes": trial.notes})
+    else:
+        _print(trial)
+
+
+def _print(trial: Trial) -> None:
+    for note in trial.notes:
+        _line(f"note: {note}", "yellow")
+    for tried in trial.records:
+        place = f"{tried.partition} offset {tried.offset}"
+        if tried.rows:
+            _line(place, "bold")
+        elif tried.error_type is not None:
+            _line(f"{place}: {_word(tried)}, {tried.error_type}: {tried.error_text}", STYLES.get(tried.disposition or Disposition.FAIL, ""))
+        else:
+            _line(f"{place}: {_word(tried) or 'no row'}", STYLES[Disposition.SKIP])
+        _rows(tried.rows)
+    if trial.rows is not None:
+        _line("rows of the whole batch", "bold")
+        _rows(trial.rows)
+    counts = Counter("without a row" if tried.disposition is None else SUMS[tried.disposition] for tried in trial.records)
+    told = ", ".join(f"{number:,} {word}" for word, number in counts.items())
+    rows = sum(len(tried.rows) for tried in trial.records) + len(trial.rows or ())
+    _line(f"{counted(len(trial.records), 'record')}: {told}; {counted(rows, 'row')}" if trial.records else "the topics have no records", "")
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        _line("    " + " ".join(f"{name}={json_text(value)}" for name, value in row.items()), "")
+
+
+def _word(tried: Tried) -> str | None:
+    return None if tried.disposition is None else tried.disposition.name.lower()
+
+
+def _line(text: str, style: str) -> None:
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    stdout.print(printable, style=style, markup=False, highlight=False)
+
+
+def _as_json(tried: Tried) -> dict[str, Any]:
+    return {
+        "topic": tried.partition.topic,
+        "partition": tried.partition.partition,
+        "offset": tried.offset,
+        "timestamp": None if tried.timestamp_ms is None else UNIX_EPOCH + timedelta(milliseconds=tried.timestamp_ms),
+        "disposition": _word(tried),
+        "rows": [_exact(row) for row in tried.rows],
+        "error_type": tried.error_type,
+        "error_text": tried.error_text,
+    }
+
+
+def _exact(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Decimals as text: JSON's readers would round them."""
+    return {name: str(value) if isinstance(value, Decimal) else value for name, value in row.items()}

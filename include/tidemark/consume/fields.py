@@ -1,0 +1,237 @@
+"""Consumers without code: the fields of each record's value become columns of the table, in the types that the table has.
+
+`Fields` stands where a user's transform of the Arrow form would, so that everything else is the same. Values have a schema (Avro), or are
+JSON, where only the table says what a field is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemark.consume import json_fields
+from tidemark.consume.convert import as_column, converts, from_python
+from tidemark.errors import Refused
+from tidemark.records.outcome import GIVEN, OPTIONAL
+from tidemark.sink.table import LINEAGE, Column
+from tidemark.sink.types import arrow_type, postgres_type
+from tidemark.spec import ConsumerSpec
+from tidemark.spec.model import Encoding
+from tidemark.spec.transform import Form, Transform, load_transform
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+TOMBSTONE = "its value is null, and deletes are not supported without a transform"
+RESERVED = frozenset((*GIVEN, *OPTIONAL, *(name for name, _ in LINEAGE)))
+"""Columns with a meaning of their own."""
+_LINEAGE = frozenset(name for name, _ in LINEAGE)
+_ROOTS = {"$key": "key", "$timestamp": "timestamp", "$value": "value"}
+
+Steps = tuple[str, ...]
+"""A path: the column of the input (``key``, ``value``, ``timestamp``), then the fields."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FieldMissing(Refused):
+    """A path of the consumer's file leads to no field of the schema."""
+
+    path: str
+    fields: list[str]
+
+    def __str__(self) -> str:
+        return f'The schema has no field "{self.path}". It has {", ".join(self.fields)}.'
+
+
+@dataclass(kw_only=True, eq=False)
+class FieldReserved(Refused):
+    """A field has the name of a column that has another meaning."""
+
+    field: str
+
+    def __str__(self) -> str:
+        return (
+            f'The field "{self.field}" has the name of a column with a meaning of its own. Load it into another one, '
+            f"columns: {{{self.field}_: {self.field}}}, or drop it: drop: [{self.field}]."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class ColumnsUnknown(Refused):
+    """JSON has no schema, and there is no table."""
+
+    def __str__(self) -> str:
+        return "JSON has no schema, so only the table says which columns there are. Create the table, with the lineage columns."
+
+
+def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
+    """The user's transform, or what stands in its place if the consumer has none. Raises what `load_transform` raises."""
+    if spec.transform is not None:
+        return load_transform(spec, folders)
+    jsons = {side for side in ("key", "value") if getattr(spec.format, side) in (Encoding.JSON, Encoding.JSON_SCHEMA)}
+    fields = Fields(
+        columns=tuple((name, steps_of(path)) for name, path in spec.columns.items()),
+        drop=frozenset(spec.drop),
+        skip_if=tuple((path, steps_of(path), values) for path, values in spec.skip_if.items()),
+        flatten=spec.flatten,
+        upsert=bool(spec.sink.key),
+        json=frozenset(jsons),
+    )
+    return Transform(Form.ARROW, fields, "", "")
+
+
+def steps_of(path: str) -> Steps:
+    first, *rest = path.split(".")
+    return (_ROOTS[first], *rest) if first in _ROOTS else ("value", first, *rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """A transform of the Arrow form.
+
+    ``columns``: columns with paths of their own. ``drop``: fields that do not become columns. ``skip_if``: records whose fields all have
+    one of these values are skipped. ``json``: the sides that are JSON texts. ``table``: the columns to write, once they are known.
+    """
+
+    columns: tuple[tuple[str, Steps], ...] = ()
+    drop: frozenset[str] = frozenset()
+    skip_if: tuple[tuple[str, Steps, tuple[Any, ...]], ...] = ()
+    flatten: str | None = None
+    upsert: bool = False
+    json: frozenset[str] = frozenset()
+    table: tuple[Column, ...] = ()
+
+    def output(self, given: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
+        """The columns of the rows, for input of the schema ``given``. ``table``: the table's columns, None if there is no table.
+
+        Raises `FieldMissing`, `FieldReserved`, and `ColumnsUnknown` for JSON without a table.
+        """
+        import pyarrow as pa
+
+        have = {column.name: column for column in table or ()}
+        if "value" in self.json and table is None:
+            raise ColumnsUnknown
+        paths = self._paths(given, table or ())
+        if taken := next((name for name in paths if name in RESERVED), None):
+            raise FieldReserved(field=taken)
+        fields = [_output_field(name, self._type_at(given, steps), have.get(name)) for name, steps in paths.items()]
+        return pa.schema([*fields, *(pa.field(name, given.field(name).type) for name in GIVEN)])
+
+    def bound(self, table: Sequence[Column]) -> Fields:
+        """For rows of these columns."""
+        return replace(self, table=tuple(table))
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        paths = self._paths(batch.schema, self.table)
+        parsed, errors = self._parsed(batch, paths)
+        arrays = []
+        for column in self.table:
+            steps = paths[column.name]
+            values = parsed.get((steps, column.type))
+            array, wrong = as_column(_at(batch, steps), column.type) if values is None else from_python(values, column.type)
+            arrays.append(array)
+            for at, why in wrong.items():
+                errors.setdefault(at, f"Fail: {column.name} does not fit {column.type}: the value {why}")
+        gone = self._skipped(batch, parsed)
+        null = pc.is_null(batch["value"]).to_numpy(zero_copy_only=False)
+        if self.upsert:
+            errors |= dict.fromkeys(null.nonzero()[0].tolist(), f"Fail: {TOMBSTONE}")
+        else:
+            gone = null | gone
+        names = [*(column.name for column in self.table), *GIVEN]
+        arrays += [batch[name] for name in GIVEN]
+        if errors or gone.any():
+            said = ["skip" if skipped else "fail" if at in errors else None for at, skipped in enumerate(gone.tolist())]
+            names += ["disposition", "error"]
+            arrays += [pa.array(said, pa.string()), pa.array([errors.get(at) for at in range(len(batch))], pa.string())]
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def _paths(self, given: pa.Schema, table: Sequence[Column]) -> dict[str, Steps]:
+        """The path of each column. Those that ``columns`` does not name get the field of their own name."""
+        own = self._of_table(table) if "value" in self.json else self._of_schema(given)
+        return own | dict(self.columns)
+
+    def _of_table(self, table: Sequence[Column]) -> dict[str, Steps]:
+        """A column that the table fills by itself is left to it."""
+        names = [column.name for column in table if not column.generated and not column.has_default]
+        return {name: ("value", name) for name in names if name not in _LINEAGE and name not in self.drop}
+
+    def _of_schema(self, given: pa.Schema) -> dict[str, Steps]:
+        """Without the fields that ``columns`` loads into others."""
+        import pyarrow as pa
+
+        found: dict[str, Steps] = {}
+        used = {steps for _, steps in self.columns}
+
+        def add(kind: pa.DataType, above: Steps, prefix: str) -> None:
+            for each in kind:
+                steps, name = (*above, each.name), f"{prefix}{each.name}"
+                if steps in used or ".".join(steps[1:]) in self.drop:
+                    continue
+                if self.flatten is not None and pa.types.is_struct(each.type):
+                    add(each.type, steps, f"{name}{self.flatten}")
+                else:
+                    found[name] = steps
+
+        add(given.field("value").type, ("value",), "")
+        return found
+
+    def _type_at(self, given: pa.Schema, steps: Steps) -> pa.DataType | None:
+        """The type at the end of the path, None within JSON. Raises `FieldMissing`."""
+        import pyarrow as pa
+
+        kind = given.field(steps[0]).type
+        if steps[0] in self.json:
+            return None if steps[1:] else kind
+        for at, name in enumerate(steps[1:], 1):
+            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+                fields = [each.name for each in kind] if pa.types.is_struct(kind) else [f"no fields, but {kind}"]
+                raise FieldMissing(path=".".join(steps[1 : at + 1]), fields=fields)
+            kind = kind.field(name).type
+        return kind
+
+    def _parsed(self, batch: pa.RecordBatch, paths: Mapping[str, Steps]) -> tuple[dict[tuple[Steps, str], list[Any]], dict[int, str]]:
+        """The values that are within JSON, and the errors of records whose JSON cannot be read."""
+        wanted = [(paths[column.name], column.type) for column in self.table] + [(steps, json_fields.ANY) for _, steps, _ in self.skip_if]
+        found: dict[tuple[Steps, str], list[Any]] = {}
+        errors: dict[int, str] = {}
+        for side in self.json:
+            leaves = list(dict.fromkeys(leaf for leaf in wanted if leaf[0][0] == side and leaf[0][1:]))
+            if leaves:
+                values, wrong = json_fields.read(batch[side].to_pylist(), [(steps[1:], kind) for steps, kind in leaves])
+                found |= dict(zip(leaves, values, strict=True))
+                errors |= wrong
+        return found, errors
+
+    def _skipped(self, batch: pa.RecordBatch, parsed: Mapping[tuple[Steps, str], list[Any]]) -> np.ndarray:
+        import numpy as np
+
+        gone = np.full(len(batch), bool(self.skip_if))
+        for _, steps, wanted in self.skip_if:
+            values = parsed.get((steps, json_fields.ANY))
+            gone &= np.array([value in wanted for value in (_at(batch, steps).to_pylist() if values is None else values)], bool)
+        return gone
+
+
+def _output_field(name: str, kind: pa.DataType | None, column: Column | None) -> pa.Field:
+    """The column in the table's type, if the values can be converted to it; else in their own, so that the difference is reported."""
+    import pyarrow as pa
+
+    if column is not None:
+        target = arrow_type(column.type)
+        return pa.field(name, target if target is not None and (kind is None or converts(kind, column.type)) else kind or pa.string())
+    if kind is not None and postgres_type(kind) is None:
+        return pa.field(name, pa.string(), metadata={"postgres": "jsonb"})
+    return pa.field(name, kind or pa.string())
+
+
+def _at(batch: pa.RecordBatch, steps: Steps) -> pa.Array:
+    import pyarrow.compute as pc
+
+    return pc.struct_field(batch[steps[0]], list(steps[1:])) if len(steps) > 1 else batch[steps[0]]

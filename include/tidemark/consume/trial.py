@@ -1,0 +1,352 @@
+"""Shows what a consumer would make of its topics' latest records. Writes nothing anywhere.
+
+1. Read the latest records.
+2. Call the transform on those of each partition; a Spark transform on all of them together, as a batch.
+3. If the table's columns are known, encode the rows for them, as the COPY would.
+
+Only Postgres knows which rows it would refuse (constraints, triggers), so these count as loaded here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
+from tidemark.consume.decode import Decoding, decoded_here
+from tidemark.consume.describe import layout_of
+from tidemark.consume.fields import Fields, transform_of
+from tidemark.consume.forms import Work, by_record, function_output, judged_batch
+from tidemark.consume.latest import latest
+from tidemark.consume.messages import LAST_MS, NO_TIMESTAMP, record_of, records
+from tidemark.db import session
+from tidemark.errors import BadInput
+from tidemark.formats.decoder import SchemasMissing
+from tidemark.kafka.cluster import Cluster
+from tidemark.records.outcome import GIVEN, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
+from tidemark.sink.encode import CopyStream, NotEncodable
+from tidemark.sink.table import LINEAGE, Layout, SinkMissing, columns_of
+from tidemark.sink.tally import Tally, data_columns, split_output
+from tidemark.sink.target import Target
+from tidemark.sink.types import conform
+from tidemark.spec import ConsumerSpec
+from tidemark.spec.transform import Form, Transform, load_permanent
+from tidemark.transform import Fail, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Message
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+_ADDED = frozenset((*GIVEN, *(name for name, _ in LINEAGE)))
+
+
+class LocalSpark(Protocol):
+    """A local Spark session that starts when it is needed."""
+
+    def schema(self, function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
+        """The output schema of a transform of the Spark form."""
+
+    def rows(self, function: Callable[..., Any], batch: pa.RecordBatch) -> pa.Table:
+        """What a transform of the Spark form makes of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What would become of a record. ``disposition``: `None` if the transform did not mention it."""
+
+    partition: TopicPartition
+    offset: int
+    timestamp_ms: int | None
+    disposition: Disposition | None
+    rows: Sequence[Row] = ()
+    error_type: str | None = None
+    error_text: str | None = None
+
+
+@dataclass
+class Trial:
+    """``rows``: those of a transform whose rows belong to the whole batch; `None` if each row has its record."""
+
+    records: list[Tried] = field(default_factory=list)
+    rows: list[Row] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Outcome:
+    """What became of the records of one partition, by offset."""
+
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    rejects: dict[int, Reject] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Once:
+    """A message as a record. Its headers must not be asked for twice, so it is read once only."""
+
+    number: int
+    found: Record | Fail
+
+    @classmethod
+    def of(cls, part: Slice, message: Message) -> _Once:
+        try:
+            return cls(message.offset() or 0, record_of(part, message))
+        except Fail as error:
+            return cls(message.offset() or 0, error)
+
+    def offset(self) -> int:
+        return self.number
+
+    @staticmethod
+    def read(_part: Slice, once: _Once) -> Record:
+        if isinstance(once.found, Fail):
+            raise once.found
+        return once.found
+
+
+def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: LocalSpark) -> Trial:
+    """What the consumer would make of the last ``count`` records of its topics. Raises what a run would be refused for."""
+    transform, permanent = transform_of(spec, folders), load_permanent(spec, folders)
+    kafka = kafka_config()
+    cluster = Cluster(kafka)
+    decoding = Decoding(spec, registry_config(), lambda: cluster.subscribed(spec))
+    trial = Trial()
+    layout = _layout(spec, transform, decoding.input_schema(), spark, trial)
+    partitions = [each for topic in cluster.topics(cluster.subscribed(spec)) for each in topic.all() if spec.fixed.covers(each)]
+    messages = latest(kafka, cluster.logs(partitions).values(), count)
+    by_slice = _slices(messages)
+
+    def work() -> Work:
+        target = Target("", 0, 0, layout or Layout(spec.sink.table, ()))
+        return Work(target, kafka, transform.form, transform.function, permanent, decoding.decoder())
+
+    if transform.form is Form.SPARK:
+        found = _by_spark(transform, decoding, by_slice, layout, spark, trial)
+    elif transform.form is Form.ARROW:
+        found = {part: _by_batch(work, decoding, part, own, layout) for part, own in by_slice.items()}
+    else:
+        found = {part: _by_function(work, decoding, part, own, layout) for part, own in by_slice.items()}
+    outcomes = {part.partition: outcome for part, outcome in found.items()}
+    trial.records = [_tried(message, outcomes[_partition(message)]) for message in messages]
+    return trial
+
+
+def _layout(spec: ConsumerSpec, transform: Transform, given: pa.Schema, spark: LocalSpark, trial: Trial) -> Layout | None:
+    """The table's columns. `None` if there is no table, except for a consumer without code: then those of ``sink ddl``."""
+    try:
+        with session(database_url()) as connection:
+            return layout_of(transform, spec.sink, connection, spark.schema, given)
+    except BadInput as error:
+        if error.what != DATABASE_URL:
+            raise
+        trial.notes.append(f"{DATABASE_URL} is not set, so values are not compared with the table")
+    except SinkMissing:
+        trial.notes.append(f"table {spec.sink.table} does not exist, so values are not compared with it")
+    if isinstance(transform.function, Fields):
+        return Layout(spec.sink.table, tuple(columns_of(transform.function.output(given, None))))
+    return None
+
+
+def _slices(messages: Sequence[Message]) -> dict[Slice, list[Message]]:
+    by_partition: dict[TopicPartition, list[Message]] = {}
+    for message in messages:
+        by_partition.setdefault(_partition(message), []).append(message)
+    return {
+        Slice(partition, 0, own[0].offset() or 0, (own[-1].offset() or 0) + 1, Epoch(0)): own for partition, own in by_partition.items()
+    }
+
+
+def _partition(message: Message) -> TopicPartition:
+    return TopicPartition(str(message.topic()), int(message.partition() or 0))
+
+
+def _by_function(work: Callable[[], Work], decoding: Decoding, part: Slice, messages: Sequence[Message], layout: Layout | None) -> _Outcome:
+    once = [_Once.of(part, message) for message in messages]
+    if layout is not None:
+        return _settled(_learned(decoding, lambda: by_record(work(), part, once, _Once.read)), part, layout)
+    made = _learned(decoding, lambda: function_output(work(), part, once, _Once.read))
+    outcome = _Outcome(skipped=set(made.skipped), rejects={reject.offset: reject for reject in made.rejects})
+    for offset, row in zip(made.offsets, made.rows, strict=True):
+        outcome.rows.setdefault(offset, []).append({str(name): _plain(value) for name, value in row.items()})
+    return outcome
+
+
+def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, messages: list[Message], layout: Layout | None) -> _Outcome:
+    batch, unreadable = records(part, messages)
+    judged = _learned(decoding, lambda: judged_batch(work(), batch, part))
+    return _settled(replace(judged, rejects=[*judged.rejects, *unreadable]), part, layout)
+
+
+def _by_spark(
+    transform: Transform,
+    decoding: Decoding,
+    by_slice: Mapping[Slice, list[Message]],
+    layout: Layout | None,
+    spark: LocalSpark,
+    trial: Trial,
+) -> dict[Slice, _Outcome]:
+    """Like `SparkEngine` with the records of retry topics: the driver reads and decodes them."""
+    import pyarrow as pa
+
+    batches = []
+    failed: dict[TopicPartition, list[Reject]] = {}
+    for part, messages in by_slice.items():
+        batch, failed[part.partition] = records(part, messages)
+        batches.append(batch)
+    if not any(batch.num_rows for batch in batches):
+        return {part: _settled(TransformOutput(None, (), failed[part.partition]), part, None) for part in by_slice}
+    given, wrong = decoded_here(decoding, _whole(pa.Table.from_batches(batches)))
+    for partition, rejects in wrong.items():
+        failed[partition] += rejects
+    table = spark.rows(transform.function, given)
+    by_part = {part: TransformOutput(None, (), failed[part.partition]) for part in by_slice}
+    if any(name in table.column_names for name in (*GIVEN, *OPTIONAL)):
+        for part, judged in _split(table, list(by_slice)).items():
+            by_part[part] = replace(judged, rejects=[*judged.rejects, *by_part[part].rejects])
+    else:
+        trial.rows = _rows_of_all(_whole(table), layout, next(iter(by_slice)))
+        trial.notes.append("rows have no lineage: they belong to the whole batch, and a batch of a run has other records")
+        if wrong:
+            trial.notes.append("a run is refused while such a batch has records that cannot be decoded")
+    return {part: _settled(judged, part, layout) for part, judged in by_part.items()}
+
+
+def _split(table: pa.Table, parts: Sequence[Slice]) -> dict[Slice, TransformOutput]:
+    """The rows of each partition. Raises `BadOutput` for a row of another one."""
+    import pyarrow.compute as pc
+
+    if not set(GIVEN) <= set(table.column_names):
+        split_output(_whole(table), parts[0])  # raises
+    found, seen = {}, 0
+    for part in parts:
+        of_topic = pc.equal(table["kafka_topic"], part.partition.topic)
+        own = table.filter(pc.and_(of_topic, pc.equal(table["kafka_partition"], part.partition.partition)))
+        seen += own.num_rows
+        found[part] = split_output(_whole(own), part)
+    if seen < table.num_rows:
+        raise BadOutput(part=parts[0], problem=f"a row comes from no record that was read: return {', '.join(GIVEN)} as they were given.")
+    return found
+
+
+def _rows_of_all(batch: pa.RecordBatch, layout: Layout | None, part: Slice) -> list[Row]:
+    if layout is None:
+        return _values(batch, {})
+    import pyarrow as pa
+
+    rows = pa.RecordBatch.from_arrays(data_columns(batch, layout, part), names=[column.name for column in layout.columns])
+    columns = [(column.name, column.type) for column in layout.columns]
+    try:
+        _encode(columns, rows)
+    except NotEncodable as error:
+        raise BadOutput(part=part, problem=f"{error}.") from None
+    return _values(rows, dict(columns))
+
+
+def _settled(judged: TransformOutput, part: Slice, layout: Layout | None) -> _Outcome:
+    """The outcome of each record: what a commit would store, up to the COPY. Raises `BadOutput`."""
+    outcome = _Outcome(skipped=set(judged.skipped), rejects={reject.offset: reject for reject in judged.rejects})
+    if layout is None:
+        batches = [] if judged.rows is None else [judged.rows]
+        types: dict[str, str] = {}
+    else:
+        tally = Tally(part, layout)
+        taken = tally.take(judged)
+        batches = [] if taken is None else _encodable(tally, taken, layout)
+        outcome.rejects = tally.rejects
+        types = {column.name: column.type for column in layout.columns}
+    for batch in batches:
+        data = batch.drop_columns([name for name in batch.schema.names if name in _ADDED])
+        for offset, row in zip(batch["kafka_offset"].to_pylist(), _values(data, types), strict=True):
+            outcome.rows.setdefault(offset, []).append(row)
+    return outcome
+
+
+def _encodable(tally: Tally, rows: pa.RecordBatch, layout: Layout) -> list[pa.RecordBatch]:
+    """The rows without those of records with values that the COPY cannot hold: these records fail."""
+    import pyarrow.compute as pc
+
+    columns = [(column.name, column.type) for column in layout.columns] + list(LINEAGE)
+    try:
+        _encode(columns, rows)
+    except NotEncodable:
+        pass
+    else:
+        return [rows]
+    good = []
+    for offset in pc.unique(rows["kafka_offset"]).to_pylist():
+        own = rows.filter(pc.equal(rows["kafka_offset"], offset))
+        try:
+            _encode(columns, own)
+        except NotEncodable as error:
+            text = quoting(f"{error}.", error.detail if layout.error_detail else None)
+            tally.refuse(offset, own.num_rows, type(error).__name__, text)
+        else:
+            good.append(own)
+    return good
+
+
+def _encode(columns: Sequence[tuple[str, str]], rows: pa.RecordBatch) -> None:
+    """Raises `NotEncodable` or `TypesChanged`."""
+    stream = CopyStream(columns, iter([rows]))
+    while stream.read():
+        pass
+
+
+def _tried(message: Message, outcome: _Outcome) -> Tried:
+    offset = message.offset() or 0
+    rows, reject = outcome.rows.get(offset, []), outcome.rejects.get(offset)
+    kind, millis = message.timestamp()
+    known = kind != NO_TIMESTAMP and 0 <= millis <= LAST_MS
+    place = (_partition(message), offset, millis if known else None)
+    if reject is not None:
+        return Tried(*place, reject.disposition, (), reject.error_type, reject.error_text)
+    if offset in outcome.skipped:
+        return Tried(*place, Disposition.SKIP)
+    return Tried(*place, Disposition.LOAD if rows else None, rows)
+
+
+def _learned(decoding: Decoding, act: Callable[[], T]) -> T:
+    """The result of ``act``, which is called again while records need schemas that were not fetched yet."""
+    while True:
+        try:
+            return act()
+        except SchemasMissing as error:
+            decoding.learn(error)
+
+
+def _whole(table: pa.Table) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    found = table.combine_chunks().to_batches()
+    return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _values(rows: pa.RecordBatch, types: Mapping[str, str]) -> list[Row]:
+    """The rows as Python values, as Postgres would show them in JSON. ``types``: the columns' types, if they are known."""
+    columns = {}
+    for name, values in zip(rows.schema.names, rows.columns, strict=True):
+        postgres = types.get(name)
+        plain = values if postgres is None else conform(values, postgres)
+        columns[name] = [_plain(value, postgres) for value in plain.to_pylist(maps_as_pydicts="lossy")]
+    return [{name: values[at] for name, values in columns.items()} for at in range(rows.num_rows)]
+
+
+def _plain(value: Any, postgres: str | None = None) -> Any:
+    if isinstance(value, bytes):
+        return str(uuid.UUID(bytes=value)) if postgres == "uuid" else f"\\x{value.hex()}"
+    if isinstance(value, str) and postgres in ("json", "jsonb"):
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:  # Postgres would refuse it
+            return value
+    return msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=str)

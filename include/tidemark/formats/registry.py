@@ -1,0 +1,143 @@
+"""The schema registry, as the driver asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import BadInput, Refused, Unavailable
+from tidemark.formats.protobuf import Message, compiled
+from tidemark.formats.schema import BadSchema, Node, parse
+from tidemark.formats.wire import SchemaId
+from tidemark.jvm.errors import without_password
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+RegistryConfig = Mapping[str, Any]
+"""Settings of confluent-kafka's client: ``url``, ``basic.auth.user.info``, ``ssl.ca.location``, ..."""
+
+NOT_FOUND = 404
+OURS = {"timeout": 15, "max.retries": 2}
+"""Seconds for an answer, and how often the client asks again."""
+
+
+@dataclass(kw_only=True, eq=False)
+class RegistryUnavailable(Unavailable):
+    """The registry cannot be reached, or answers with an error of its own."""
+
+    url: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"The schema registry at {self.url} is not available: {self.cause}. No offset was moved; try again when it is back."
+
+
+@dataclass(kw_only=True, eq=False)
+class RegistryRefused(Refused):
+    """The registry does not answer this client."""
+
+    url: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"The schema registry at {self.url} refused the request: {self.cause}. Check the connection's credentials."
+
+
+@dataclass(kw_only=True, eq=False)
+class SubjectMissing(Refused):
+    """A topic has no schema."""
+
+    url: str
+    subject: str
+
+    def __str__(self) -> str:
+        return (
+            f"The schema registry at {self.url} has no subject {self.subject}. Register a schema under this name, as Confluent's "
+            "serializers do, or name a schema file in the consumer's file."
+        )
+
+
+class Registry:
+    """A client, to be used in a ``with`` block. Raises `BadInput` for settings that it does not know."""
+
+    def __init__(self, config: RegistryConfig) -> None:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
+        self._url = without_password(config["url"])
+        try:
+            self._client: SchemaRegistryClient = SchemaRegistryClient({**OURS, **config})
+        except (TypeError, ValueError) as error:
+            fix = "Use the names of confluent-kafka's client: basic.auth.user.info, ssl.ca.location."
+            raise BadInput(what="schema registry", found=f"its settings cannot be used: {error}", fix=fix) from None
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def newest(self, subject: str) -> Node:
+        """The newest schema of a subject, in Avro. Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`."""
+        return self._parsed(self._newest(subject))
+
+    def newest_message(self, subject: str, name: str | None) -> Message:
+        """The message of this name (default: the first one) in the newest schema of a subject, in Protobuf. Raises what `newest` does."""
+        schema = self._newest(subject)
+        return compiled(self._text(schema, "PROTOBUF"), dict(self._references(schema)), name)
+
+    def _newest(self, subject: str) -> Schema:
+        found = self._asked(lambda: self._client.get_latest_version(subject))
+        if found is None:
+            raise SubjectMissing(url=self._url, subject=subject)
+        schema: Schema = found.schema
+        return schema
+
+    def by_ids(self, ids: Collection[SchemaId]) -> dict[SchemaId, Node | str | None]:
+        """Schemas by id: None if the registry does not know it, a text if it cannot be used."""
+        return {each: self._by_id(each) for each in ids}
+
+    def _by_id(self, schema_id: SchemaId) -> Node | str | None:
+        if isinstance(schema_id, int):
+            found = self._asked(lambda: self._client.get_schema(schema_id))
+        else:
+            found = self._asked(lambda: self._client.get_schema_by_guid(str(schema_id)))
+        try:
+            return None if found is None else self._parsed(found)
+        except BadSchema as error:
+            return str(error)
+
+    def _parsed(self, schema: Schema) -> Node:
+        return parse(self._text(schema, "AVRO"), [text for _, text in self._references(schema)])
+
+    def _text(self, schema: Schema, kind: str) -> str:
+        found = schema.schema_type or "AVRO"
+        if found != kind:
+            raise BadSchema(problem=f"is of type {found}, not {kind}")
+        return schema.schema_str or ""
+
+    def _references(self, schema: Schema) -> Iterator[tuple[str, str]]:
+        """Names and texts of the schemas that this one refers to, those that are referred to first."""
+        for each in schema.references or ():
+            found = self._asked(lambda each=each: self._client.get_version(each.subject, each.version))
+            if found is None:
+                raise BadSchema(problem=f"refers to {each.subject} version {each.version}, which the registry does not have")
+            yield from self._references(found.schema)
+            yield each.name or "", found.schema.schema_str or ""
+
+    def _asked(self, ask: Any) -> Any:
+        """The answer; None for 404."""
+        from confluent_kafka.schema_registry.common._httpx_compat import httpx
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        try:
+            return ask()
+        except SchemaRegistryError as error:
+            if error.http_status_code == NOT_FOUND:
+                return None
+            if error.http_status_code in (401, 403):
+                raise RegistryRefused(url=self._url, cause=f"status {error.http_status_code}") from None
+            raise RegistryUnavailable(url=self._url, cause=f"status {error.http_status_code}") from None
+        except (httpx.HTTPError, OSError) as error:
+            raise RegistryUnavailable(url=self._url, cause=str(error) or type(error).__name__) from None

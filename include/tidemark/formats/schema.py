@@ -1,0 +1,187 @@
+"""Avro schemas as trees: every use of a named type is replaced by its definition."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemark.errors import Refused
+
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+NAMED = frozenset({"record", "error", "enum", "fixed"})
+NO_DEFAULT = object()
+
+
+@dataclass(kw_only=True, eq=False)
+class BadSchema(Refused):
+    """A schema is not valid, or not supported."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"The schema {self.problem}."
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A type. ``kind`` is Avro's name of it, or ``union``; ``name`` is set for named types, without their namespace."""
+
+    kind: str
+    name: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the type: ``logicalType``, ``precision``, ``scale``, ``size``, ``symbols``."""
+    fields: tuple[Field, ...] = ()
+    inner: tuple[Node, ...] = ()
+    """The items of an array, the values of a map, the branches of a union."""
+
+    @property
+    def branches(self) -> tuple[Node, ...]:
+        """The branches of a union that are not null; for any other type, the type itself."""
+        return tuple(each for each in self.inner if each.kind != "null") if self.kind == "union" else (self,)
+
+    @property
+    def label(self) -> str:
+        """How a branch is named where a union has several."""
+        return self.name or self.details.get("logicalType", self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a record. ``default`` is JSON, or `NO_DEFAULT`."""
+
+    name: str
+    type: Node
+    default: Any = NO_DEFAULT
+    aliases: tuple[str, ...] = ()
+
+
+def parse(text: str, references: Sequence[str] = ()) -> Node:
+    """``references``: schemas that define named types which ``text`` uses. Raises `BadSchema`, also for a type that contains itself."""
+    known: dict[str, tuple[Mapping[str, Any], str]] = {}
+    given = [_json(each) for each in (*references, text)]
+    for each in given:
+        _collect(each, "", known)
+    return _parse(given[-1], "", known, ())
+
+
+def to_json(node: Node) -> Any:
+    """The type as JSON. Named types get new names, because one name may be defined only once."""
+    return _to_json(node, itertools.count())
+
+
+def _to_json(node: Node, numbers: Iterator[int]) -> Any:
+    if node.kind == "union":
+        return [_to_json(each, numbers) for each in node.inner]
+    if not node.details and not node.name and not node.inner:
+        return node.kind
+    said: dict[str, Any] = {"type": node.kind, **node.details}
+    if node.name:
+        said["name"] = f"t{next(numbers)}"
+    if node.kind == "record":
+        said["fields"] = [{"name": each.name, "type": _to_json(each.type, numbers)} for each in node.fields]
+    elif node.kind in ("array", "map"):
+        said["items" if node.kind == "array" else "values"] = _to_json(node.inner[0], numbers)
+    return said
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        if text.strip() in PRIMITIVES:
+            return text.strip()
+        raise BadSchema(problem="is not JSON") from None
+
+
+def _collect(schema: Any, namespace: str, known: dict[str, tuple[Mapping[str, Any], str]]) -> None:
+    """Finds the named types, each with the namespace of the names in it."""
+    if isinstance(schema, list):
+        for each in schema:
+            _collect(each, namespace, known)
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind in NAMED and isinstance(name := schema.get("name"), str):
+        full = _full(name, schema.get("namespace") or namespace)
+        namespace = full.rpartition(".")[0]
+        known[full] = (schema, namespace)
+    for each in (kind, schema.get("items"), schema.get("values")):
+        _collect(each, namespace, known)
+    for each in schema.get("fields") or ():
+        if isinstance(each, dict):
+            _collect(each.get("type"), namespace, known)
+
+
+def _parse(schema: Any, namespace: str, known: Mapping[str, tuple[Mapping[str, Any], str]], within: tuple[str, ...]) -> Node:
+    if isinstance(schema, list):
+        return _union(tuple(Node("null") if each == "null" else _parse(each, namespace, known, within) for each in schema))
+    if schema == "null" or schema == {"type": "null"}:
+        raise _no_value("null")
+    if isinstance(schema, str):
+        return Node(schema) if schema in PRIMITIVES else _named(schema, namespace, known, within)
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(kind, dict | list):
+        return _parse(kind, namespace, known, within)
+    if not isinstance(kind, str):
+        raise BadSchema(problem=f"has {json.dumps(schema)[:60]} where a type is expected")
+    if kind in ("array", "map"):
+        inner = schema.get("items" if kind == "array" else "values")
+        return Node(kind, inner=(_parse(inner, namespace, known, within),))
+    if kind in NAMED:
+        return _named(_full(str(schema.get("name")), schema.get("namespace") or namespace), "", known, within)
+    if kind in PRIMITIVES:
+        return Node(kind, details=_details(schema))
+    return _named(kind, namespace, known, within)
+
+
+def _no_value(name: str) -> BadSchema:
+    """Its data is empty, so a wrong count of an array's items could keep a reader busy without end."""
+    return BadSchema(problem=f"has a type without a value, {name}, outside a union")
+
+
+def _union(branches: tuple[Node, ...]) -> Node:
+    """Arrow's reader cannot read a union of several types of which one has a name or a decimal."""
+    union = Node("union", inner=branches)
+    if not union.branches:
+        raise BadSchema(problem="has a union without a type other than null")
+    hard = [each for each in union.branches if each.name or each.details.get("logicalType") == "decimal"]
+    if len(union.branches) > 1 and hard:
+        kind = f"the {hard[0].kind} {hard[0].name}" if hard[0].name else "a decimal"
+        raise BadSchema(problem=f"has a union of several types, one of which is {kind}; this is not supported")
+    return union
+
+
+def _named(name: str, namespace: str, known: Mapping[str, tuple[Mapping[str, Any], str]], within: tuple[str, ...]) -> Node:
+    full = next((each for each in (_full(name, namespace), name) if each in known), None)
+    if full is None:
+        raise BadSchema(problem=f"uses the type {name}, which it does not define")
+    if full in within:
+        raise BadSchema(problem=f"is recursive: {full} contains itself, which no table can hold")
+    schema, own = known[full]
+    if schema["type"] != "record" and schema["type"] != "error":
+        if schema.get("size") == 0:
+            raise _no_value(full)
+        return Node(schema["type"], full.rpartition(".")[2], _details(schema))
+    fields = tuple(_field(each, own, known, (*within, full)) for each in schema.get("fields") or ())
+    if not fields:
+        raise BadSchema(problem=f"has the record {full}, which has no fields")
+    return Node("record", full.rpartition(".")[2], fields=fields)
+
+
+def _field(schema: Mapping[str, Any], namespace: str, known: Mapping[str, tuple[Mapping[str, Any], str]], within: tuple[str, ...]) -> Field:
+    kind = _parse(schema.get("type"), namespace, known, within)
+    return Field(str(schema.get("name")), kind, schema.get("default", NO_DEFAULT), tuple(schema.get("aliases") or ()))
+
+
+def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    details = {name: schema[name] for name in ("logicalType", "precision", "scale", "size", "symbols") if name in schema}
+    if details.get("logicalType") == "uuid" and schema["type"] == "string":
+        del details["logicalType"]  # stays text
+    return details
+
+
+def _full(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"

@@ -1,0 +1,237 @@
+"""`tidemark consumers new`: what it writes passes the check and loads the topic. It overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from tests.orders import AT, ORDER, Orders, order
+from tests.scenario import Scenario, as_json
+from typer.testing import CliRunner
+
+from tidemark.cli.main import app
+from tidemark.consume.sketch import FileTaken, NoSketch, column_type
+from tidemark.errors import BadInput
+from tidemark.quality import load_suite
+
+
+class Shell:
+    """``tidemark`` in this process, in the project of the scenario, whose consumer is to be made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.expectations = scenario.folder / "expectations"
+        for name, value in (scenario.env() | {"TIDEMARK_EXPECTATIONS": str(self.expectations)}).items():
+            monkeypatch.setenv(name, value)
+
+    def call(self, *words: str) -> Any:
+        return CliRunner().invoke(app, list(words))
+
+    def new(self, topic: str, *words: str) -> Any:
+        return self.call("consumers", "new", topic, "--name", self.scenario.name, "--table", self.scenario.table, *words)
+
+    def made(self, topic: str, *words: str) -> str:
+        """The DDL."""
+        done = self.new(topic, *words)
+        assert done.exit_code == 0, (done.output, done.exception)
+        return str(done.stdout)
+
+    def refused(self, topic: str, *words: str) -> str:
+        """The error. Nothing was written."""
+        before = self.files()
+        done = self.new(topic, *words)
+        assert done.exit_code == 1, done.output
+        assert isinstance(done.exception, NoSketch | FileTaken | BadInput), done.exception
+        assert self.files() == before
+        return str(done.exception)
+
+    def files(self) -> dict[Path, str]:
+        return {path: path.read_text() for path in self.scenario.folder.rglob("*") if path.is_file()}
+
+    def loads(self, ddl: str) -> None:
+        """With the table as printed, the check passes, a run loads everything, and the validation passes."""
+        name = self.scenario.name
+        self.scenario.sql(ddl)
+        checked = self.call("consumers", "check", name)
+        assert checked.exit_code == 0, (checked.output, checked.exception)
+        self.scenario.run()
+        assert self.scenario.failed() == []
+        if self.scenario.spec.validation is not None:
+            validated = self.call("validate", name)
+            assert validated.exit_code == 0, (validated.output, validated.exception)
+        self.scenario.check()
+
+    @property
+    def not_null(self) -> list[tuple[str, str]]:
+        suite = load_suite(self.expectations / f"{self.scenario.name}.json")
+        assert {each.type for each in suite.expectations} == {"expect_column_values_to_not_be_null"}
+        return [(each.kwargs["column"], each.severity) for each in suite.expectations]
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> Shell:
+    return Shell(monkeypatch, scenario)
+
+
+@pytest.fixture
+def registered(shell: Shell, orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Orders:
+    monkeypatch.setenv("TIDEMARK_REGISTRY_URL", orders.registry)
+    return orders
+
+
+def test_avro_topic(shell: Shell, registered: Orders) -> None:
+    """Fields, types and what is never null come from the schema. A field with a reserved name gets another column."""
+    schema = {**ORDER, "fields": [*ORDER["fields"], {"name": "error", "type": "string"}, {"name": "Groesse", "type": "int"}]}
+    event = order(1, error="none", Groesse=5)
+    shell.scenario.topics.produce(registered.topic, [registered.written(event, schema), None], key="k1")
+    ddl = shell.made(registered.topic)
+    assert shell.scenario.spec_file.read_text() == (
+        f"topics: [{registered.topic}]\n"
+        "format: {value: avro, key: string}\n"
+        f"sink: {{table: {shell.scenario.table}}}\n"
+        "columns: {error_: error}\n"
+        f"validation: {{suite: {shell.scenario.name}}}\n"
+    )
+    assert shell.not_null == [(name, "critical") for name in ("id", "total", "at", "place", "error_", "Groesse")]
+    shell.loads(ddl)
+    assert shell.scenario.rows('id, city, at, place, error_, "Groesse"') == [(1, None, AT, {"country": "CH"}, "none", 5)]
+
+
+def test_json_topic(shell: Shell) -> None:
+    """Names that are no plain identifiers stay as they are. Fields with reserved names get other columns; some have none."""
+    topic = shell.scenario.topics.create(2)
+    event = {
+        "id": 7, "Order No": 1, "größe": 2.5, "Ünsinn?": True, "100%": "x", "a.b": "2026-01-02T03:04:05Z", "$n": None,
+        "at": "2026-01-02T03:04:05",
+        "tags": ["a"], "place": {"country": "CH"}, "error": "none", "kafka_offset": 3, "long": 2**66, "mixed": 1, "l" * 64: 1, "": 2,
+        'a"b': 3,
+    }  # fmt: skip
+    more = {"id": None, "Order No": 2, "größe": 3, "100%": "y", "mixed": "two"}
+    shell.scenario.topics.produce(topic, [json.dumps(event)], key=b"k1")
+    shell.scenario.topics.produce(topic, [None, json.dumps(more)], key=b"\xff", partition=1)
+    done = as_json(shell.made(topic, "--output", "json"))
+    assert done["left_out"] == ["l" * 64, "", 'a"b']
+    assert done["files"] == [str(shell.scenario.spec_file), str(shell.expectations / f"{shell.scenario.name}.json")]
+    assert yaml.safe_load(shell.scenario.spec_file.read_text()) == {
+        "topics": [topic],
+        "format": {"value": "json", "key": "bytes"},
+        "sink": {"table": shell.scenario.table},
+        "columns": {"error_": "error", "kafka_offset_": "kafka_offset"},
+        "validation": {"suite": shell.scenario.name},
+    }
+    assert shell.not_null == [(name, "warning") for name in ("Order No", "größe", "100%", "mixed")]
+    shell.loads(done["ddl"])
+    types = (
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum"
+    )
+    assert shell.scenario.sql(types, shell.scenario.table)[:-4] == [
+        ("id", "bigint"), ("Order No", "bigint"), ("größe", "double precision"), ("Ünsinn?", "boolean"), ("100%", "text"),
+        ("a.b", "timestamp with time zone"), ("$n", "text"), ("at", "text"), ("tags", "jsonb"), ("place", "jsonb"), ("error_", "text"),
+        ("kafka_offset_", "bigint"), ("long", "numeric"), ("mixed", "jsonb"),
+    ]  # fmt: skip
+    names = 'id, "Order No", "größe", "Ünsinn?", "a.b"::text, "$n", at, tags, place, error_, kafka_offset_, mixed'
+    assert shell.scenario.rows(names) == [
+        (7, 1, 2.5, True, "2026-01-02 03:04:05+00", None, "2026-01-02T03:04:05", ["a"], {"country": "CH"}, "none", 3, 1),
+        (None, 2, 3.0, None, None, None, None, None, None, None, None, "two"),
+    ]
+
+
+def test_json_schema_topic(shell: Shell, registered: Orders) -> None:
+    topic = shell.scenario.topics.create()
+    with SchemaRegistryClient({"url": registered.registry}) as client:
+        number = client.register_schema(
+            f"{topic}-value",
+            Schema(json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": topic}), "JSON"),
+        )
+    shell.scenario.topics.produce(topic, [b"\0" + number.to_bytes(4, "big") + json.dumps({"id": None}).encode()])
+    shell.loads(shell.made(topic))
+    spec = yaml.safe_load(shell.scenario.spec_file.read_text())
+    assert (spec["format"], "validation" in spec) == ({"value": "json_schema"}, False)
+    assert not shell.expectations.exists()
+    assert shell.scenario.counts() == {"loaded": 1, "sink_rows": 1}
+
+
+def test_name_and_table_come_from_the_topic(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic is all that is needed: no database."""
+    monkeypatch.setenv("TIDEMARK_DATABASE_URL", "")
+    topic = shell.scenario.topics.create(name=f"Shop.{shell.scenario.name}-V2")
+    shell.scenario.topics.produce(topic, ['{"id": 1}'])
+    done = shell.call("consumers", "new", topic)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert f'CREATE TABLE "public"."shop_{shell.scenario.name}_v2"' in done.stdout
+    assert (shell.scenario.folder / "consumers" / f"{topic}.yaml").exists()
+    assert f"Next: read the DDL and run it, then `tidemark consumers check {topic}`" in done.stderr
+
+
+def test_sample_is_the_latest_records(shell: Shell) -> None:
+    topic = shell.scenario.topics.create()
+    shell.scenario.topics.produce(topic, ["no json", '{"id": 1}', '{"id": 2}'])
+    assert "its values are not all JSON objects" in shell.refused(topic)
+    shell.made(topic, "--sample", "2")
+
+
+def test_nothing_is_overwritten(shell: Shell) -> None:
+    topic = shell.scenario.topics.create()
+    shell.scenario.topics.produce(topic, ['{"id": 1}'])
+    shell.made(topic)
+    assert f"{shell.scenario.name}.json exists already" in shell.refused(topic)
+    (shell.expectations / f"{shell.scenario.name}.json").unlink()
+    assert f"{shell.scenario.name}.yaml exists already" in shell.refused(topic)
+    shell.scenario.spec_file.rename(shell.scenario.spec_file.with_suffix(".yml"))
+    assert "exists already" in shell.refused(topic)
+
+
+def test_what_cannot_be_sketched_is_refused_with_a_way_out(shell: Shell, registered: Orders) -> None:
+    scenario = shell.scenario
+    topic = scenario.topics.create()
+    assert "it has no records with values" in shell.refused(topic)
+    scenario.topics.produce(topic, [None])
+    assert "it has no records with values" in shell.refused(topic)
+    scenario.topics.produce(topic, ["[1]"])
+    said = shell.refused(topic)
+    assert said.endswith(
+        "Write a transform that reads it: format: {value: bytes}, or {value: string} for text, and transform: module:function."
+    )
+    assert "has no topic nowhere" in shell.refused("nowhere")
+    assert "--table" in shell.refused(topic, "--table", "Shop.Orders")
+    assert "--name" in shell.refused(topic, "--name", "a/b")
+    with SchemaRegistryClient({"url": registered.registry}) as client:
+        other = scenario.topics.create()
+        client.register_schema(f"{other}-value", Schema('"string"', "AVRO"))
+    assert "its values are of the type string, and have no fields" in shell.refused(other)
+
+
+def test_protobuf(shell: Shell, registered: Orders) -> None:
+    topic = shell.scenario.topics.create()
+    with SchemaRegistryClient({"url": registered.registry}) as client:
+        schema = f'syntax = "proto3"; message Order {{ int64 id = 1; optional string city = 2; }} // {topic}'
+        number = client.register_schema(f"{topic}-value", Schema(schema, "PROTOBUF"))
+    shell.scenario.topics.produce(topic, [b"\0" + number.to_bytes(4, "big") + b"\0\x08\x05"])
+    shell.loads(shell.made(topic))
+    assert yaml.safe_load(shell.scenario.spec_file.read_text())["format"] == {"value": "protobuf"}
+    assert shell.scenario.rows("id, city") == [(5, None)]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], "text"),
+        ([1, -(2**63), 2**63 - 1], "bigint"),
+        ([1, 2**63], "numeric"),
+        ([1, 2.5], "double precision"),
+        ([True, False], "boolean"),
+        ([True, 1], "jsonb"),
+        (["2026-01-02T03:04:05Z", "2026-01-02 03:04:05.678+01:00"], "timestamp with time zone"),
+        (["2026-01-02T03:04:05Z", "2026-01-02T03:04:05"], "text"),
+        (["2026-01-02"], "text"),
+        (["", "a"], "text"),
+        ([{}, []], "jsonb"),
+        (["a", 1], "jsonb"),
+    ],
+)
+def test_type_of_a_column_holds_all_values(values: list[Any], expected: str) -> None:
+    assert column_type(values) == expected

@@ -1,0 +1,222 @@
+"""Avro topics with a real registry, as confluent-kafka's serializer writes them, through all three forms of a transform."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from tests.integration.retry.lab import Lab
+from tests.orders import AT, NEWER, Orders, order
+from tests.scenario import Scenario
+from tests.spark_here import run_here
+
+from tidemark.airflow.dags import Declared
+from tidemark.airflow.web import retries
+from tidemark.doctor.examine import examine
+from tidemark.doctor.finding import Level
+from tidemark.errors import Unavailable
+from tidemark.formats.registry import SubjectMissing
+from tidemark.local.airflow_settings import connections_env
+
+COLUMNS = "id bigint, city text, total numeric(12,2), at timestamptz, country text"
+
+FORMS = {
+    "function": """
+        from tidemark.transform import Record
+
+        def transform(record: Record) -> dict:
+            order = record.data
+            return {name: order[name] for name in ("id", "city", "total", "at")} | {"country": order["place"]["country"]}
+    """,
+    "arrow": """
+        import pyarrow as pa
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
+            order = batch["value"]
+            columns = [order.field(name) for name in ("id", "city", "total", "at")] + [order.field("place").field("country")]
+            return pa.RecordBatch.from_arrays(
+                [*(batch[name] for name in lineage), *columns], names=[*lineage, "id", "city", "total", "at", "country"]
+            )
+    """,
+    "spark": """
+        from pyspark.sql import DataFrame
+
+        def transform(records: DataFrame) -> DataFrame:
+            fields = ["value.id", "value.city", "value.total", "value.at", "value.place.country"]
+            return records.select("kafka_topic", "kafka_partition", "kafka_offset", *fields)
+    """,
+}
+LINEAGE = "kafka_offset, id, city, total, at, country"
+
+
+def row(offset: int, number: int) -> tuple[Any, ...]:
+    return (offset, number, None, Decimal("12.50"), AT, "CH")
+
+
+@pytest.fixture(params=["function", "arrow", "spark"])
+def form(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    if found == "spark":
+        request.getfixturevalue("session_here")
+    return found
+
+
+def ran(scenario: Scenario, form: str, *, drain: bool = False) -> Any:
+    return run_here(scenario, drain=drain) if form == "spark" else scenario.run(drain=drain)
+
+
+def test_records_are_decoded_and_bad_ones_fail_alone(orders: Orders, form: str) -> None:
+    """Beside the good ones: bytes that are no Avro, an id that the registry does not know yet, no id at all. Their bytes are kept."""
+    scenario = orders.scenario
+    good = orders.written(order(1))
+    unknown = b"\0" + (2**31 - 5).to_bytes(4, "big") + good[5:]
+    orders.produce(order(1), good[:-1], order(2), unknown, b"no id", order(3), good + b"\0")
+    scenario.write(FORMS[form], topics=orders.topic, format={"value": "avro"}, retry={"delays": ["1h"]}).make_sink(COLUMNS)
+    ran(scenario, form)
+    assert scenario.rows(LINEAGE) == [row(0, 1), row(2, 2), row(5, 3)]
+    assert scenario.failed("record_offset, disposition, error_type, error_text, value") == [
+        (1, "fail", "Undecodable", "its value does not have the form of its Avro schema", good[:-1]),
+        (3, "retry", "SchemaUnknown", f"the registry does not know schema {2**31 - 5} of its value", unknown),
+        (4, "fail", "Undecodable", "its value has no schema id: it does not begin with a zero byte and four more", b"no id"),
+        (6, "fail", "Undecodable", "its value does not have the form of its Avro schema", good + b"\0"),
+    ]
+    assert scenario.counts() == {"loaded": 3, "sink_rows": 3, "failed": 3, "retried": 1}
+    scenario.check()
+
+
+def test_old_and_new_schemas_in_one_topic(orders: Orders, form: str) -> None:
+    """The transform sees the newest schema: what an old record lacks has its default."""
+    scenario = orders.scenario
+    orders.produce(order(1), order(2))
+    orders.produce(order(3, channel="web"), schema=NEWER)
+    orders.produce(order(4))
+    source = FORMS[form].replace('"country": order["place"]["country"]', '"country": order["channel"]')
+    source = source.replace('order.field("place").field("country")', 'order.field("channel")')
+    source = source.replace('"value.place.country"', '"value.channel AS country"').replace("records.select(", "records.selectExpr(")
+    scenario.write(source, topics=orders.topic, format={"value": "avro"}).make_sink(COLUMNS)
+    ran(scenario, form)
+    assert scenario.rows("id, country") == [(1, "shop"), (2, "shop"), (3, "web"), (4, "shop")]
+    scenario.check()
+
+
+def test_registry_that_is_away_moves_nothing(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(FORMS["arrow"], topics=orders.topic, format={"value": "avro"}).make_sink(COLUMNS)
+    there = scenario.connections
+    scenario.connections = dataclasses.replace(there, registry={"url": "http://127.0.0.1:1"})
+    with pytest.raises(Unavailable, match="No offset was moved"):
+        scenario.run()
+    assert scenario.positions() in ({}, {(orders.topic, 0): 0})
+    scenario.connections = there
+    scenario.run()
+    assert scenario.rows(LINEAGE) == [row(0, 1)]
+    scenario.check()
+
+
+def test_topic_without_a_schema_says_which_subject_is_missing(orders: Orders) -> None:
+    scenario = orders.scenario
+    scenario.write(FORMS["arrow"], topics=orders.topic, format={"value": "avro"}).make_sink(COLUMNS)
+    scenario.topics.produce(orders.topic, [b"x"])
+    with pytest.raises(SubjectMissing, match=f"has no subject {orders.topic}-value"):
+        scenario.run()
+
+
+def test_doctor_asks_the_registry(orders: Orders) -> None:
+    scenario = orders.scenario
+    scenario.write(FORMS["arrow"], topics=orders.topic, format={"value": "avro"}).make_sink(COLUMNS)
+
+    def found() -> list[tuple[Level, str]]:
+        return [(one.level, one.found) for one in examine(scenario.connections, [scenario.spec]) if one.subject.endswith(": schemas")]
+
+    ((level, text),) = found()
+    assert level is Level.FAILURE
+    assert f"has no subject {orders.topic}-value" in text
+    orders.written(order(1))
+    assert found() == [(Level.OK, "there is one for each topic")]
+
+
+def test_check_and_ddl_know_the_decoded_columns(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(FORMS["arrow"], topics=orders.topic, format={"value": "avro"})
+    ddl = scenario.command("sink", "ddl", scenario.name)
+    assert ddl.returncode == 0, ddl.stderr
+    assert '"total"           numeric(12,2)' in ddl.stdout
+    scenario.sql(ddl.stdout)
+    checked = scenario.command("consumers", "check", scenario.name)
+    assert checked.returncode == 0, checked.stdout
+    assert "takes id, city, total, at, country" in checked.stdout
+    without = scenario.command("consumers", "check", scenario.name, env={"TIDEMARK_REGISTRY_URL": ""})
+    assert "TIDEMARK_REGISTRY_URL" in without.stdout
+    assert without.returncode == 1
+
+
+def test_drained_records_are_decoded_again(orders: Orders, form: str) -> None:
+    """A record waited for its schema. It is loaded with its own values when the registry knows it; one that is broken fails."""
+    scenario = orders.scenario
+    runner = run_here if form == "spark" else Scenario.run
+    next_id = int.from_bytes(orders.written(order(1))[1:5], "big") + 1
+    early = b"\0" + next_id.to_bytes(4, "big") + orders.written(order(7))[5:] + b"\x06web"
+    orders.produce(order(1), early, early[:-1])
+    lab = Lab(scenario, scenario.topics, topic=orders.topic, transform=FORMS[form], ddl=COLUMNS, runner=runner, format={"value": "avro"})
+    try:
+        lab.run()
+        assert [each[:3] for each in scenario.failed()] == [(at, "retry", "SchemaUnknown") for at in (1, 2)]
+        assert int.from_bytes(orders.written(order(2, channel="x"), NEWER)[1:5], "big") == next_id
+        lab.climb(timedelta(minutes=5))
+        assert scenario.rows(LINEAGE) == [row(0, 1), row(1, 7)]
+        assert lab.failed("state, error_type") == [("LOADED", "SchemaUnknown"), ("FAILED", "Undecodable")]
+        lab.check()
+    finally:
+        lab.close()
+
+
+REFUSES = """
+    from tidemark.transform import Fail, Record
+
+    def transform(record: Record) -> dict:
+        raise Fail("no")
+"""
+
+
+def test_failed_records_are_shown_decoded(orders: Orders) -> None:
+    """Their bytes are kept, and shown as before. Without the registry, the reason is shown instead."""
+    scenario = orders.scenario
+    scenario.topics.produce(orders.topic, [orders.written(order(2)), b"no id"], key=orders.written_key({"id": 9}))
+    scenario.write(REFUSES, topics=orders.topic, format={"value": "avro", "key": "avro"}).make_sink(COLUMNS)
+    scenario.run()
+    numbers = [number for (number,) in scenario.failed("failed_record_id")]
+    shown = [scenario.command("retries", "show", scenario.name, str(number), "--output", "json") for number in numbers]
+    assert [json.loads(each.stdout)["decoded"]["key"] for each in shown] == [{"json": '{"id":9}', "problem": None}] * 2
+    values = [json.loads(each.stdout)["decoded"]["value"] for each in shown]
+    place = '"place":{"country":"CH"}'
+    assert values[0]["json"] == f'{{"id":2,"city":null,"total":12.50,"at":"2026-01-02T03:04:05.678000Z",{place}}}'
+    assert values[1] == {"json": None, "problem": "its value has no schema id: it does not begin with a zero byte and four more"}
+    table = scenario.command("retries", "show", scenario.name, str(numbers[0]))
+    assert 'value, decoded {"id":2,' in table.stdout
+    without = scenario.command("retries", "show", scenario.name, str(numbers[0]), env={"TIDEMARK_REGISTRY_URL": ""})
+    assert "not decoded: TIDEMARK_REGISTRY_URL: it is not set" in without.stdout
+
+
+def test_page_shows_failed_records_decoded(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks the registry that the consumer's connection in Airflow names."""
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(REFUSES, topics=orders.topic, format={"value": "avro"}).make_sink(COLUMNS)
+    scenario.run()
+    ((number,),) = scenario.failed("failed_record_id")
+    env = connections_env(scenario.database_url, scenario.connections.kafka, "local[1]", orders.registry)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    one = Declared(scenario.spec)
+    assert json.loads(retries.record(one, number)["payload"]["value"]["json"])["place"] == {"country": "CH"}
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_REGISTRY", json.dumps({"conn_type": "http", "host": "http://127.0.0.1:1"}))
+    value = retries.record(one, number)["payload"]["value"]
+    assert value["json"] is None
+    assert "is not available" in value["problem"]

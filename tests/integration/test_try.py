@@ -1,0 +1,245 @@
+"""`tidemark try`: what would become of the latest records, in all forms; and nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.test_formats import COLUMNS, FORMS
+from tests.orders import Orders, order
+from tests.scenario import Scenario, as_json
+from typer.testing import CliRunner
+
+from tidemark.cli.main import app
+from tidemark.consume.forms import TransformFailed
+from tidemark.consume.latest import latest
+from tidemark.kafka.cluster import Cluster
+from tidemark.sink.table import SinkMismatch
+
+ROW = {"id": 1, "city": None, "total": "12.50", "at": "2026-01-02T03:04:05.678000Z", "country": "CH"}
+
+
+class Shell:
+    """The command in this process, with the environment of a user's shell."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self._patch = monkeypatch
+        for name, value in scenario.env().items():
+            monkeypatch.setenv(name, value)
+
+    def set(self, name: str, value: str) -> None:
+        self._patch.setenv(name, value)
+
+    def call(self, *words: str) -> Any:
+        return CliRunner().invoke(app, ["try", self.scenario.name, *words])
+
+    def tried(self, *words: str) -> dict[str, Any]:
+        done = self.call(*words, "--output", "json")
+        assert done.exit_code == 0, (done.output, done.exception)
+        found: dict[str, Any] = as_json(done.stdout)
+        return found
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> Shell:
+    return Shell(monkeypatch, scenario)
+
+
+@pytest.fixture
+def registered(shell: Shell, orders: Orders) -> Orders:
+    shell.set("TIDEMARK_REGISTRY_URL", orders.registry)
+    return orders
+
+
+def outcomes(found: dict[str, Any]) -> list[tuple[int, str, Any]]:
+    """Offset, disposition, and the rows or the error of each record."""
+    return [
+        (each["offset"], each["disposition"], f"{each['error_type']}: {each['error_text']}" if each["error_type"] else each["rows"])
+        for each in found["records"]
+    ]
+
+
+def contents(scenario: Scenario) -> tuple[dict[str, int], list[str]]:
+    """How many rows each table of the database has, and all topics."""
+    tables = scenario.sql("SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname !~ '^(pg_|information_)'")
+    counts = {table: scenario.sql(f"SELECT count(*) FROM {table}")[0][0] for (table,) in tables}
+    return counts, Cluster({"bootstrap.servers": scenario.topics.servers}).matching(f".*{scenario.name}.*")
+
+
+@pytest.mark.parametrize("form", ["function", "arrow", "spark"])
+def test_each_form_shows_rows_and_failures_as_a_run_would_store_them(registered: Orders, shell: Shell, form: str) -> None:
+    """Undecodable records, unknown schemas, and the table's types. Afterwards no table and no topic is new, and no row."""
+    scenario = shell.scenario
+    good = registered.written(order(1))
+    registered.produce(order(1), good[:-1], b"\0" + (2**31 - 5).to_bytes(4, "big") + good[5:])
+    scenario.write(FORMS[form], topics=registered.topic, format={"value": "avro"}, retry={"delays": ["1h"]}).make_sink(COLUMNS)
+    before = contents(scenario)
+    found = shell.tried()
+    assert outcomes(found) == [
+        (0, "load", [ROW]),
+        (1, "fail", "Undecodable: its value does not have the form of its Avro schema"),
+        (2, "retry", f"SchemaUnknown: the registry does not know schema {2**31 - 5} of its value"),
+    ]
+    assert (found["consumer"], found["table"], found["notes"], found["rows"]) == (scenario.name, scenario.table, [], None)
+    assert contents(scenario) == before
+
+
+PER_ORDER = """
+    from tidemark.transform import Fail, Record, Retry, Skip
+
+    def transform(record: Record):
+        text = record.value.decode()
+        if text == "skip":
+            raise Skip("it says so")
+        if text == "permanent":
+            raise KeyError(text)
+        if text == "later":
+            raise Retry("not yet")
+        return [{"payload": text, "number": number} for number in range(len(text))]
+"""
+
+
+def test_a_function_with_and_without_a_table(shell: Shell) -> None:
+    """With one, values must fit its columns; without, rows are shown as the function returned them."""
+    scenario = shell.scenario
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, ["skip", "permanent", "later", "ab", "", "\0"])
+    scenario.write(PER_ORDER, topics=topic, retry={"delays": ["1h"], "permanent": ["KeyError"]})
+    refused = [(1, "fail", "KeyError: 'permanent'"), (2, "retry", "Retry: not yet")]
+    rows = [{"payload": "ab", "number": 0}, {"payload": "ab", "number": 1}]
+    expected = [(0, "skip", []), *refused, (3, "load", rows), (4, "skip", []), (5, "load", [{"payload": "\0", "number": 0}])]
+    found = shell.tried()
+    assert outcomes(found) == expected
+    assert found["notes"] == [f"table {scenario.table} does not exist, so values are not compared with it"]
+    shell.set("TIDEMARK_DATABASE_URL", "")
+    found = shell.tried()
+    assert outcomes(found) == expected
+    assert found["notes"] == ["TIDEMARK_DATABASE_URL is not set, so values are not compared with the table"]
+    shell.set("TIDEMARK_DATABASE_URL", scenario.database_url)
+    scenario.make_sink("payload uuid, number int")
+    bad = "payload does not fit uuid: the value is of type str."
+    assert outcomes(shell.tried("--records", "3")) == [
+        (3, "fail", f"ArrowInvalid: {bad}"),
+        (4, "skip", []),
+        (5, "fail", f"ArrowInvalid: {bad}"),
+    ]
+
+
+def test_terminal_shows_one_line_for_each_row(shell: Shell) -> None:
+    scenario = shell.scenario
+    topic = scenario.topics.create()
+    events = [{"id": 1, "note": "a\u001b[1m\u009bb", "at": "2026-01-02T03:04:05Z", "tags": {"x": [1]}}, {"id": "two"}]
+    scenario.topics.produce(topic, [*map(json.dumps, events), None])
+    scenario.write(None, topics=topic, format={"value": "json"})
+    assert "JSON has no schema" in str(shell.call().exception)
+    scenario.make_sink("id bigint, note text, at timestamptz, tags jsonb, uid uuid, raw bytea, price numeric(5,2)")
+    done = shell.call()
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        f"{topic}/0 offset 0",
+        '    id=1 note="a\\u001b[1m b" at="2026-01-02T03:04:05Z" tags={"x":[1]} uid=null raw=null price=null',
+        f"{topic}/0 offset 1: fail, Fail: Expected `int | null`, got `str` - at `$.id`",
+        f"{topic}/0 offset 2: skip",
+        "3 records: 1 loaded, 1 failed, 1 skipped; 1 row",
+    ]
+
+
+def test_consumer_without_code_needs_no_table_if_the_values_have_a_schema(registered: Orders, shell: Shell) -> None:
+    scenario = shell.scenario
+    registered.produce(order(1), None, order(2))
+    scenario.write(None, topics=registered.topic, format={"value": "avro"})
+    place = {"place": {"country": "CH"}}
+    first = {name: ROW[name] for name in ("id", "city", "total", "at")} | place
+    expected = [(0, "load", [first]), (1, "skip", []), (2, "load", [first | {"id": 2}])]
+    assert outcomes(shell.tried()) == expected
+    scenario.make_sink()
+    found = shell.tried()
+    assert (outcomes(found), found["notes"]) == (expected, [])
+    scenario.sql(f"DROP TABLE {scenario.table} CASCADE")
+    scenario.make_sink("id bigint, at int")
+    assert isinstance(shell.call().exception, SinkMismatch)
+
+
+def test_values_that_the_copy_cannot_hold_fail(shell: Shell) -> None:
+    """As in a run, alone: here a uuid of an Arrow transform."""
+    source = """
+        import pyarrow as pa
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            names = ["kafka_topic", "kafka_partition", "kafka_offset"]
+            columns = [*(batch[name] for name in names), batch["value"].cast(pa.string()), batch["value"]]
+            return pa.RecordBatch.from_arrays(columns, names=[*names, "uid", "raw"])
+    """
+    scenario = shell.scenario
+    topic = scenario.topics.create()
+    uid = "00000000-0000-0000-0000-000000000007"
+    scenario.topics.produce(topic, [uid, "x", uid])
+    scenario.write(source, topics=topic).make_sink("uid uuid, raw bytea")
+    row = {"uid": uid, "raw": f"\\x{uid.encode().hex()}"}
+    assert outcomes(shell.tried()) == [
+        (0, "load", [row]),
+        (1, "fail", "NotEncodable: a value in column uid does not fit uuid."),
+        (2, "load", [row]),
+    ]
+    scenario.transform(source.replace('.cast(pa.string()), batch["value"]]', '.cast(pa.int64()).cast(pa.string()), batch["value"]]'))
+    done = shell.call()
+    assert done.exit_code == 1
+    assert isinstance(done.exception, TransformFailed)
+    assert "ArrowInvalid" in str(done.exception)
+
+
+def test_rows_of_a_spark_aggregate_belong_to_the_batch_and_udfs_find_their_module(shell: Shell) -> None:
+    source = """
+        from pyspark.sql import DataFrame
+        from pyspark.sql import functions as F
+
+        def shout(text):
+            return text.upper()
+
+        def transform(records: DataFrame) -> DataFrame:
+            loud = F.udf(shout)(F.col("value").cast("string"))
+            return records.groupBy(loud.alias("word")).agg(F.count("*").alias("times"))
+    """
+    scenario = shell.scenario
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, ["a", "A", "a"])
+    scenario.write(source, topics=topic)
+    found = shell.tried()
+    assert found["rows"] == [{"word": "A", "times": 3}]
+    assert [each["disposition"] for each in found["records"]] == [None] * 3
+
+
+def test_latest_are_the_last_committed_records_over_all_partitions(scenario: Scenario) -> None:
+    """By timestamp, each partition in its own order; aborted records and markers do not count, however many there are."""
+    topics = scenario.topics
+    topic = topics.create(3)
+    for partition, stamps in enumerate(([10, 40, 30], [20, 50])):
+        for stamp in stamps:
+            topics.produce(topic, [str(stamp)], partition=partition, timestamp=stamp)
+    kafka = {"bootstrap.servers": topics.servers}
+
+    def values(count: int) -> list[int]:
+        partitions = [each for found in Cluster(kafka).topics([topic]) for each in found.all()]
+        return [int(message.value() or b"") for message in latest(kafka, Cluster(kafka).logs(partitions).values(), count)]
+
+    assert values(100) == [10, 20, 40, 30, 50]
+    assert values(3) == [40, 30, 50]
+    assert values(1) == [50]
+    topics.transaction(topic, ["-1"] * 30, partition=1, commit=False)
+    assert values(2) == [30, 50]
+    topics.transaction(topic, ["60"], partition=2)
+    assert values(2) == [50, 60]
+
+
+def test_empty_topic_and_fixed_partitions(shell: Shell, project_dir: Path) -> None:
+    scenario = shell.scenario
+    topic = scenario.topics.create(2)
+    scenario.write(topics=topic, partitions={topic: 1})
+    done = shell.call()
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "the topics have no records")
+    scenario.topics.produce(topic, ["a"], partition=0)
+    scenario.topics.produce(topic, ["b"], partition=1)
+    assert [(each["partition"], each["rows"]) for each in shell.tried()["records"]] == [(1, [{"payload": "\\x62"}])]

@@ -1,0 +1,238 @@
+"""Consumers without code: what becomes of Avro, JSON and their odd records in a table that the user made."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.orders import AT, NEWER, Orders, order
+from tests.scenario import Scenario
+
+from tidemark.consume.fields import FieldReserved
+from tidemark.sink.table import SinkMismatch
+
+AVRO = {"value": "avro"}
+
+
+def test_four_lines_load_an_avro_topic(orders: Orders) -> None:
+    """The DDL comes from the schema; a nested record is one JSON column."""
+    scenario = orders.scenario
+    orders.produce(order(1), order(2, city="Zürich"), None)
+    scenario.write(None, topics=orders.topic, format=AVRO).make_sink()
+    scenario.run()
+    assert scenario.rows("id, city, total, at, place") == [
+        (1, None, Decimal("12.50"), AT, {"country": "CH"}),
+        (2, "Zürich", Decimal("12.50"), AT, {"country": "CH"}),
+    ]
+    assert scenario.counts() == {"loaded": 2, "sink_rows": 2, "skipped": 1}
+    types = (
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum BETWEEN 1 AND 5 ORDER BY attnum"
+    )
+    found = [kind for (kind,) in scenario.sql(types, scenario.table)]
+    assert found == ["bigint", "text", "numeric(12,2)", "timestamp with time zone", "jsonb"]
+    scenario.check()
+
+
+def test_columns_may_come_from_elsewhere_and_fields_may_be_dropped(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1), order(2), order(3))
+    keys: dict[str, Any] = {
+        "columns": {"order_id": "id", "country": "place.country", "produced_at": "$timestamp", "whole": "$value"},
+        "drop": ["place", "total"],
+        "skip_if": {"id": [2, 7]},
+    }
+    scenario.write(None, topics=orders.topic, format=AVRO, **keys).make_sink()
+    scenario.run()
+    assert scenario.rows("order_id, city, at, country, whole->>'id', produced_at > now() - interval '1 hour'") == [
+        (1, None, AT, "CH", "1", True),
+        (3, None, AT, "CH", "3", True),
+    ]
+    assert scenario.counts() == {"loaded": 2, "sink_rows": 2, "skipped": 1}
+    scenario.check()
+
+
+def test_nested_records_may_be_flattened(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(None, topics=orders.topic, format=AVRO, flatten="_").make_sink()
+    scenario.run()
+    assert scenario.rows("id, place_country") == [(1, "CH")]
+
+
+def test_the_tables_types_decide_where_nothing_is_lost(orders: Orders) -> None:
+    """A number in a text column, milliseconds as a time, text as a uuid or a date. A value that does not fit fails alone."""
+    schema = {
+        "type": "record",
+        "name": "Event",
+        "fields": [
+            {"name": "id", "type": "int"},
+            {"name": "number", "type": "long"},
+            {"name": "ms", "type": "long"},
+            {"name": "tags", "type": {"type": "array", "items": "string"}},
+            {"name": "uid", "type": "string"},
+            {"name": "day", "type": "string"},
+            {"name": "small", "type": "long"},
+            {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4}},
+        ],
+    }
+    event = {"id": 1, "number": 5, "ms": 1_767_323_045_678, "tags": ["a"], "uid": str(UUID(int=7)), "day": "2026-01-02", "small": 3}
+    event["price"] = Decimal("1.5000")
+    scenario = orders.scenario
+    orders.produce(event, {**event, "uid": "x"}, {**event, "small": 2**40}, {**event, "price": Decimal("1.2345")}, event, schema=schema)
+    ddl = "id bigint, number text, ms timestamptz, tags text[], uid uuid, day date, small smallint, price numeric(10,2)"
+    scenario.write(None, topics=orders.topic, format=AVRO).make_sink(ddl)
+    scenario.run()
+    row = (1, "5", AT, ["a"], str(UUID(int=7)), date(2026, 1, 2), 3, Decimal("1.50"))
+    assert scenario.rows("id, number, ms, tags, uid::text, day, small, price") == [row, row]
+    assert scenario.failed("record_offset, error_type, error_text") == [
+        (1, "Fail", "uid does not fit uuid: the value is a string"),
+        (2, "Fail", "small does not fit smallint: the value is a int64"),
+        (3, "Fail", "price does not fit numeric(10,2): the value is a decimal128(20, 4)"),
+    ]
+    scenario.check()
+
+
+def test_what_does_not_fit_the_table_is_said_before_anything_is_read(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(None, topics=orders.topic, format=AVRO).make_sink("id bigint, city text, total double precision, at timestamp")
+    with pytest.raises(SinkMismatch) as caught:
+        scenario.run()
+    assert "column at: the output is timestamp[us, tz=UTC], the table is timestamp without time zone" in str(caught.value)
+    assert 'ADD COLUMN "place" jsonb;' in str(caught.value)
+
+
+def test_key_that_is_text_or_avro(orders: Orders) -> None:
+    scenario = orders.scenario
+    key = orders.written_key({"id": 9})
+    scenario.topics.produce(orders.topic, [orders.written(order(1))], key=key)
+    keys = {"columns": {"key_id": "$key.id"}, "drop": ["place", "total", "at", "city"], "format": {"value": "avro", "key": "avro"}}
+    scenario.write(None, topics=orders.topic, **keys).make_sink()
+    scenario.run()
+    assert scenario.rows("id, key_id") == [(1, 9)]
+
+
+EVENT: dict[str, Any] = {
+    "id": 1,
+    "name": "Zürich",
+    "at": "2026-01-02T03:04:05.678Z",
+    "price": 12.50,
+    "uid": str(UUID(int=7)),
+    "tags": ["a", None],
+    "place": {"country": "CH", "geo": {"lat": 47.0}},
+    "more": "ignored",
+}
+EVENT_DDL = (
+    "id bigint, name text, at timestamptz, price numeric(10,2), uid uuid, tags text[], place jsonb, country text, lat double precision,"
+    " ms timestamptz, loaded_at timestamptz DEFAULT now(), missing text"
+)
+
+
+@pytest.mark.parametrize("encoding", ["json", "json_schema"])
+def test_json_is_read_in_the_tables_types(scenario: Scenario, encoding: str) -> None:
+    topic = scenario.topics.create()
+    prefix = b"\0\0\0\0\x07" if encoding == "json_schema" else b""
+    bad: list[dict[str, Any]] = [{"id": "one"}, {"at": "2026-01-02T03:04:05"}, {"price": 1.234}, {"place": {"geo": 5}}, {"id": 2**70}]
+    events = [EVENT | {"ms": 1_767_323_045_678}, *(EVENT | each for each in bad), EVENT | {"id": None, "place": None}]
+    scenario.topics.produce(topic, [prefix + json.dumps(each).encode() for each in events], key=b"k7")
+    scenario.topics.produce(topic, [prefix + b"[]", prefix + b"{", None, prefix + b"{}"], key=b"k7")
+    columns = {"country": "place.country", "lat": "place.geo.lat"}
+    scenario.write(None, topics=topic, format={"value": encoding}, columns=columns).make_sink(EVENT_DDL)
+    scenario.run()
+    first = (1, "Zürich", AT, Decimal("12.50"), str(UUID(int=7)), ["a", None], EVENT["place"], "CH", 47.0, AT, True, None)
+    assert scenario.rows("id, name, at, price, uid::text, tags, place, country, lat, ms, loaded_at IS NOT NULL, missing") == [
+        first,
+        (None, *first[1:6], None, None, None, None, True, None),
+        (*[None] * 10, True, None),
+    ]
+    assert scenario.failed("record_offset, error_type, error_text") == [
+        (1, "Fail", "Expected `int | null`, got `str` - at `$.id`"),
+        (2, "Fail", "Expected `datetime` with a timezone component - at `$.at`"),
+        (3, "Fail", "price does not fit numeric(10,2): the value is of type Decimal"),
+        (4, "Fail", "Expected `object | null`, got `int` - at `$.place.geo`"),
+        (5, "Fail", "id does not fit bigint: the value is of type int"),
+        (7, "Fail", "Expected `object`, got `array`"),
+        (8, "Undecodable", "it is not JSON: Input data was truncated"),
+    ]
+    assert scenario.counts() == {"loaded": 3, "sink_rows": 3, "failed": 7, "skipped": 1}
+    scenario.check()
+
+
+def test_json_that_is_skipped_and_keys_as_columns(scenario: Scenario) -> None:
+    topic = scenario.topics.create()
+    values = [{"id": 1}, {"id": 2, "kind": "ping"}, {"id": 3, "kind": "ping", "test": False}, {"id": 4, "kind": None}]
+    scenario.topics.produce(topic, [json.dumps(each) for each in values], key=b"17")
+    keys = {"columns": {"number": "$key", "stamped": "$timestamp", "whole": "$value"}, "skip_if": {"kind": ["ping", "pong"], "test": None}}
+    scenario.write(None, topics=topic, format={"value": "json", "key": "string"}, **keys)
+    scenario.make_sink("id int, number int, stamped timestamptz, whole jsonb")
+    scenario.run()
+    assert scenario.rows("id, number, whole->'id'") == [(1, 17, 1), (3, 17, 3), (4, 17, 4)]
+    assert scenario.rows("stamped > now() - interval '1 hour'") == [True] * 3
+    assert scenario.counts() == {"loaded": 3, "sink_rows": 3, "skipped": 1}
+    scenario.check()
+
+
+def test_upsert_keeps_the_last_record_of_a_key_and_refuses_tombstones(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1), order(1, city="Bern"), None)
+    scenario.write(None, topics=orders.topic, format=AVRO)
+    scenario.set(sink={"table": scenario.table, "mode": "upsert", "key": ["id"]})
+    scenario.make_sink()
+    scenario.run()
+    assert scenario.rows("id, city") == [(1, "Bern")]
+    assert [each[1:] for each in scenario.failed()] == [
+        ("fail", "Fail", "its value is null, and deletes are not supported without a transform")
+    ]
+
+
+def test_newer_schema_brings_a_field_that_the_table_lacks(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(None, topics=orders.topic, format=AVRO).make_sink()
+    scenario.run()
+    orders.produce(order(2, channel="web"), schema=NEWER)
+    with pytest.raises(SinkMismatch, match='ADD COLUMN "channel" text;'):
+        scenario.run()
+    scenario.sql(f'ALTER TABLE {scenario.table} ADD COLUMN "channel" text')
+    scenario.run()
+    assert scenario.rows("id, channel") == [(1, None), (2, "web")]
+
+
+def test_json_needs_a_table(scenario: Scenario) -> None:
+    topic = scenario.topics.create()
+    scenario.write(None, topics=topic, format={"value": "json"})
+    assert "JSON has no schema" in scenario.command("sink", "ddl", scenario.name).stderr
+    checked = scenario.command("consumers", "check", scenario.name)
+    assert "JSON has no schema" in checked.stdout
+    scenario.make_sink("id int")
+    checked = scenario.command("consumers", "check", scenario.name)
+    assert checked.returncode == 0, checked.stdout
+    assert "none, the fields of json" in checked.stdout
+    scenario.set(columns={"name": "title"})
+    assert "the table has no column name" in scenario.command("consumers", "check", scenario.name).stdout
+
+
+def test_field_that_the_schema_lacks_is_named(orders: Orders) -> None:
+    scenario = orders.scenario
+    orders.produce(order(1))
+    scenario.write(None, topics=orders.topic, format=AVRO, columns={"country": "place.land"})
+    done = scenario.command("sink", "ddl", scenario.name)
+    assert 'The schema has no field "place.land". It has country.' in done.stderr
+
+
+def test_field_with_the_name_of_a_column_with_a_meaning_is_refused(orders: Orders) -> None:
+    """It would be taken for the reason of a failure."""
+    scenario = orders.scenario
+    schema = {"type": "record", "name": "Try", "fields": [{"name": "id", "type": "int"}, {"name": "error", "type": "string"}]}
+    orders.produce({"id": 1, "error": "boom"}, schema=schema)
+    scenario.write(None, topics=orders.topic, format=AVRO).make_sink("id int, error text")
+    with pytest.raises(FieldReserved, match=r"columns: \{error_: error\}, or drop it"):
+        scenario.run()
+    scenario.set(columns={"message": "error"})
+    scenario.sql(f"ALTER TABLE {scenario.table} RENAME COLUMN error TO message")
+    scenario.run()
+    assert scenario.rows("id, message") == [(1, "boom")]
