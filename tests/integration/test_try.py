@@ -210,6 +210,10 @@ def test_rows_of_a_spark_aggregate_belong_to_the_batch_and_udfs_find_their_modul
     found = shell.tried()
     assert found["rows"] == [{"word": "A", "times": 3}]
     assert [each["disposition"] for each in found["records"]] == [None] * 3
+    scenario.transform(source.replace("return text.upper()", "raise ValueError('it is ' + text)"))
+    done = shell.call()
+    assert (done.exit_code, type(done.exception)) == (1, TransformFailed)
+    assert "ValueError: it is" in str(done.exception)
 
 
 def test_latest_are_the_last_committed_records_over_all_partitions(scenario: Scenario) -> None:
@@ -243,3 +247,24 @@ def test_empty_topic_and_fixed_partitions(shell: Shell, project_dir: Path) -> No
     scenario.topics.produce(topic, ["a"], partition=0)
     scenario.topics.produce(topic, ["b"], partition=1)
     assert [(each["partition"], each["rows"]) for each in shell.tried()["records"]] == [(1, [{"payload": "\\x62"}])]
+
+
+def test_times_that_python_does_not_have_are_shown(shell: Shell) -> None:
+    """A record's timestamp after the year 9999 is not shown; such values are text."""
+    source = """
+        import pyarrow as pa
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            names = ["kafka_topic", "kafka_partition", "kafka_offset"]
+            far = batch["timestamp"]
+            return pa.RecordBatch.from_arrays([*(batch[name] for name in names), far, far.cast("date32")], names=[*names, "far", "day"])
+    """
+    scenario = shell.scenario
+    topic = scenario.topics.create(message_timestamp_after_max_ms=str(2**63 - 1))
+    scenario.topics.produce(topic, ["a"], timestamp=300_000_000_000_000)
+    scenario.write(source, topics=topic)
+    for _ in range(2):
+        (record,) = shell.tried()["records"]
+        assert (record["timestamp"], record["rows"]) == (None, [{"far": "11476-08-15 05:20:00.000000Z", "day": "11476-08-15"}])
+        scenario.sql(f"DROP TABLE IF EXISTS {scenario.table}")
+        scenario.make_sink("far timestamptz, day date")

@@ -24,7 +24,7 @@ from tidemark.consume.describe import layout_of
 from tidemark.consume.fields import Fields, transform_of
 from tidemark.consume.forms import Work, by_record, function_output, judged_batch
 from tidemark.consume.latest import latest
-from tidemark.consume.messages import LAST_MS, NO_TIMESTAMP, record_of, records
+from tidemark.consume.messages import NO_TIMESTAMP, record_of, records
 from tidemark.db import session
 from tidemark.errors import BadInput
 from tidemark.formats.decoder import SchemasMissing
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
+LAST_SHOWN_MS = 253_402_300_799_999
+"""The end of the year 9999, Python's last. Later timestamps are not shown."""
 _ADDED = frozenset((*GIVEN, *(name for name, _ in LINEAGE)))
 
 
@@ -306,7 +308,7 @@ def _tried(message: Message, outcome: _Outcome) -> Tried:
     offset = message.offset() or 0
     rows, reject = outcome.rows.get(offset, []), outcome.rejects.get(offset)
     kind, millis = message.timestamp()
-    known = kind != NO_TIMESTAMP and 0 <= millis <= LAST_MS
+    known = kind != NO_TIMESTAMP and 0 <= millis <= LAST_SHOWN_MS
     place = (_partition(message), offset, millis if known else None)
     if reject is not None:
         return Tried(*place, reject.disposition, (), reject.error_type, reject.error_text)
@@ -337,8 +339,19 @@ def _values(rows: pa.RecordBatch, types: Mapping[str, str]) -> list[Row]:
     for name, values in zip(rows.schema.names, rows.columns, strict=True):
         postgres = types.get(name)
         plain = values if postgres is None else conform(values, postgres)
-        columns[name] = [_plain(value, postgres) for value in plain.to_pylist(maps_as_pydicts="lossy")]
+        columns[name] = [_plain(value, postgres) for value in _python(plain)]
     return [{name: values[at] for name, values in columns.items()} for at in range(rows.num_rows)]
+
+
+def _python(values: pa.Array) -> list[Any]:
+    """The values as Python's; as text, if Python has no such times: it ends in the year 9999, and at microseconds."""
+    import pyarrow as pa
+
+    try:
+        found: list[Any] = values.to_pylist(maps_as_pydicts="lossy")
+    except (ValueError, OverflowError):
+        found = values.cast(pa.string()).to_pylist()
+    return found
 
 
 def _plain(value: Any, postgres: str | None = None) -> Any:
