@@ -145,12 +145,8 @@ def kafka_servers(stack: LocalStack) -> str:
 
 @pytest.fixture(scope="session")
 def registry() -> Iterator[str]:
-    """The URL of a schema registry that starts with the first test that asks for it: the running one of ``TIDEMARK_TEST_STACK``, or one
-    alone. Subjects are shared with other tests, so name them after the test's own topics."""
-    running = os.environ.get("TIDEMARK_TEST_STACK")
-    if running and (shared := LocalStack(Path(running)).registry).runs():
-        yield shared.url()
-        return
+    """The URL of a schema registry that starts with the first test that asks for it. Each process has its own, because a test may have to
+    know the id that the registry gives next. Subjects are shared with other tests, so name them after the test's own topics."""
     with tempfile.TemporaryDirectory(prefix="tidemark-registry-") as folder:
         stack = LocalStack(Path(folder))
         stack.start_registry()

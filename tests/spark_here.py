@@ -17,7 +17,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.spark import engine
 from tidemark.spark.engine import SparkEngine
-from tidemark.spark.session import SETTINGS, _session
+from tidemark.spark.session import SETTINGS, _session, end_jvm
 from tidemark.spec.transform import load_permanent
 
 if TYPE_CHECKING:
@@ -40,7 +40,11 @@ class Lasting(SparkEngine):
 @contextlib.contextmanager
 def spark_session(transforms: Path) -> Iterator[SparkSession]:
     """A session with two cores, which is every engine's as long as the block runs. Its Python workers import from ``transforms``, to which
-    modules may be added at any time."""
+    modules may be added at any time.
+
+    Starts a JVM of its own: one that an earlier test has left, of `tidemark try` for instance, does not have Kafka's connector.
+    """
+    end_jvm()
     jars = ",".join(str(jar) for jar in spark_jars())
     session = _session("tests", "local[2]", {**SETTINGS, "spark.jars": jars, "spark.executorEnv.PYTHONPATH": str(transforms)})
     try:

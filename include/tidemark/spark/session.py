@@ -149,9 +149,19 @@ def archived_session(file: Path) -> Iterator[SparkSession]:
         if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
             gateway.proc.kill()  # otherwise it would write an incomplete archive
         raise
-    jvm = SparkContext._gateway.proc  # type: ignore[union-attr]  # noqa: SLF001
-    jvm.stdin.close()  # ends the JVM
-    jvm.wait()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """Ends this process's JVM, if there is one, so that the next session starts its own. A session's end leaves the JVM running."""
+    from pyspark import SparkContext
+
+    if (gateway := SparkContext._gateway) is None:  # noqa: SLF001
+        return
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # ends the JVM
+    gateway.proc.wait()
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
 
 
 @contextlib.contextmanager
