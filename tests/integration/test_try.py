@@ -113,7 +113,9 @@ def test_a_function_with_and_without_a_table(shell: Shell) -> None:
     expected = [(0, "skip", []), *refused, (3, "load", rows), (4, "skip", []), (5, "load", [{"payload": "\0", "number": 0}])]
     found = shell.tried()
     assert outcomes(found) == expected
-    assert found["notes"] == [f"table {scenario.table} does not exist, so values are not compared with it"]
+    assert found["notes"] == [
+        f"table {scenario.table} does not exist, so values are not compared with it; `tidemark sink ddl {scenario.name}` prints its DDL"
+    ]
     shell.set("TIDEMARK_DATABASE_URL", "")
     found = shell.tried()
     assert outcomes(found) == expected

@@ -12,7 +12,7 @@ import pytest
 from tests.orders import AT, NEWER, Orders, order
 from tests.scenario import Scenario
 
-from tidemark.consume.fields import FieldReserved
+from tidemark.consume.fields import FieldReserved, FieldUnreadable
 from tidemark.sink.table import SinkMismatch
 
 AVRO = {"value": "avro"}
@@ -202,12 +202,59 @@ def test_newer_schema_brings_a_field_that_the_table_lacks(orders: Orders) -> Non
     assert scenario.rows("id, channel") == [(1, None), (2, "web")]
 
 
+def test_ddl_for_json_comes_from_the_latest_records(scenario: Scenario) -> None:
+    """Fields, and `columns` with paths into JSON or to the key and the time. It loads them."""
+    topic = scenario.topics.create()
+    keys = {"columns": {"land": "place.country", "key_id": "$key.id", "stamped": "$timestamp", "whole": "$value", "title": "name"}}
+    scenario.write(None, topics=topic, format={"value": "json", "key": "json"}, drop=["debug"], **keys)
+    empty = scenario.command("sink", "ddl", scenario.name)
+    assert (empty.returncode, empty.stdout) == (1, "")
+    assert f"{topic}: it has no records with values, from which columns could come. Produce a record first" in " ".join(
+        empty.stderr.split()
+    )
+    event = {"id": 7, "name": "a", "at": "2026-01-02T03:04:05.678Z", "place": {"country": "CH"}, "debug": 1, 'a"b': 1}
+    scenario.topics.produce(topic, [json.dumps(event), None], key=b'{"id": 9}')
+    made = scenario.command("sink", "ddl", scenario.name)
+    assert 'not loaded, because it cannot be the name of a column: "a"b"' in made.stderr
+    scenario.sql(made.stdout)
+    assert scenario.command("consumers", "check", scenario.name).returncode == 0
+    scenario.run()
+    row = (7, AT, {"country": "CH"}, "CH", 9, True, "a", 7)
+    assert scenario.rows("id, at, place, land, key_id, stamped IS NOT NULL, title, whole->'id'") == [row]
+    scenario.check()
+    again = scenario.command("sink", "ddl", scenario.name)
+    assert (again.returncode, "only the table says which columns there are" in " ".join(again.stderr.split())) == (1, True)
+
+
+def test_ddl_for_json_refuses_a_reserved_name_and_adds_the_key_of_an_upsert(scenario: Scenario) -> None:
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, ['{"id": 1, "error": "none"}', '{"id": 1, "error": "late"}'])
+    scenario.write(None, topics=topic, format={"value": "json"})
+    scenario.set(sink={"table": scenario.table, "mode": "upsert", "key": ["id"]})
+    assert 'The field "error" has the name of a column' in scenario.command("sink", "ddl", scenario.name).stderr
+    scenario.set(columns={"reason": "error"})
+    scenario.sql(scenario.command("sink", "ddl", scenario.name).stdout)
+    scenario.run()
+    assert scenario.rows("id, reason") == [(1, "late")]
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b"])
+def test_json_field_whose_name_cannot_be_read_is_refused_before_the_run(scenario: Scenario, name: str) -> None:
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [json.dumps({"id": 1, name: 2})])
+    scenario.write(None, topics=topic, format={"value": "json"})
+    quoted = name.replace('"', '""')
+    scenario.make_sink(f'id int, "{quoted}" int')
+    with pytest.raises(FieldUnreadable, match="has a quote, a backslash or a control character"):
+        scenario.run()
+
+
 def test_json_needs_a_table(scenario: Scenario) -> None:
     topic = scenario.topics.create()
     scenario.write(None, topics=topic, format={"value": "json"})
-    assert "JSON has no schema" in scenario.command("sink", "ddl", scenario.name).stderr
     checked = scenario.command("consumers", "check", scenario.name)
     assert "JSON has no schema" in checked.stdout
+    assert "`tidemark sink ddl NAME` derives its DDL from the latest records" in " ".join(checked.stdout.split())
     scenario.make_sink("id int")
     checked = scenario.command("consumers", "check", scenario.name)
     assert checked.returncode == 0, checked.stdout

@@ -11,9 +11,11 @@ import typer
 
 from tidemark import project
 from tidemark.cli.common import OutputFormat, print_json, stderr, stdout
+from tidemark.cli.sketch import say_left_out
 from tidemark.consume.check import Report, check, sink_ddl
 from tidemark.consume.describe import SparkSchema
-from tidemark.consume.fields import transform_of
+from tidemark.consume.fields import ColumnsUnknown, transform_of
+from tidemark.consume.sketch import sketched_table
 from tidemark.spec import ConsumerSpec, SpecInvalid, find_consumer, read_folder
 from tidemark.spec.problem import shown
 from tidemark.text.duration import format_duration
@@ -54,8 +56,14 @@ def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partit
     """Prints the DDL of a consumer's sink as plain SQL for psql."""
     spec = find_consumer(name, consumers or project.consumers())
     transform = transform_of(spec, folders)
-    with spark_schemas() as spark_schema:
-        typer.echo(sink_ddl(spec, transform, spark_schema, partitions=partitions))
+    try:
+        with spark_schemas() as spark_schema:
+            ddl = sink_ddl(spec, transform, spark_schema, partitions=partitions)
+    except ColumnsUnknown:
+        made = sketched_table(spec, partitions)
+        say_left_out(made)
+        ddl = made.ddl
+    typer.echo(ddl)
 
 
 class SmallSpark:

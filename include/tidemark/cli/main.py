@@ -155,7 +155,7 @@ def sink_ddl(
         int | None, typer.Option(min=1, help="LIST-partition the table by this many Kafka partitions, one index per writer.")
     ] = None,
 ) -> None:
-    """Print the DDL of a consumer's table, derived from the columns that its transform returns."""
+    """Print the DDL of a consumer's table, derived from its transform's result, its schema or, for JSON, its latest records."""
     from tidemark.cli.check import print_ddl
 
     print_ddl(name, consumers, folders(transforms), partitions)

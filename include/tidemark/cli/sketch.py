@@ -8,7 +8,7 @@ import typer
 
 from tidemark import project
 from tidemark.cli.common import OutputFormat, print_json, stderr
-from tidemark.consume.sketch import sketched
+from tidemark.consume.sketch import Sketch, sketched
 from tidemark.text.wording import quoted
 
 
@@ -18,13 +18,17 @@ def new_consumer(topic: str, name: str | None, table: str | None, sample: int, c
     made.write()
     for path in made.files:
         _say(f"wrote {path}")
-    for field in made.left_out:
-        _say(f"not loaded, because it cannot be the name of a column: {quoted(field)}")
+    say_left_out(made)
     if output is OutputFormat.JSON:
         print_json({"consumer": made.name, "files": [str(path) for path in made.files], "ddl": made.ddl, "left_out": made.left_out})
         return
     typer.echo(made.ddl)
     _say(f"Next: read the DDL and run it, then `tidemark consumers check {made.name}` and `tidemark try {made.name}`")
+
+
+def say_left_out(made: Sketch) -> None:
+    for field in made.left_out:
+        _say(f"not loaded, because it cannot be the name of a column: {quoted(field)}")
 
 
 def _say(text: str) -> None:

@@ -64,7 +64,23 @@ class ColumnsUnknown(Refused):
     """JSON has no schema, and there is no table."""
 
     def __str__(self) -> str:
-        return "JSON has no schema, so only the table says which columns there are. Create the table, with the lineage columns."
+        return (
+            "JSON has no schema, so only the table says which columns there are. If there is no table yet, `tidemark sink ddl NAME` "
+            "derives its DDL from the latest records."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class FieldUnreadable(Refused):
+    """JSON is not searched for a field of this name."""
+
+    field: str
+
+    def __str__(self) -> str:
+        return (
+            f"The field {self.field!r} cannot be read from JSON, because its name has a quote, a backslash or a control character. "
+            "Rename the column of that name, or the field in the consumer's file, or write a transform."
+        )
 
 
 def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
@@ -107,7 +123,7 @@ class Fields:
     def output(self, given: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
         """The columns of the rows, for input of the schema ``given``. ``table``: the table's columns, None if there is no table.
 
-        Raises `FieldMissing`, `FieldReserved`, and `ColumnsUnknown` for JSON without a table.
+        Raises `FieldMissing`, `FieldReserved`, and for JSON `FieldUnreadable`, or `ColumnsUnknown` without a table.
         """
         import pyarrow as pa
 
@@ -117,6 +133,10 @@ class Fields:
         paths = self._paths(given, table or ())
         if taken := next((name for name in paths if name in RESERVED), None):
             raise FieldReserved(field=taken)
+        read = [*paths.values(), *(steps for _, steps, _ in self.skip_if)]
+        for name in (name for steps in read if steps[0] in self.json for name in steps[1:]):
+            if json_fields.UNREADABLE & {*name}:
+                raise FieldUnreadable(field=name)
         fields = [_output_field(name, self._type_at(given, steps), have.get(name)) for name, steps in paths.items()]
         return pa.schema([*fields, *(pa.field(name, given.field(name).type) for name in GIVEN)])
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import msgspec
 
 UNIX_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
+"""Characters that msgspec refuses in the name of a field to read."""
 ANY = "any"
 """In place of a column's type: whatever the JSON has."""
 _AWARE, _NAIVE = msgspec.Meta(tz=True), msgspec.Meta(tz=False)

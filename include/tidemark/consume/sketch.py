@@ -19,17 +19,20 @@ import msgspec
 import yaml
 
 from tidemark import project
-from tidemark.connections import kafka_config, registry_config
+from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
+from tidemark.consume import json_fields
 from tidemark.consume.check import ddl_of
 from tidemark.consume.decode import Decoding
-from tidemark.consume.fields import RESERVED, Fields, transform_of
+from tidemark.consume.fields import RESERVED, ColumnsUnknown, FieldReserved, Fields, Steps, transform_of
 from tidemark.consume.latest import latest
+from tidemark.db import session, transaction
 from tidemark.errors import BadInput, Refused
 from tidemark.formats.decoder import Decoder
 from tidemark.formats.registry import Registry
 from tidemark.formats.schema import Node
 from tidemark.kafka.cluster import Cluster
 from tidemark.records.outcome import GIVEN
+from tidemark.sink.table import read_columns
 from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer
 from tidemark.spec.model import Encoding
 
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
 
 OF_SCHEMA = {"AVRO": Encoding.AVRO, "JSON": Encoding.JSON_SCHEMA, "PROTOBUF": Encoding.PROTOBUF}
 """What a registry calls a schema's type, and our name of the format."""
-UNREADABLE = frozenset('"\\') | frozenset(map(chr, range(32)))
-"""Characters that msgspec refuses in the name of a field to read."""
+SAMPLE = 100
+"""Default number of latest records to look at."""
 BIGINT = range(-(2**63), 2**63)
 WRITE_ONE = "Write a transform that reads it: format: {value: bytes}, or {value: string} for text, and transform: module:function."
 _MOMENT = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -129,6 +132,64 @@ def sketched(topic: str, name: str, table: str | None, sample: int, consumers: P
     return Sketch(name, files, _ddl(_spec(name, keys), fields, columns), left_out)
 
 
+def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
+    """The DDL for a consumer of JSON without code, by the latest records of its topics. Writes nothing.
+
+    Raises `ColumnsUnknown` if the table exists, because then its types decide; `BadInput` if the topics have no values, `FieldReserved`,
+    and `NoSketch`.
+    """
+    import pyarrow as pa
+
+    if _table_exists(spec.sink.table):
+        raise ColumnsUnknown
+    function = transform_of(spec, ()).function
+    assert isinstance(function, Fields)
+    cluster = Cluster(kafka_config())
+    topics = cluster.topics(cluster.subscribed(spec))
+    logs = cluster.logs(each for topic in topics for each in topic.all() if spec.fixed.covers(each))
+    messages = latest(kafka_config(), logs.values(), SAMPLE)
+    names = ", ".join(topic.name for topic in topics)
+    if all(message.value() is None for message in messages):
+        fix = "Produce a record first, or create the table yourself, with the lineage columns."
+        raise BadInput(what=names, found="it has no records with values, from which columns could come", fix=fix)
+    kinds = {name: _sampled(names, steps, spec, messages) for name, steps in function.columns if steps[0] in function.json}
+    used = {steps for _, steps in function.columns}
+    own = [
+        field
+        for field in _of_sample(names, spec.format.value, messages)
+        if ("value", field.name) not in used and field.name not in function.drop and field.name not in dict(function.columns)
+    ]
+    if taken := next((field.name for field in own if field.name in RESERVED), None):
+        raise FieldReserved(field=taken)
+    columns = _columns(own)
+    kinds |= {field.name: field.type for field in own if field.name in columns and field.type is not None}
+    given = function.output(Decoding(spec, registry_config(), lambda: spec.topics).input_schema(), ())
+    first = [pa.field(name, pa.string(), metadata={"postgres": kind}) for name, kind in kinds.items()]
+    output = pa.schema([*first, *(field for field in given if field.name not in kinds)])
+    return Sketch(spec.name, {}, ddl_of(spec, output, partitions), [field.name for field in own if field.name not in columns])
+
+
+def _table_exists(table: str) -> bool:
+    """Not if the environment names no database."""
+    try:
+        url = database_url()
+    except BadInput as error:
+        if error.what != DATABASE_URL:
+            raise
+        return False
+    with session(url) as connection, transaction(connection) as cur:
+        return bool(read_columns(cur, table))
+
+
+def _sampled(topics: str, steps: Steps, spec: ConsumerSpec, messages: Sequence[Message]) -> str:
+    """The type of a column with the field at this path of JSON."""
+    side, *path = steps
+    found = _parsed(topics, getattr(spec.format, side), messages, side)
+    for name in path:
+        found = [each.get(name) if isinstance(each, dict) else None for each in found]
+    return column_type([each for each in found if each is not None]) if path else "jsonb"
+
+
 class _Subjects(Registry):
     def type_of(self, subject: str) -> str | None:
         """The type of a subject's newest schema. `None` if there is no such subject."""
@@ -168,11 +229,12 @@ def _is_printable(data: bytes) -> bool:
         return False
 
 
-def _parsed(topic: str, encoding: Encoding, messages: Sequence[Message]) -> list[Any]:
-    """The values that are not null; for one that is not JSON, an exception."""
-    values = [value for message in messages if (value := message.value()) is not None]
+def _parsed(topic: str, encoding: Encoding, messages: Sequence[Message], side: str = "value") -> list[Any]:
+    """The values (or keys) that are not null; for one that is not JSON, an exception."""
+    values = [value for message in messages if (value := getattr(message, side)()) is not None]
     framed = dict.fromkeys(("key", "value"), True)
-    return Decoder({"key": Encoding.BYTES, "value": encoding}, framed=framed).objects(topic, "value", values, [[]] * len(values))
+    encodings = dict.fromkeys(("key", "value"), Encoding.BYTES) | {side: encoding}
+    return Decoder(encodings, framed=framed).objects(topic, side, values, [[]] * len(values))
 
 
 def _of_schema(spec: ConsumerSpec, topic: str) -> list[Field]:
@@ -234,7 +296,9 @@ def _is_moment(text: str) -> bool:
 def _columns(fields: Sequence[Field]) -> dict[str, str]:
     """The column of each field: of the same name, unless that is reserved. Without fields that no column can have."""
     names = [
-        field.name for field in fields if 0 < len(field.name.encode()) <= checks.POSTGRES_NAME_LIMIT and not UNREADABLE & {*field.name}
+        field.name
+        for field in fields
+        if 0 < len(field.name.encode()) <= checks.POSTGRES_NAME_LIMIT and not json_fields.UNREADABLE & {*field.name}
     ]
     columns: dict[str, str] = {}
     for name in names:

@@ -153,7 +153,8 @@ def _layout(spec: ConsumerSpec, transform: Transform, given: pa.Schema, spark: L
             raise
         trial.notes.append(f"{DATABASE_URL} is not set, so values are not compared with the table")
     except SinkMissing:
-        trial.notes.append(f"table {spec.sink.table} does not exist, so values are not compared with it")
+        create = f"`tidemark sink ddl {spec.name}` prints its DDL"
+        trial.notes.append(f"table {spec.sink.table} does not exist, so values are not compared with it; {create}")
     if isinstance(transform.function, Fields):
         return Layout(spec.sink.table, tuple(columns_of(transform.function.output(given, None))))
     return None
