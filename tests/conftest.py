@@ -25,6 +25,7 @@ from tidemark import schema
 from tidemark.local import LocalStack
 
 if TYPE_CHECKING:
+    from tests.change_data import ChangeSource
     from tests.orders import Orders
 
 if not hasattr(sys.modules["__main__"], "__file__"):  # a worker of xdist; pyspark would take it for its own doctests, and exit
@@ -154,6 +155,15 @@ def registry() -> Iterator[str]:
             yield stack.registry.url()
         finally:
             stack.stop_registry()
+
+
+@pytest.fixture(scope="session")
+def change_source(kafka_servers: str) -> Iterator[ChangeSource]:
+    """A database whose changes Debezium writes to the session's Kafka, started with the first test that asks for it."""
+    from tests import change_data
+
+    with change_data.running(kafka_servers) as source:
+        yield source
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tidemark.errors import BadInput
 from tidemark.jvm.errors import ExtraMissing, FolderUnusable, JarsUnavailable
 from tidemark.jvm.java import find_java
 
-__all__ = ["broker_jars", "cache", "registry_jars", "spark_jars"]
+__all__ = ["Recipe", "broker_jars", "cache", "jars_of", "registry_jars", "spark_jars"]
 
 _LIMIT_S = 900
 """A slow connection may take minutes for 140 MB; a dead one must time out."""
@@ -45,13 +45,15 @@ _SETTINGS = """<ivysettings>
 class Recipe:
     """One file for Ivy, whose configurations are fetched together."""
 
-    file: str
+    file: str | Path
+    """A path, or the name of a file in this package."""
     configurations: tuple[str, ...]
     what: str
     size: str
 
     def read(self) -> bytes:
-        return resources.files("tidemark.jvm").joinpath(self.file).read_bytes()
+        file = self.file if isinstance(self.file, Path) else resources.files("tidemark.jvm").joinpath(self.file)
+        return file.read_bytes()
 
 
 KAFKA = Recipe("ivy.xml", ("broker", "spark"), "the jars of Kafka and of Spark's connector", "60 MB")
@@ -63,17 +65,17 @@ def broker_jars(report: Callable[[str], None] | None = None) -> list[Path]:
 
     Calls ``report`` when fetching starts. Raises `JarsUnavailable` if they cannot be fetched, `JavaUnusable` if Ivy cannot run.
     """
-    return _jars(KAFKA, "broker", report)
+    return jars_of(KAFKA, "broker", report)
 
 
 def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
     """The jars of Spark's Kafka connector, for ``spark.jars``; otherwise like `broker_jars`."""
-    return _jars(KAFKA, "spark", report)
+    return jars_of(KAFKA, "spark", report)
 
 
 def registry_jars(report: Callable[[str], None] | None = None) -> list[Path]:
     """The jars of the schema registry, in the folders of its distribution; otherwise like `broker_jars`."""
-    return _jars(REGISTRY, "registry", report)
+    return jars_of(REGISTRY, "registry", report)
 
 
 def cache() -> Path:
@@ -82,7 +84,8 @@ def cache() -> Path:
     return Path(named).resolve() if named else Path.home() / ".cache" / "tidemark"
 
 
-def _jars(recipe: Recipe, configuration: str, report: Callable[[str], None] | None) -> list[Path]:
+def jars_of(recipe: Recipe, configuration: str, report: Callable[[str], None] | None = None) -> list[Path]:
+    """The jars of one configuration of a recipe; otherwise like `broker_jars`."""
     folder = cache() / "jars" / hashlib.sha256(recipe.read()).hexdigest()[:12]
     listed = _listed(folder, recipe)
     if listed is None:

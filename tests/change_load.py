@@ -1,0 +1,204 @@
+"""Random changes to a table with a column of each type, and what a topic of Debezium's must say about them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+from tests.change_data import UNAVAILABLE
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+WIDE_BYTES = 6_000
+"""Of random text, which Postgres stores apart from the row (TOAST)."""
+
+
+def _moment(rng: Random) -> datetime:
+    return EPOCH + timedelta(microseconds=rng.randrange(-(10**15), 4 * 10**15))
+
+
+def _text(rng: Random) -> str:
+    return "".join(rng.choice('aZ é"\\\n\t,{}\U0001f600') for _ in range(rng.randrange(12)))
+
+
+def _document(rng: Random) -> str:
+    return json.dumps({"a": rng.randrange(9), "b": [None, _text(rng)]}, ensure_ascii=False)
+
+
+def _array(rng: Random, item: Callable[[Random], Any]) -> list[Any]:
+    return [rng.choice([None, item(rng)]) for _ in range(rng.randrange(4))]
+
+
+def _decimal(rng: Random, digits: int, scale: int) -> Decimal:
+    return _scaled(rng.randrange(-(10**digits) + 1, 10**digits), scale)
+
+
+TYPES: dict[str, tuple[str, Callable[[Random], Any]]] = {
+    "a_smallint": ("smallint", lambda rng: rng.randrange(-(2**15), 2**15)),
+    "an_int": ("int", lambda rng: rng.randrange(-(2**31), 2**31)),
+    "a_bigint": ("bigint", lambda rng: rng.randrange(-(2**63), 2**63)),
+    "a_price": ("numeric(12,2)", lambda rng: _decimal(rng, 12, 2)),
+    "a_numeric": ("numeric", lambda rng: _decimal(rng, 30, rng.randrange(20))),
+    "a_real": ("real", lambda rng: rng.randrange(-(2**17), 2**17) / 8),
+    "a_double": ("double precision", lambda rng: rng.gauss(0, 1e6)),
+    "a_boolean": ("boolean", lambda rng: rng.random() < 0.5),
+    "a_text": ("text", _text),
+    "a_varchar": ("varchar(20)", _text),
+    "a_char": ("char(20)", lambda rng: _text(rng).ljust(20)),
+    "a_bytea": ("bytea", lambda rng: rng.randbytes(rng.randrange(20))),
+    "a_date": ("date", lambda rng: _moment(rng).date()),
+    "a_time": ("time", lambda rng: _moment(rng).time()),
+    "a_timestamp": ("timestamp", lambda rng: _moment(rng).replace(tzinfo=None)),
+    "a_timestamptz": ("timestamptz", _moment),
+    "an_interval": ("interval", lambda rng: timedelta(days=rng.randrange(-99, 99), seconds=rng.randrange(10**6))),
+    "a_uuid": ("uuid", lambda rng: str(uuid.UUID(bytes=rng.randbytes(16)))),
+    "a_json": ("json", _document),
+    "a_jsonb": ("jsonb", _document),
+    "texts": ("text[]", lambda rng: _array(rng, _text)),
+    "ints": ("int[]", lambda rng: _array(rng, lambda rng: rng.randrange(-(2**31), 2**31))),
+    "a_mood": ("mood", lambda rng: rng.choice(["sad", "ok", "happy"])),
+    "an_inet": ("inet", lambda rng: f"10.0.{rng.randrange(256)}.{rng.randrange(256)}"),
+    "wide": ("text", lambda rng: rng.randbytes(WIDE_BYTES // 2).hex()),
+}
+"""The type of each column, beside the primary key ``id``, and how to make a value of it. Some values the connector cannot write exactly:
+as a number, a month of an interval is 30.4375 days and a fraction of a second may be off by a microsecond; NaN as a numeric is null."""
+
+ENUM = "DO $$ BEGIN CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy'); EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+COLUMNS = ", ".join(["id bigint PRIMARY KEY", *(f"{name} {kind}" for name, (kind, _) in TYPES.items())])
+
+Statement = tuple[str, tuple[Any, ...]]
+
+
+@dataclass
+class Load:
+    """Changes to one table, the same ones for the same ``rng``: a `Random` of a seed, or Hypothesis'."""
+
+    rng: Random
+    table: str
+    truncates: bool = False
+    _live: list[int] = field(default_factory=list)
+    _next: int = 1
+    _added: list[str] = field(default_factory=list)
+
+    def transactions(self, count: int) -> Iterator[list[Statement]]:
+        """The statements of ``count`` transactions; the first ones insert, so that the others find rows."""
+        for number in range(count):
+            yield [self._statement(first=number < 3) for _ in range(self.rng.randint(1, 4))]
+
+    def _statement(self, *, first: bool) -> Statement:
+        if first or not self._live:
+            return self._insert()
+        kinds = [self._insert, self._update, self._change_key, self._delete, self._add_column, self._truncate]
+        (make,) = self.rng.choices(kinds, weights=[30, 40, 12, 12, 3, 3 if self.truncates else 0])
+        return make()
+
+    def _insert(self) -> Statement:
+        values = {"id": self._new_id(), **self._values(TYPES, nulls=0.2)}
+        self._live.append(values["id"])
+        marks = ", ".join(_mark(name) for name in values)
+        return f"INSERT INTO {self.table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+
+    def _update(self) -> Statement:
+        """Of a few columns: an unchanged wide value is not in the WAL."""
+        chosen = self.rng.sample([*TYPES, *self._added], self.rng.randint(1, 4))
+        values = self._values(chosen, nulls=0.3)
+        sets = ", ".join(f"{name} = {_mark(name)}" for name in values)
+        return f"UPDATE {self.table} SET {sets} WHERE id = %s", (*values.values(), self.rng.choice(self._live))
+
+    def _change_key(self) -> Statement:
+        """Sometimes to one that a deleted row had."""
+        old = self._live.pop(self.rng.randrange(len(self._live)))
+        free = sorted(set(range(1, self._next)) - {*self._live, old})
+        new = self.rng.choice(free) if free and self.rng.random() < 0.4 else self._new_id()
+        self._live.append(new)
+        return f"UPDATE {self.table} SET id = %s WHERE id = %s", (new, old)
+
+    def _delete(self) -> Statement:
+        return f"DELETE FROM {self.table} WHERE id = %s", (self._live.pop(self.rng.randrange(len(self._live))),)
+
+    def _add_column(self) -> Statement:
+        """Without a default: the rows that are there would get it without any record."""
+        self._added.append(f"added_{len(self._added)}")
+        return f"ALTER TABLE {self.table} ADD COLUMN {self._added[-1]} text", ()
+
+    def _truncate(self) -> Statement:
+        self._live.clear()
+        return f"TRUNCATE {self.table}", ()
+
+    def _new_id(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _values(self, columns: Iterable[str], nulls: float) -> dict[str, Any]:
+        own = Random(self.rng.randrange(2**32))  # the values take too much randomness for Hypothesis
+        make = {name: TYPES[name][1] if name in TYPES else _text for name in columns}
+        return {name: None if own.random() < nulls else make[name](own) for name in make}
+
+
+def _mark(name: str) -> str:
+    return f"%s::{TYPES[name][0]}" if name in TYPES else "%s"
+
+
+def replayed(records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]) -> dict[int, dict[str, Any]]:
+    """The rows by ``id`` after all records of one partition, of JSON with schemas: key, value, headers.
+
+    A wide value that is unavailable is the row's own so far. After a change of the key it is that of the row with the old key, which the
+    header of the new row's record names and the record before has deleted.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    moved: dict[str, Any] = {}
+    for key, value, headers in records:
+        if value is None:
+            continue
+        event = json.loads(value)["payload"]
+        if event["op"] == "t":
+            rows.clear()
+            continue
+        assert key is not None
+        number = json.loads(key)["payload"]["id"]
+        if event["op"] == "d":
+            moved = rows.pop(number)
+            continue
+        schemas = next(part for part in json.loads(value)["schema"]["fields"] if part["field"] == "after")["fields"]
+        row = {schema["field"]: _decoded(event["after"][schema["field"]], schema) for schema in schemas}
+        before = moved if "__debezium.oldkey" in headers else rows.get(number, {})
+        rows[number] = {name: before[name] if found == UNAVAILABLE else found for name, found in row.items()}
+    return rows
+
+
+def _decoded(value: Any, schema: Mapping[str, Any]) -> Any:
+    """As psycopg2 gives it, with JSON parsed."""
+    if value is None:
+        return None
+    match schema.get("name"):
+        case "org.apache.kafka.connect.data.Decimal":
+            return _scaled(_unscaled(value), int(schema["parameters"]["scale"]))
+        case "io.debezium.data.VariableScaleDecimal":
+            return _scaled(_unscaled(value["value"]), value["scale"])
+        case "io.debezium.time.Date":
+            return EPOCH.date() + timedelta(days=value)
+        case "io.debezium.time.MicroTime":
+            return (EPOCH + timedelta(microseconds=value)).time()
+        case "io.debezium.time.MicroTimestamp":
+            return (EPOCH + timedelta(microseconds=value)).replace(tzinfo=None)
+        case "io.debezium.time.ZonedTimestamp":
+            return datetime.fromisoformat(value)
+        case "io.debezium.time.MicroDuration":
+            return timedelta(microseconds=value)
+        case "io.debezium.data.Json":
+            return json.loads(value)
+    return base64.b64decode(value) if schema["type"] == "bytes" else value
+
+
+def _unscaled(text: str) -> int:
+    return int.from_bytes(base64.b64decode(text), "big", signed=True)
+
+
+def _scaled(unscaled: int, scale: int) -> Decimal:
+    return Decimal(f"{unscaled}E{-scale}")  # `Decimal.scaleb` rounds to 28 digits
