@@ -23,7 +23,7 @@ class Profile(StrEnum):
 
 
 TABLES = (
-    "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "erased", "erasure", "failed_record",
+    "attempt", "audit_event", "backfill", "backfill_cut", "batch", "consumer_group", "deletion", "erased", "erasure", "failed_record",
     "failed_record_edit", "flow", "group_member", "lag_group", "lag_history", "lag_partition", "lost_range", "maintenance", "migration",
     "objective", "partition_offset", "rebalance", "redrive", "redrive_record", "retry_action", "rewind",
     "rewind_archive", "rewind_group", "rewind_partition", "rewound_batch", "rewound_failed_record", "rewound_lost_range", "rewound_row",
@@ -31,6 +31,7 @@ TABLES = (
 )  # fmt: skip
 """Every profile may read these."""
 PAYLOADS: Mapping[str, Sequence[str]] = {
+    "deletion": ("digest", "key", "kept"),
     "erasure": ("salt", "digest"),
     "failed_record": ("key", "value", "headers"),
     "failed_record_edit": ("key", "value", "headers"),
@@ -70,12 +71,14 @@ RIGHTS: Mapping[Profile, Rights] = {
     Profile.RUNNER: Rights(
         "load, validate, retry and backfill",
         payloads=True,
-        insert=("attempt", "batch", "consumer_group", "failed_record", "group_member", "lag_group", "lag_history", "lag_partition",
-                "lost_range", "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result", "validation_row"),
+        insert=("attempt", "batch", "consumer_group", "deletion", "failed_record", "group_member", "lag_group", "lag_history",
+                "lag_partition", "lost_range", "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result",
+                "validation_row"),
         update={
             "attempt": (*_ENDED, "planned"),
             "batch": ("anchor_id", "validation_id"),
             "consumer_group": _GROUP,
+            "deletion": ("kept", "kept_topic_id", "kept_offset"),
             "failed_record": (*_TRIED, "attempt_id", "sink_rows", "tried_at", "tried_late"),
             "group_member": ALL,
             "lag_history": ALL,
@@ -116,6 +119,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "attempt": _ENDED,
             "backfill": ("end_offset",),
             "backfill_cut": ("given_back_by",),
+            "deletion": ("kept", "kept_topic_id", "kept_offset", "parked_by"),
             "erasure": ("state", "applied_by", "applied_at", *_ERASED),
             "failed_record": _EMPTIED,
             "failed_record_edit": ("key", "value", "headers"),
@@ -134,7 +138,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "undo_floor": ("sink", "rewind_id", "floor"),
             "validation_result": ("detail",),
         },
-        delete=("batch", "failed_record", "lag_group", "lag_history", "lag_partition", "lost_range", "rewound_batch",
+        delete=("batch", "deletion", "failed_record", "lag_group", "lag_history", "lag_partition", "lost_range", "rewound_batch",
                 "rewound_failed_record", "rewound_lost_range", "rewound_row", "undo_floor"),
         sequences=("rewind_applied",),
         create=True,

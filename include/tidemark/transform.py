@@ -38,6 +38,7 @@ returns None or no row   counted as skipped
 raises `Skip`            counted as skipped
 raises `Fail`            failed permanently: kept with the reason, not retried
 raises `Retry`           kept with the reason, to be retried
+returns `Delete`         loaded: the row with this key is removed; see ``sink.deletes``
 raises anything else     like `Retry`, or `Fail` if the consumer's file lists the exception under ``retry.permanent``
 =======================  =============================================================================================
 
@@ -77,7 +78,7 @@ in and out are those of the Arrow form. ::
         )
 
 In the Arrow and Spark forms, the column ``disposition`` of a row says what happens to its record: ``load`` (default, also if null),
-``skip``, ``retry`` or ``fail``. The column ``error`` holds the reason.
+``delete`` (the row needs values in the key's columns only), ``skip``, ``retry`` or ``fail``. The column ``error`` holds the reason.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Fail", "Record", "Retry", "Skip", "Verdict"]
+__all__ = ["Delete", "Fail", "Record", "Retry", "Skip", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,19 @@ class Record:
     def json(self) -> Any:
         """The value parsed as JSON, None for a tombstone. Raises `ValueError` for a value that is not JSON."""
         return None if self.value is None else json.loads(self.value)
+
+
+class Delete(dict[str, Any]):
+    """The key of a row to delete, as a mapping of column to value. A plain function returns or yields it like a row.
+
+        >>> Delete(order_id=7)
+        Delete({'order_id': 7})
+
+    Needs an upsert sink whose ``deletes`` are ``hard`` or ``soft``; otherwise the record fails.
+    """
+
+    def __repr__(self) -> str:
+        return f"Delete({super().__repr__()})"
 
 
 class Verdict(Exception):

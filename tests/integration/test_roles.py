@@ -752,8 +752,8 @@ def test_grants_of_earlier_documentation_include_every_profile(roles: Roles) -> 
     """So an installation works after the upgrade as before it, until its owner grants profiles."""
     for statement in BEFORE_PROFILES:
         roles.own(statement.format(role=roles.run, owner=roles.owner))
-    tables = "tidemark.lag_group, tidemark.lag_history, tidemark.lag_partition, tidemark.objective"
-    roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")  # as 0019, 0023 and 0026 do
+    tables = "tidemark.deletion, tidemark.lag_group, tidemark.lag_history, tidemark.lag_partition, tidemark.objective"
+    roles.own(f"GRANT DELETE ON {tables} TO {roles.run}")  # as 0019, 0023, 0026 and 0027 do
     assert [lacking(roles, roles.run, profile) for profile in Profile] == [[]] * len(Profile)
 
 

@@ -185,7 +185,7 @@ def test_upsert_keeps_the_last_record_of_a_key_and_refuses_tombstones(orders: Or
     scenario.run()
     assert scenario.rows("id, city") == [(1, "Bern")]
     assert [each[1:] for each in scenario.failed()] == [
-        ("fail", "Fail", "its value is null, and deletes are not supported without a transform")
+        ("fail", "Fail", "its value is null, which deletes the row of its key; the sink refuses deletes: set sink.deletes to hard or soft")
     ]
 
 

@@ -29,7 +29,7 @@ def test_an_output_that_fits_is_laid_out_in_its_own_order_with_lineage_behind() 
     columns = [*LINEAGE_COLUMNS, Column("note", "text"), Column("population", "bigint"), Column("city", "text", not_null=True)]
     schema = output(("disposition", pa.string()), ("city", pa.string()), ("population", pa.int64()), ("error", pa.string()))
     layout = match(TABLE, columns, schema, lineage_index=True)
-    assert layout.copy_columns == ["city", "population", "kafka_topic_id", "kafka_partition", "kafka_offset", "kafka_seq"]
+    assert layout.sink_columns == ["city", "population", "kafka_topic_id", "kafka_partition", "kafka_offset", "kafka_seq"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tidemark.quality import load_suite, validated_view_ddl
 from tidemark.retry.topics import ensure_topics, wanted
 from tidemark.sink.table import SinkHidden, SinkMismatch, SinkMissing, SinkNoTable, create_ddl, data_fields
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
+from tidemark.spec.model import Deletes
 from tidemark.spec.transform import Transform, load_permanent
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _given(spec: ConsumerSpec) -> pa.Schema:
 def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None) -> str:
     """The DDL of a consumer's sink for rows of these columns."""
     view = validated_view_ddl(spec.sink.table, [spec.group])
-    return create_ddl(spec.sink.table, output, view, key=spec.sink.key, partitions=partitions)
+    return create_ddl(spec.sink.table, output, view, key=spec.sink.key, soft=spec.sink.deletes is Deletes.SOFT, partitions=partitions)
 
 
 def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSchema) -> None:

@@ -92,7 +92,9 @@ def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_sc
     else:
         output = _function_schema(transform, columns) if function else output_of(transform, spark_schema, given)
     aggregates = transform.form is Form.SPARK
-    found = match(sink.table, columns, output, lineage_index=by_lineage, key=sink.key, key_index=by_key, aggregates=aggregates)
+    found = match(
+        sink.table, columns, output, lineage_index=by_lineage, key=sink.key, key_index=by_key, aggregates=aggregates, deletes=sink.deletes
+    )
     return replace(found, error_detail=sink.error_detail)
 
 

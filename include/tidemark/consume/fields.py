@@ -18,14 +18,14 @@ from tidemark.records.outcome import GIVEN, OPTIONAL
 from tidemark.sink.table import LINEAGE, Column
 from tidemark.sink.types import arrow_type, postgres_type
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.model import Encoding
+from tidemark.spec.model import Deletes, Encoding
 from tidemark.spec.transform import Form, Transform, load_transform
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-TOMBSTONE = "its value is null, and deletes are not supported without a transform"
+TOMBSTONE = "its value is null, which deletes the row of its key; the sink refuses deletes: set sink.deletes to hard or soft"
 RESERVED = frozenset((*GIVEN, *OPTIONAL, *(name for name, _ in LINEAGE)))
 """Columns with a meaning of their own."""
 _LINEAGE = frozenset(name for name, _ in LINEAGE)
@@ -94,6 +94,7 @@ def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         skip_if=tuple((path, steps_of(path), values) for path, values in spec.skip_if.items()),
         flatten=spec.flatten,
         upsert=bool(spec.sink.key),
+        key=() if spec.sink.deletes is Deletes.REFUSE else spec.sink.key,
         json=frozenset(jsons),
     )
     return Transform(Form.ARROW, fields, "", "")
@@ -109,7 +110,8 @@ class Fields:
     """A transform of the Arrow form.
 
     ``columns``: columns with paths of their own. ``drop``: fields that do not become columns. ``skip_if``: records whose fields all have
-    one of these values are skipped. ``json``: the sides that are JSON texts. ``table``: the columns to write, once they are known.
+    one of these values are skipped. ``key``: the key columns of a sink with deletes, in which a record without a value deletes the row of
+    its key. ``json``: the sides that are JSON texts. ``table``: the columns to write, once they are known.
     """
 
     columns: tuple[tuple[str, Steps], ...] = ()
@@ -117,6 +119,7 @@ class Fields:
     skip_if: tuple[tuple[str, Steps, tuple[Any, ...]], ...] = ()
     flatten: str | None = None
     upsert: bool = False
+    key: tuple[str, ...] = ()
     json: frozenset[str] = frozenset()
     table: tuple[Column, ...] = ()
 
@@ -133,7 +136,10 @@ class Fields:
         paths = self._paths(given, table or ())
         if taken := next((name for name in paths if name in RESERVED), None):
             raise FieldReserved(field=taken)
-        read = [*paths.values(), *(steps for _, steps, _ in self.skip_if)]
+        keys = self._key_paths(given, paths)
+        for steps in keys.values():
+            self._type_at(given, steps)
+        read = [*paths.values(), *keys.values(), *(steps for _, steps, _ in self.skip_if)]
         for name in (name for steps in read if steps[0] in self.json for name in steps[1:]):
             if json_fields.UNREADABLE & {*name}:
                 raise FieldUnreadable(field=name)
@@ -149,25 +155,32 @@ class Fields:
         import pyarrow.compute as pc
 
         paths = self._paths(batch.schema, self.table)
-        parsed, errors = self._parsed(batch, paths)
+        null = pc.is_null(batch["value"])
+        deleting = self._key_paths(batch.schema, paths) if pc.any(null).as_py() else {}
+        parsed, errors = self._parsed(batch, paths, deleting)
         arrays = []
         for column in self.table:
-            steps = paths[column.name]
-            values = parsed.get((steps, column.type))
-            array, wrong = as_column(_at(batch, steps), column.type) if values is None else from_python(values, column.type)
+            array, wrong = _column(batch, paths[column.name], column, parsed)
+            if column.name in deleting:
+                keys, wrong_keys = _column(batch, deleting[column.name], column, parsed)
+                array = pc.if_else(null, keys, array)
+                wrong |= {at: why for at, why in wrong_keys.items() if null[at].as_py()}
             arrays.append(array)
             for at, why in wrong.items():
                 errors.setdefault(at, f"Fail: {column.name} does not fit {column.type}: the value {why}")
-        gone = self._skipped(batch, parsed)
-        null = pc.is_null(batch["value"]).to_numpy(zero_copy_only=False)
-        if self.upsert:
-            errors |= dict.fromkeys(null.nonzero()[0].tolist(), f"Fail: {TOMBSTONE}")
-        else:
-            gone = null | gone
+        tombstones = null.to_numpy(zero_copy_only=False)
+        gone = self._skipped(batch, parsed) & ~tombstones
+        if self.upsert and not self.key:
+            errors |= dict.fromkeys(tombstones.nonzero()[0].tolist(), f"Fail: {TOMBSTONE}")
+        elif not self.upsert:
+            gone |= tombstones
         names = [*(column.name for column in self.table), *GIVEN]
         arrays += [batch[name] for name in GIVEN]
-        if errors or gone.any():
-            said = ["skip" if skipped else "fail" if at in errors else None for at, skipped in enumerate(gone.tolist())]
+        if errors or gone.any() or tombstones.any():
+            said = [
+                "skip" if skipped else "fail" if at in errors else "delete" if deletes else None
+                for at, (skipped, deletes) in enumerate(zip(gone.tolist(), tombstones.tolist(), strict=True))
+            ]
             names += ["disposition", "error"]
             arrays += [pa.array(said, pa.string()), pa.array([errors.get(at) for at in range(len(batch))], pa.string())]
         return pa.RecordBatch.from_arrays(arrays, names=names)
@@ -176,6 +189,13 @@ class Fields:
         """The path of each column. Those that ``columns`` does not name get the field of their own name."""
         own = self._of_table(table) if "value" in self.json else self._of_schema(given)
         return own | dict(self.columns)
+
+    def _key_paths(self, given: pa.Schema, paths: Mapping[str, Steps]) -> dict[str, Steps]:
+        """Where the sink's key is in a record without a value: at the same path in the record's key, or the whole key."""
+        import pyarrow as pa
+
+        whole = "key" not in self.json and not pa.types.is_struct(given.field("key").type) and len(self.key) == 1
+        return {name: ("key",) if whole else ("key", *paths.get(name, ("value", name))[1:]) for name in self.key}
 
     def _of_table(self, table: Sequence[Column]) -> dict[str, Steps]:
         """A column that the table fills by itself is left to it."""
@@ -216,9 +236,12 @@ class Fields:
             kind = kind.field(name).type
         return kind
 
-    def _parsed(self, batch: pa.RecordBatch, paths: Mapping[str, Steps]) -> tuple[dict[tuple[Steps, str], list[Any]], dict[int, str]]:
+    def _parsed(
+        self, batch: pa.RecordBatch, paths: Mapping[str, Steps], deleting: Mapping[str, Steps]
+    ) -> tuple[dict[tuple[Steps, str], list[Any]], dict[int, str]]:
         """The values that are within JSON, and the errors of records whose JSON cannot be read."""
         wanted = [(paths[column.name], column.type) for column in self.table] + [(steps, json_fields.ANY) for _, steps, _ in self.skip_if]
+        wanted += [(deleting[column.name], column.type) for column in self.table if column.name in deleting]
         found: dict[tuple[Steps, str], list[Any]] = {}
         errors: dict[int, str] = {}
         for side in self.json:
@@ -249,6 +272,14 @@ def _output_field(name: str, kind: pa.DataType | None, column: Column | None) ->
     if kind is not None and postgres_type(kind) is None:
         return pa.field(name, pa.string(), metadata={"postgres": "jsonb"})
     return pa.field(name, kind or pa.string())
+
+
+def _column(
+    batch: pa.RecordBatch, steps: Steps, column: Column, parsed: Mapping[tuple[Steps, str], list[Any]]
+) -> tuple[pa.Array, dict[int, str]]:
+    """The values of a column, and what is wrong with those that do not fit it, by their places in the batch."""
+    values = parsed.get((steps, column.type))
+    return as_column(_at(batch, steps), column.type) if values is None else from_python(values, column.type)
 
 
 def _at(batch: pa.RecordBatch, steps: Steps) -> pa.Array:

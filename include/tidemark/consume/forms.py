@@ -12,7 +12,7 @@ from tidemark.consume.messages import all_headers, record_of, records
 from tidemark.errors import Refused
 from tidemark.formats.decoder import Decoder
 from tidemark.kafka.config import KafkaConfig
-from tidemark.records.outcome import GIVEN, Disposition, Reject, TransformOutput, quoting, reject
+from tidemark.records.outcome import DELETED, GIVEN, Disposition, Reject, TransformOutput, quoting, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import HasOffset, Order, held
 from tidemark.sink.table import Layout
@@ -20,7 +20,7 @@ from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spec.model import Encoding
 from tidemark.spec.transform import Form
-from tidemark.transform import Fail, Record, Skip, Verdict
+from tidemark.transform import Delete, Fail, Record, Skip, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -252,7 +252,11 @@ def _columns(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], lay
         pa.repeat(pa.scalar(part.partition.partition, pa.int32()), count),
         pa.array(offsets, pa.int64()),
     ]
-    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in layout.columns] + list(GIVEN)), []
+    names = [column.name for column in layout.columns] + list(GIVEN)
+    if any(isinstance(row, Delete) for row in rows):
+        names.append(DELETED)
+        arrays.append(pa.array([isinstance(row, Delete) for row in rows]))
+    return pa.RecordBatch.from_arrays(arrays, names=names), []
 
 
 def _without_misfits(

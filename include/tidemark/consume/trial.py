@@ -29,7 +29,7 @@ from tidemark.db import session
 from tidemark.errors import BadInput
 from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.cluster import Cluster
-from tidemark.records.outcome import GIVEN, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting
+from tidemark.records.outcome import DELETED, GIVEN, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, SinkMissing, columns_of
@@ -267,10 +267,15 @@ def _settled(judged: TransformOutput, part: Slice, layout: Layout | None) -> _Ou
         batches = [] if taken is None else _encodable(tally, taken, layout)
         outcome.rejects = tally.rejects
         types = {column.name: column.type for column in layout.columns}
+    key = () if layout is None else layout.key
     for batch in batches:
         data = batch.drop_columns([name for name in batch.schema.names if name in _ADDED])
         for offset, row in zip(batch["kafka_offset"].to_pylist(), _values(data, types), strict=True):
-            outcome.rows.setdefault(offset, []).append(row)
+            if row.get(DELETED):
+                shown = {DELETED: True, **{name: row[name] for name in key}}
+            else:
+                shown = {name: value for name, value in row.items() if name != DELETED}
+            outcome.rows.setdefault(offset, []).append(shown)
     return outcome
 
 
@@ -278,7 +283,7 @@ def _encodable(tally: Tally, rows: pa.RecordBatch, layout: Layout) -> list[pa.Re
     """The rows without those of records with values that the COPY cannot hold: these records fail."""
     import pyarrow.compute as pc
 
-    columns = [(column.name, column.type) for column in layout.columns] + list(LINEAGE)
+    columns = layout.copy_columns
     try:
         _encode(columns, rows)
     except NotEncodable:

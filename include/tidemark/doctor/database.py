@@ -14,6 +14,7 @@ from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
 from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.model import Deletes
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import counted
 
@@ -135,7 +136,10 @@ def _kept(connection: Connection) -> Iterator[Finding]:
 
 
 def _sink(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
-    subject, wanted = f"{spec.name}: sink", ["SELECT", "INSERT", *(["UPDATE"] if spec.sink.key else [])]
+    subject, wanted = (
+        f"{spec.name}: sink",
+        ["SELECT", "INSERT", *(["UPDATE"] if spec.sink.key else []), *(["DELETE"] if spec.sink.deletes is Deletes.HARD else [])],
+    )
     found = _rows(connection, "sink", schema=spec.sink.schema_name, table=spec.sink.table_name, privileges=wanted)
     if not found:
         yield warning(subject, f"{spec.sink.table} does not exist yet", f"Create it: tidemark sink ddl {spec.name}")

@@ -293,7 +293,8 @@ class _Search:
             if key["rewind_id"] is not None:
                 cur.execute(SQL["shrink_archive"], key)
         found = self._found()
-        cur.execute(SQL["remove_overwritten"])
+        for name in ("remove_overwritten", "remove_deleted"):
+            cur.execute(SQL[name])
         cur.execute(SQL["empty_edits"])
         for records in ("failed_record", "rewound_failed_record"):
             cur.execute(SQL["empty_failed"].format(records=records))
@@ -304,7 +305,8 @@ class _Search:
         """The counts, once the rows of the sink and the archives are found; finds the overwritten rows, records and keys first."""
         cur = self._cur
         with _condition_on("tidemark.rewound_row"):
-            cur.execute(self._filled("find_overwritten", quoted_table(self._sink)), self._key)
+            for name in ("find_overwritten", "find_deleted"):
+                cur.execute(self._filled(name, quoted_table(self._sink)), self._key)
         if self._person.key is None:
             cur.execute(SQL["mark_again"], self._key)
             cur.execute(SQL["choose"])

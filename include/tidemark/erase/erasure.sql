@@ -79,6 +79,20 @@ SELECT 'overwritten', number, kept.kafka_topic_id, kept.kafka_partition, kept.ka
 )) present
  WHERE group_id = %(group_id)s AND sink = %(sink)s;
 
+-- name: find_deleted
+-- As `find_overwritten`, for deletions and the rows that they removed.
+INSERT INTO pg_temp.tidemark_found
+SELECT 'deleted', deletion_id, gone.kafka_topic_id, gone.kafka_partition, gone.kafka_offset, false, present.digest
+  FROM tidemark.deletion gone
+ CROSS JOIN LATERAL (
+    SELECT to_jsonb(record) || gone.key || coalesce(gone.kept, '{{}}') AS known
+      FROM (SELECT gone.kafka_topic_id, gone.kafka_partition, gone.kafka_offset, gone.kafka_seq) record
+ ) record
+ CROSS JOIN LATERAL (SELECT {digest} AS digest FROM (SELECT (jsonb_populate_record(NULL::{table}, known)).*) AS present WHERE (
+{where}
+)) present
+ WHERE sink = %(sink)s AND gone.kafka_topic_id IN (SELECT topic_id FROM tidemark.partition_offset WHERE group_id = %(group_id)s);
+
 -- name: aggregates
 -- Whether rows of the group belong to whole batches, not to records.
 SELECT EXISTS (SELECT FROM tidemark.batch WHERE group_id = %(group_id)s AND anchor_id IS NOT NULL);
@@ -124,6 +138,9 @@ SELECT %(sink)s, topic_id, found.partition, digest, %(salt)s,
  WHERE NOT again GROUP BY topic_id, found.partition, digest
 ON CONFLICT (sink, topic_id, partition, digest) DO UPDATE SET below = greatest(present.below, excluded.below);
 
+-- name: remove_deleted
+DELETE FROM tidemark.deletion USING pg_temp.tidemark_found found WHERE found.place = 'deleted' AND deletion_id = found.rewind_id;
+
 -- name: remove_overwritten
 DELETE FROM tidemark.rewound_row kept USING pg_temp.tidemark_found found WHERE found.place = 'overwritten' AND kept.number = found.rewind_id;
 
@@ -143,8 +160,8 @@ UPDATE tidemark.rewind_archive archive
  WHERE rewind_id = %(rewind_id)s AND number = %(number)s;
 
 -- name: count_found
-SELECT count(*) FILTER (WHERE place = 'sink') AS sink_rows, count(*) FILTER (WHERE place NOT IN ('sink', 'overwritten')) AS archived_rows,
-       count(*) FILTER (WHERE place = 'overwritten') AS overwritten_rows
+SELECT count(*) FILTER (WHERE place = 'sink') AS sink_rows, count(*) FILTER (WHERE place NOT IN ('sink', 'overwritten', 'deleted')) AS archived_rows,
+       count(*) FILTER (WHERE place IN ('overwritten', 'deleted')) AS overwritten_rows
   FROM pg_temp.tidemark_found;
 
 -- name: mark_failed

@@ -110,9 +110,9 @@ SELECT next_offset, owner_epoch, owner, generation FROM tidemark.partition_offse
 
 -- name: insert_batch
 INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id,
-                            loaded, skipped, retried, failed, unaccounted, sink_rows, drained)
+                            loaded, skipped, retried, failed, unaccounted, sink_rows, deleted, drained)
 VALUES (%(group_id)s, %(topic_id)s, %(partition)s, %(start)s, %(end)s, %(epoch)s, %(attempt_id)s,
-        %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s, %(drained)s) RETURNING batch_id;
+        %(loaded)s, %(skipped)s, %(retried)s, %(failed)s, %(unaccounted)s, %(sink_rows)s, %(deleted)s, %(drained)s) RETURNING batch_id;
 
 -- name: shorten_skipped
 -- Removes what a backfill has read from the skipped range that starts there; deletes the range if nothing is left. Locks that row. No row
@@ -136,7 +136,7 @@ UPDATE tidemark.batch SET anchor_id = %(anchor_id)s WHERE batch_id = ANY (%(batc
 
 -- name: read_batch
 -- The ledger row of a slice, if it was committed under this epoch. Locks nothing.
-SELECT loaded, skipped, retried, failed, unaccounted, sink_rows FROM tidemark.batch
+SELECT loaded, skipped, retried, failed, unaccounted, sink_rows, deleted FROM tidemark.batch
  WHERE group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s
    AND start_offset = %(start)s AND end_offset = %(end)s AND owner_epoch = %(epoch)s;
 

@@ -21,6 +21,8 @@ GIVEN = ("kafka_topic", "kafka_partition", "kafka_offset")
 """The lineage columns that a transform gets and returns; the topic's id and the sequence number are added later."""
 OPTIONAL = ("disposition", "error")
 """Columns that a transform may add: what should become of a record, and why. The sink does not store them."""
+DELETED = "kafka_deleted"
+"""The column of rows that says which ones delete their key's row; missing if none does."""
 
 
 class Disposition(IntEnum):
@@ -46,7 +48,8 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class TransformOutput:
-    """The transform's output for part of a slice: rows to load (sink columns and `GIVEN`), skipped offsets, rejects."""
+    """The transform's output for part of a slice: rows to load (sink columns, `GIVEN` and maybe `DELETED`), skipped offsets,
+    rejects."""
 
     rows: pa.RecordBatch | None
     skipped: Sequence[int] = ()
@@ -63,6 +66,9 @@ class RecordCounts:
     failed: int
     unaccounted: int
     sink_rows: int
+    """Rows that were written, including those that delete."""
+    deleted: int = 0
+    """Of ``sink_rows``: rows that delete."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -15,6 +15,7 @@ Modules::
     apply           applies a plan in one transaction (I4)
     archive         moves rows out of the sink, and back
     backfill        reads later what a forward rewind skipped
+    deleted         takes deletions of an upsert sink back, and repeats them
     guards          triggers, rules, row security and foreign keys of the sink
     model           scenarios and plans as values
     offsets_file    offsets from CSV or JSON

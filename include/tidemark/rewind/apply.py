@@ -29,7 +29,7 @@ from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait
 from tidemark.offsets.mirror import republish_or_log
 from tidemark.records.ranges import TopicPartition
-from tidemark.rewind import adopt, backfill, guards, overwritten, undo
+from tidemark.rewind import adopt, backfill, deleted, guards, overwritten, undo
 from tidemark.rewind.archive import Span, put_back, take_out
 from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import Plan, RewindState
@@ -149,7 +149,7 @@ def apply(
             for group in plan.groups:
                 if against := guards.problems(cur, {**key, "group_id": group.group_id}, group.table):
                     raise RowsStay(table=group.table, message=" ".join(against))
-            _supersede(cur, plan, key, images)  # ⑥
+            _supersede(cur, plan, key, images, specs)  # ⑥
             if plan.undo_of is not None:  # ⑦
                 _put_back(cur, plan, key, specs)
             cur.execute(SQL["record_lost"], key)  # ⑧
@@ -302,7 +302,9 @@ def _crossed(plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequen
     return said
 
 
-def _supersede(cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]]) -> None:
+def _supersede(
+    cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]], specs: Mapping[int, ConsumerSpec]
+) -> None:
     sinks = {group.group_id: group.table for group in plan.groups}
     for group_id, sink in sorted(sinks.items()):
         going = sorted(
@@ -311,10 +313,14 @@ def _supersede(cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence
         take_out(
             cur, plan.rewind_id, group_id, sink, [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in going]
         )
+        numbers = {**key, "group_id": group_id}
+        deleted.park(cur, numbers, sink)
+        if plan.undo_of is None:  # an undo first puts back what was overwritten
+            deleted.put_back(cur, numbers, sink, specs[group_id].sink.key)
     for name in ("archive_failed_records", "archive_batches", "archive_lost_ranges", "keep_lost_heads"):
         cur.execute(SQL[name], key)
     for group_id, sink in sinks.items():
-        cur.execute(on_table(SQL["keep_heads"], sink), {**key, "group_id": group_id})
+        cur.execute(on_table(SQL["keep_heads"], sink), {**key, "group_id": group_id, "sink": sink})
 
 
 def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> None:
@@ -324,8 +330,10 @@ def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[in
     for group in sorted(plan.groups, key=lambda group: group.group_id):
         numbers, columns = {**key, "group_id": group.group_id}, specs[group.group_id].sink.key
         overwritten.put_back(cur, numbers, group.table, columns)
+        deleted.put_back(cur, numbers, group.table, columns)
         give_way = functools.partial(overwritten.give_way, cur, numbers, group.table, columns)
         put_back(cur, plan.undo_of, group.group_id, group.table, give_way)
+        deleted.bring_back(cur, numbers, group.table, columns)
         overwritten.unpark(cur, numbers)
 
 

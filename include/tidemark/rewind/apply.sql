@@ -96,17 +96,21 @@ UPDATE tidemark.rewind_partition part SET failed_records = coalesce(records, 0)
 -- had neither skipped nor unaccounted records. Rows that were erased since count as loaded, in the head as in the whole.
 WITH head AS (
 INSERT INTO tidemark.batch (group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried, failed,
-                            unaccounted, sink_rows, validation_id, committed_at, head_of, began_at)
+                            unaccounted, sink_rows, deleted, validation_id, committed_at, head_of, began_at)
 SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part.superseded_from, whole.owner_epoch, whole.attempt_id,
        head.loaded, CASE WHEN whole.unaccounted = 0 THEN head.rest ELSE 0 END, found.retried, found.failed,
-       CASE WHEN whole.unaccounted = 0 THEN 0 ELSE head.rest END, greatest(found.sink_rows, head.loaded), whole.validation_id,
+       CASE WHEN whole.unaccounted = 0 THEN 0 ELSE head.rest END, greatest(found.sink_rows, head.loaded), found.deleted, whole.validation_id,
        whole.committed_at, whole.batch_id, whole.began_at
   FROM tidemark.rewound_batch whole
   JOIN tidemark.rewind_partition part ON part.rewind_id = whole.rewound_by AND part.group_id = whole.group_id
        AND part.topic_id = whole.topic_id AND part.partition = whole.partition
  CROSS JOIN LATERAL (
-    SELECT sink.sink_rows + erased.rows AS sink_rows, sink.in_sink + erased.records AS in_sink, record.*
-      FROM (SELECT count(*) AS sink_rows, count(DISTINCT kafka_offset) AS in_sink FROM {table} written
+    SELECT sink.sink_rows + erased.rows AS sink_rows, sink.in_sink + erased.records AS in_sink, sink.deleted, record.*
+      FROM (SELECT count(*) AS sink_rows, count(DISTINCT kafka_offset) AS in_sink, count(*) FILTER (WHERE deletes) AS deleted
+              FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, false AS deletes FROM {table}
+                     UNION ALL
+                    SELECT kafka_topic_id, kafka_partition, kafka_offset, true FROM tidemark.deletion
+                     WHERE sink = %(sink)s AND parked_by IS NULL) written
              WHERE written.kafka_topic_id = whole.topic_id AND written.kafka_partition = whole.partition
                AND written.kafka_offset >= whole.start_offset AND written.kafka_offset < part.superseded_from
                AND NOT EXISTS (SELECT FROM tidemark.failed_record later -- rows that a retry made do not belong to the batch
@@ -158,10 +162,10 @@ WITH back AS (
     DELETE FROM tidemark.rewound_batch WHERE rewound_by = %(undo_of)s RETURNING *
 )
 INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-                            failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of, drained, began_at)
+                            failed, unaccounted, sink_rows, deleted, anchor_id, validation_id, committed_at, head_of, drained, began_at)
 OVERRIDING SYSTEM VALUE
 SELECT batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-       failed, unaccounted, sink_rows, anchor_id, validation_id, committed_at, head_of, drained, began_at FROM back;
+       failed, unaccounted, sink_rows, deleted, anchor_id, validation_id, committed_at, head_of, drained, began_at FROM back;
 
 -- name: put_failed_records_back
 -- Where they were published no longer counts, because drains have passed that point: they are published again.

@@ -24,8 +24,9 @@ from tidemark.db import rows, statements
 from tidemark.rewind import guards
 from tidemark.rewind.archive import RowsRefused, changed, refusals
 from tidemark.rewind.guards import RowsStay
+from tidemark.sink import deleted
 from tidemark.sink.overwritten import array, kept_columns, literal, same_partition
-from tidemark.sink.table import listed, quoted, quoted_table
+from tidemark.sink.table import DELETED, listed, quoted, quoted_table
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -73,7 +74,12 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
     for shape in shapes:
         if gone := [name for name in shape if name not in now]:
             raise refused(f"the column {gone[0]} no longer exists, and its values would be lost.")
-        as_key = {name: _typed(name, now[name]) for name in columns}
+        values = {name: _typed(name, now[name]) for name in shape}
+        as_key = {name: values[name] for name in columns}
+        first_after = deleted.first_after(sink, as_key.values())
+        soft = DELETED[0] in values
+        if soft:
+            values[DELETED[0]] = f"({first_after} IS NOT NULL)"
         with refusals(sink, KEPT):
             cur.execute(
                 SQL["return"].format(
@@ -83,10 +89,11 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
                     key=", ".join(as_key.values()),
                     same_key=" AND ".join(f"present.{quoted(name)} = {value}" for name, value in as_key.items()),
                     same_partition=f"({same_partition('newer')})",
+                    stays_out="false" if soft else f"{first_after} IS NOT NULL",
                     shape=array(map(literal, shape)),
                     columns=listed(shape),
-                    values=", ".join(_typed(name, now[name]) for name in shape),
-                    was=", ".join(f"{_typed(name, now[name])}::text" for name in shape) if hooks else "",
+                    values=", ".join(values.values()),
+                    was=", ".join(f"{value}::text" for value in values.values()) if hooks else "",
                     came=", ".join(f"{quoted(name)}::text" for name in shape) if hooks else "",
                 )
             )

@@ -32,7 +32,7 @@ SELECT DISTINCT ARRAY(SELECT name FROM jsonb_object_keys(kept) name ORDER BY nam
   FROM tidemark.rewound_row WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND parked_by IS NULL;
 
 -- name: return
--- Puts the last row of each key into the sink, unless the sink has a later one of the same partition. Keys with rows of several partitions
+-- Puts the last row of each key into the sink, unless the sink has a later one of the same partition, or a deletion follows. Keys with rows of several partitions
 -- are ordered by when they were overwritten. Returns how many rows were inserted, and how many of them arrived unchanged.
 WITH candidate AS (
     SELECT newer.*, bool_or(newer.elsewhere) OVER (PARTITION BY {key}) AS mixed
@@ -45,6 +45,7 @@ WITH candidate AS (
      WHERE ARRAY(SELECT name FROM jsonb_object_keys(newer.kept) name ORDER BY name COLLATE "C") = {shape}::text[]
        AND NOT EXISTS (SELECT FROM {sink} present WHERE {same_key} AND {same_partition}
                           AND (present.kafka_topic_id, present.kafka_offset) >= (newer.kafka_topic_id, newer.kafka_offset))
+       AND NOT ({stays_out})
 ), gone AS (
     DELETE FROM tidemark.rewound_row USING winner WHERE rewound_row.number = winner.number
 ), back AS (

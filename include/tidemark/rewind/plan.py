@@ -29,7 +29,7 @@ from tidemark.rewind.store import read_plan
 from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
 from tidemark.sink.table import SinkMissing, on_table, read_columns
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.model import OnFailure
+from tidemark.spec.model import Deletes, OnFailure
 from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any
         "sink": spec.sink.table,
         "mode": spec.sink.mode.value,
         "key": list(spec.sink.key),
+        **({"deletes": spec.sink.deletes.value} if spec.sink.deletes is not Deletes.REFUSE else {}),
         **({"partitions": str(spec.fixed)} if spec.partitions is not None else {}),
     }
     return {"spec": said, "columns": [[column.name, column.type] for column in columns], "last_rewind": last_rewind}

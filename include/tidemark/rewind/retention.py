@@ -30,7 +30,7 @@ class Removed:
 
 def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
     """Drop the archives of rewinds that were applied longer ago than ``keep``, and the overwritten rows kept for them; each in its own
-    transaction."""
+    transaction. Forgets the rows that were deleted longer ago."""
     with transaction(connection) as cur:
         cur.execute(SQL["outdated"], {"keep": keep})
         outdated = rows(cur)
@@ -43,6 +43,9 @@ def remove_archives(connection: Connection, keep: timedelta) -> list[Removed]:
             cur.execute(f"DROP TABLE IF EXISTS {relation_of(archive['rewind_id'], archive['number'], archive['relation'])}")
         removed.append(Removed(archive["rewind_id"], archive["relation"], archive["rows"]))
         log.info("archive removed rewind=%s table=%s rows=%s", archive["rewind_id"], archive["relation"], archive["rows"])
+    with transaction(connection) as cur:
+        cur.execute(SQL["forget_deletions"], {"keep": keep})
+        cur.execute(SQL["forget_deleted_rows"], {"keep": keep})
     return removed + _remove_overwritten(connection, keep)
 
 

@@ -11,6 +11,14 @@ SELECT rewind_id, number, relation, rows FROM tidemark.rewind_archive JOIN tidem
 UPDATE tidemark.rewind_archive SET removed_at = clock_timestamp()
  WHERE rewind_id = %(rewind_id)s AND number = %(number)s AND put_back_at IS NULL AND removed_at IS NULL RETURNING 1;
 
+-- name: forget_deletions
+-- Deletions that rewinds took back longer ago than `keep`. Locks them.
+DELETE FROM tidemark.deletion USING tidemark.rewind WHERE parked_by = rewind_id AND applied_at < clock_timestamp() - %(keep)s;
+
+-- name: forget_deleted_rows
+-- The rows that were deleted longer ago than `keep`. A rewind no longer puts them back. Locks their deletions.
+UPDATE tidemark.deletion SET kept = NULL WHERE kept IS NOT NULL AND deleted_at < clock_timestamp() - %(keep)s;
+
 -- name: outdated_groups
 -- The groups of such rewinds, oldest first, because rows that an undo needs may be kept under later rewinds.
 SELECT grp.rewind_id, grp.group_id FROM tidemark.rewind_group grp JOIN tidemark.rewind USING (rewind_id)

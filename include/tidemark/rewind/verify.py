@@ -104,6 +104,14 @@ def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...
             if counts[verdict]:
                 cur.execute(f"{judged}\n{SQL['examples']}", {**parameters, "verdict": verdict, "limit": EXAMPLES})
                 examples[verdict] = tuple(Example(*found) for found in cur.fetchall())
+        if key:
+            statement = _deletions(cur, rewind_id, group, key, kinds)
+            cur.execute(statement, {**parameters, "sink": group.table, "rewind_id": rewind_id, "limit": EXAMPLES})
+            for verdict, count, keys in cur.fetchall():
+                counts[verdict] += count
+                more = tuple(Example(None, each) if verdict == "new" else Example(each, None) for each in keys if verdict != "equal")
+                if more:
+                    examples[verdict] = (*examples.get(verdict, ()), *more)[:EXAMPLES]
     replayed = sum(span["until"] - span["start"] for span in spans)
     left = sum(span["goal"] - span["until"] for span in spans)
     return Verified(group.consumer, group.group, group.table, by, replayed, left, **counts, examples=examples)
@@ -140,6 +148,22 @@ def _judged(
         .replace("{was}", ", ".join(f"was.{name}" for name in compared) or "NULL")
         .replace("{now}", ", ".join(f"now.{name}" for name in compared) or "NULL")
         .replace("{same}", " AND ".join(f"was.{name} = now.{name}" for name in map(_escaped, by))),
+        group.table,
+    )
+
+
+def _deletions(cur: Cursor, rewind_id: int, group: GroupPlan, key: Sequence[str], kinds: Mapping[str, str]) -> str:
+    """SQL that compares deletions."""
+    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id})
+    columns = ", ".join(map(_escaped, key))
+    relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in rows(cur)]
+    sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in relations]
+    typed = {name: f"(coalesce(was.key, now.key) ->> {literal(name)})::{kinds[name]}".replace("%", "%%") for name in key}
+    return on_table(
+        SQL["deletions"]
+        .replace("{archives}", " UNION ALL ".join(sources or [SQL["nothing"].replace("{columns}", columns)]))
+        .replace("{present_key}", " AND ".join(f"present.{_escaped(name)} = {value}" for name, value in typed.items()))
+        .replace("{taken_key}", " AND ".join(f"taken.{_escaped(name)} = {value}" for name, value in typed.items())),
         group.table,
     )
 

@@ -55,5 +55,31 @@ WITH span AS MATERIALIZED (
 -- name: counts
 SELECT verdict, count(*) FROM judged GROUP BY verdict;
 
+-- name: deletions
+-- The keys that were deleted when the rewind was applied, or that the replay has deleted, unless a row of them was taken out: those are
+-- judged as rows. A row from before the rewind that is no longer deleted is new.
+WITH span AS MATERIALIZED (
+    SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[], %(untils)s::bigint[])
+             AS span (topic_id, partition, start, until)
+), deleted AS (
+    SELECT DISTINCT ON (digest, parked_by) deletion.*, start FROM tidemark.deletion
+      JOIN span ON kafka_topic_id = topic_id AND kafka_partition = partition AND kafka_offset >= start AND kafka_offset < until
+     WHERE sink = %(sink)s AND (parked_by IS NULL OR parked_by = %(rewind_id)s)
+     ORDER BY digest, parked_by, kafka_offset DESC, kafka_seq DESC
+), judged AS (
+    SELECT coalesce(was.key, now.key) AS key, was.digest IS NOT NULL AS was_deleted, coalesce(was.start, now.start) AS start,
+           now.digest IS NOT NULL AND present.kafka_offset > now.kafka_offset IS NOT TRUE AS now_deleted,
+           coalesce(now.kept_offset, present.kafka_offset) AS before, present.kafka_offset AS there
+      FROM (SELECT * FROM deleted WHERE parked_by IS NOT NULL) was
+      FULL JOIN (SELECT * FROM deleted WHERE parked_by IS NULL) now USING (digest)
+      LEFT JOIN {table} present ON {present_key}
+     WHERE NOT EXISTS (SELECT FROM ({archives}) taken WHERE {taken_key})
+), verdict AS (
+    SELECT CASE WHEN was_deleted AND now_deleted THEN 'equal' WHEN was_deleted AND there < start THEN 'new'
+                WHEN now_deleted AND before < start THEN 'gone' END AS verdict, key
+      FROM judged
+)
+SELECT verdict, count(*), (array_agg(key))[1:%(limit)s] FROM verdict WHERE verdict IS NOT NULL GROUP BY 1;
+
 -- name: examples
 SELECT to_jsonb(was) - 'taken_out', to_jsonb(now) - 'replayed' - %(hidden)s::text[] FROM judged WHERE verdict = %(verdict)s LIMIT %(limit)s;

@@ -5,6 +5,7 @@ Knows Arrow and Postgres, but neither Spark nor Airflow.
 Modules::
 
     commit         the seven steps of a slice's commit, and the fence
+    deleted        rows that records delete, and the deletions that late records meet
     drained        the same steps for a slice of a retry topic
     encode         Arrow to binary COPY
     hand_off       step ④: the records that are not loaded

@@ -139,7 +139,7 @@ class TallyOfSome(Tally):
         index = int(self._places(np.array([record.offset]))[0])
         said = int(self._said[index])
         if said:
-            return Outcome(Disposition(said), int(self._rows[index]), self.rejects.get(record.offset))
+            return Outcome(Disposition(said), int(self._rows[index]), int(self._deleted[index]), self.rejects.get(record.offset))
         return Outcome(Disposition.SKIP) if record.offset in self.tried else None
 
 
@@ -149,6 +149,8 @@ class Outcome:
 
     disposition: Disposition
     rows: int = 0
+    deleted: int = 0
+    """Of ``rows``: those that delete."""
     reject: Reject | None = None
 
 
@@ -157,6 +159,7 @@ def say_what_became(
 ) -> RecordCounts:
     """Step ④; returns the counts for the ledger. A record that was not found in the log keeps waiting and is published again."""
     made: dict[int, int | None] = {}
+    deleted = 0
     failures = []
     held = []
     for record in records:
@@ -170,6 +173,7 @@ def say_what_became(
             failures.append(Failure(record.number, permanent, outcome.reject.error_type, outcome.reject.error_text))
         else:
             made[record.number] = outcome.rows if outcome.disposition is Disposition.LOAD else None
+            deleted += outcome.deleted
     retries.succeed(cur, part, target.attempt_id, made)
     waiting, failed = retries.fail(cur, part, target.ladder, target.attempt_id, failures)
     retries.hold(cur, part, held)
@@ -181,6 +185,7 @@ def say_what_became(
         failed=failed,
         unaccounted=part.span - len(made) - len(failures) - len(held),
         sink_rows=sum(rows or 0 for rows in made.values()),
+        deleted=deleted,
     )
 
 

@@ -17,10 +17,10 @@ from tidemark.db import complaint, is_outage, statements, unavailable
 from tidemark.errors import Broken, Refused
 from tidemark.records.outcome import quoting
 from tidemark.records.ranges import Slice
+from tidemark.sink import deleted, suppressed
 from tidemark.sink import overwritten as kept
-from tidemark.sink import suppressed
 from tidemark.sink.encode import COPY_BUFFER_BYTES, CopyStream, NotEncodable
-from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
+from tidemark.sink.table import Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import Tally
 from tidemark.text.wording import counted
 
@@ -99,12 +99,11 @@ class CopyCountWrong(Broken):
 
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
     """Stores rows in the form that `Tally.take` returns. Raises `SinkRejected`, `CopyCountWrong`, or what ``batches`` raises."""
-    columns = [(column.name, column.type) for column in layout.columns] + list(LINEAGE)
     if not layout.key:
-        copy(cur, part, layout.table, columns, batches, sink=layout.table)
+        copy(cur, part, layout.table, layout.copy_columns, batches, sink=layout.table)
         return
-    cur.execute(SQL["make_slice"].format(columns=listed([name for name, _ in columns]), sink=quoted_table(layout.table)))
-    copy(cur, part, SLICE, columns, batches, sink=layout.table)
+    cur.execute(SQL["make_slice"].format(columns=deleted.slice_columns(layout), sink=quoted_table(layout.table)))
+    copy(cur, part, SLICE, layout.copy_columns, batches, sink=layout.table)
     merge(cur, [part], layout, SLICE)
     cur.execute(f"TRUNCATE {SLICE}")  # more batches may follow in the same transaction
 
@@ -175,15 +174,14 @@ def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, a
     ``parts``; the last commit wins, except among batches that begin in the same partition.
 
     Rows of suppressed keys are dropped (`tidemark.sink.suppressed`). Rows below the floor of their partition are kept before they are
-    overwritten (`tidemark.sink.overwritten`). Raises `SinkRejected`.
+    overwritten (`tidemark.sink.overwritten`). Rows that delete remove their key's row (`tidemark.sink.deleted`). Raises `SinkRejected`.
     """
     part = parts[0]
-    names = layout.copy_columns
+    names = layout.sink_columns
     if not any_partition:
         source = suppressed.without_keys(cur, layout, parts, source)
     fill = {
         "sink": quoted_table(layout.table),
-        "source": source,
         "key": listed(layout.key),
         "columns": listed(names),
         "assignments": ", ".join(f"{name} = excluded.{name}" for name in map(quoted, names)),
@@ -195,26 +193,34 @@ def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, a
     }
     try:
         floor = kept.has_floor(cur, layout.table, parts[:1] if any_partition else parts)
+        if not any_partition and deleted.asked(cur, layout, parts, source):
+            cur.execute(SQL["not_replaceable"].format(**fill, source=deleted.deletes(source)))
+            if (strange := cur.fetchone()) is not None:
+                raise _of_other_partition(part, layout, strange)
+            source = deleted.carry_out(cur, layout, source, floor=floor)
+        fill["source"] = source
         if floor:
             kept.keep_replaced(cur, layout, source, any_partition=any_partition)
         latest, written = _counted(cur, SQL["merge"].format(**fill))
         if latest == written:
             return
         cur.execute(SQL["not_replaceable"].format(**fill))
-        strange = cur.fetchone()
-        if strange is None:
-            (late,) = _counted(cur, SQL["came_late"].format(**fill))
-            if latest != written + late:
-                raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written + late)
-            if floor:
-                kept.keep_older(cur, layout, source, any_partition=any_partition)
-            return
+        if (strange := cur.fetchone()) is not None:
+            raise _of_other_partition(part, layout, strange)
+        (late,) = _counted(cur, SQL["came_late"].format(**fill))
+        if latest != written + late:
+            raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written + late)
+        if floor:
+            kept.keep_older(cur, layout, source, any_partition=any_partition)
     except psycopg2.Error as error:
         raise translated(error, layout.table, part, of_rows=True) from None
+
+
+def _of_other_partition(part: Slice, layout: Layout, strange: Sequence[Any]) -> SinkRejected:
     *values, topic, partition = strange
     told = ", ".join(f"{name}={value}" for name, value in zip(layout.key, values, strict=True))
     message = f"the row's key was loaded from {topic}/{partition}; all records of a key must come from one partition, in order."
-    raise SinkRejected(
+    return SinkRejected(
         part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=message, detail=f"The key is ({told}).", of_rows=True
     )
 

@@ -46,15 +46,23 @@ def keep_replaced(cur: Cursor, layout: Layout, source: str, *, any_partition: bo
 def keep_older(cur: Cursor, layout: Layout, source: str, *, any_partition: bool) -> None:
     """Copies the rows below the floor that a merge of ``source`` did not store because of newer rows. Otherwise like `keep_replaced`."""
     columns = kept_columns(cur, layout.table)
-    given = {column.name for column in layout.columns} | {name for name, _ in LINEAGE}
+    given = set(layout.sink_columns)
     values = array(f"{'newer' if name in given else 'present'}.{quoted(name)}::text" for name in columns)
     cur.execute(
         SQL["keep_older"].format(
-            **_parts(layout, source, layout.copy_columns, columns),
+            **_parts(layout, source, layout.sink_columns, columns),
             values=values,
             newer_there=newer_there("newer", any_partition=any_partition),
         )
     )
+
+
+def keep_buried(cur: Cursor, layout: Layout, source: str) -> None:
+    """Copies the rows of ``source`` below the floor, which a deletion keeps out of the sink. Otherwise like `keep_replaced`."""
+    given = set(layout.sink_columns)
+    columns = [name for name in kept_columns(cur, layout.table) if name in given]
+    parts = _parts(layout, source, layout.sink_columns, dict.fromkeys(columns, ""))
+    cur.execute(SQL["keep_buried"].format(**parts, values=array(f"newer.{quoted(name)}::text" for name in columns)))
 
 
 def kept_columns(cur: Cursor, table: str) -> dict[str, str]:

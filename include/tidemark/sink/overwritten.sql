@@ -42,6 +42,17 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.s
   JOIN {sink} present ON {same_key}
  WHERE ({newer_there}) AND newer.kafka_offset < floor.floor;
 
+-- name: keep_buried
+-- Copies rows below the floor that do not reach the sink because a deletion follows: an undo may take the deletion back.
+WITH latest AS MATERIALIZED ({latest})
+INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
+                                  kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
+SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.sink, false,
+       newer.kafka_topic_id, newer.kafka_partition, newer.kafka_offset, newer.kafka_seq, jsonb_object({names}, {values})
+  FROM latest newer
+  JOIN tidemark.undo_floor floor ON floor.sink = {sink_name} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
+ WHERE newer.kafka_offset < floor.floor;
+
 -- name: same_partition
 -- Whether the present row comes from the same Kafka partition, possibly of another incarnation of the topic.
 present.kafka_partition = {newer}.kafka_partition AND (present.kafka_topic_id = {newer}.kafka_topic_id OR EXISTS (

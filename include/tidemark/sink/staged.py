@@ -22,7 +22,7 @@ from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced
 from tidemark.profiles import Profile
-from tidemark.records.outcome import GIVEN, BadOutput, Disposition, RecordCounts, Reject, reject
+from tidemark.records.outcome import DELETED, GIVEN, BadOutput, Disposition, RecordCounts, Reject, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
@@ -35,9 +35,10 @@ from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals,
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import LINEAGE, listed, quoted, quoted_table
-from tidemark.sink.tally import data_columns, dispositions, errors
+from tidemark.sink.tally import data_columns, dispositions, errors, wrong_deletes
 from tidemark.sink.target import Target
 from tidemark.sink.types import arrow_type
+from tidemark.spec.model import Deletes
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def promote(
         for part in parts if by_record else ():
             _copy_failed(cur, target, part, table, staged, payloads)
         reached(Step.LEDGER, parts[0])
-        nothing = {"loaded": 0, "skipped": 0, "retried": 0, "failed": 0, "sink_rows": 0}
+        nothing = {"loaded": 0, "skipped": 0, "retried": 0, "failed": 0, "sink_rows": 0, "deleted": 0}
         receipts = []
         for part in parts:
             counts = {**nothing, **found.get(part, {})}
@@ -264,12 +265,13 @@ def _outcomes(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) ->
     """The outcome of each staged record, by topic id, partition and offset."""
     cur.execute(SQL["outcomes"].format(table=table, heard=_heard(staged)))
     found = {}
-    for topic_id, partition, offset, word, other, count, error in cur.fetchall():
+    for topic_id, partition, offset, word, other, count, deleted, error in cur.fetchall():
         if word != other:
             raise BadOutput(part=part, problem=f"record {offset} has rows with different dispositions: give all the same.")
         said = Disposition[word.upper()]
         failed = reject(offset, said, error) if said in (Disposition.RETRY, Disposition.FAIL) else None
-        found[topic_id, partition, offset] = Outcome(said, count if said is Disposition.LOAD else 0, failed)
+        loads = said is Disposition.LOAD
+        found[topic_id, partition, offset] = Outcome(said, count if loads else 0, deleted if loads else 0, failed)
     return found
 
 
@@ -292,6 +294,8 @@ def _make_ready(cur: Cursor, target: Target, first: Slice, table: str, staged: S
             f"{first.start}::bigint AS kafka_offset, (row_number() OVER () - 1)::integer AS kafka_seq"
         )
     columns = listed([column.name for column in target.layout.columns])
+    if target.layout.deletes is not Deletes.REFUSE:
+        lineage += f", disposition = 'delete' AS {DELETED}"
     cur.execute(SQL["make_ready"].format(table=table, columns=columns, lineage=lineage, heard=heard))
 
 
@@ -413,15 +417,24 @@ def _staged(batch: pa.RecordBatch, target: Target, parts: Sequence[Slice], try_i
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    said = dispositions(batch, parts[0])
-    loads = pc.equal(said, "load")
+    said, error_texts = dispositions(batch, parts[0]), errors(batch, parts[0])
+    deletes = pc.equal(said, "delete")
+    if pc.any(deletes).as_py() and not target.layout.by_record:
+        raise BadOutput(
+            part=parts[0], problem="a row without lineage columns has the disposition delete: deletes need their record's lineage."
+        )
+    while (wrong := wrong_deletes(batch, deletes, target.layout)) is not None:
+        mask, error_type, text = wrong
+        said, deletes = pc.if_else(mask, "fail", said), pc.and_(deletes, pc.invert(mask))
+        error_texts = pc.if_else(mask, f"{error_type}: {text}", error_texts)
+    loads = pc.or_(deletes, pc.equal(said, "load"))
     arrays = [pc.if_else(loads, values, pa.scalar(None, values.type)) for values in data_columns(batch, target.layout, parts[0])]
     count = batch.num_rows
     if target.layout.by_record:
         arrays += _lineage(batch, parts)
     else:
         arrays += [pa.nulls(count, arrow_type(kind)) for _, kind in BESIDE[:3]]
-    arrays += [said, errors(batch, parts[0]), pa.repeat(pa.scalar(try_id, pa.int64()), count)]
+    arrays += [said, error_texts, pa.repeat(pa.scalar(try_id, pa.int64()), count)]
     return pa.RecordBatch.from_arrays(arrays, names=_names(target))
 
 

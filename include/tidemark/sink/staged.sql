@@ -18,14 +18,16 @@ UPDATE {table} staged SET disposition = 'fail', error = refused.error
 -- name: account
 -- Counts of each partition's records by disposition. ``torn`` is a record with several dispositions.
 WITH record AS (
-    SELECT kafka_topic_id, kafka_partition, kafka_offset, min(disposition) AS disposition, max(disposition) AS other, count(*) AS rows
-      FROM {table} WHERE {heard} GROUP BY 1, 2, 3
+    SELECT kafka_topic_id, kafka_partition, kafka_offset, min(said) AS disposition, max(said) AS other, count(*) AS rows,
+           count(*) FILTER (WHERE disposition = 'delete') AS deleted
+      FROM {table}, coalesce(nullif(disposition, 'delete'), 'load') said WHERE {heard} GROUP BY 1, 2, 3
 )
 SELECT kafka_topic_id, kafka_partition, min(kafka_offset) AS first, max(kafka_offset) AS last,
        min(kafka_offset) FILTER (WHERE disposition <> other) AS torn,
        count(*) FILTER (WHERE disposition = 'load') AS loaded, count(*) FILTER (WHERE disposition = 'skip') AS skipped,
        count(*) FILTER (WHERE disposition = 'retry') AS retried, count(*) FILTER (WHERE disposition = 'fail') AS failed,
-       coalesce(sum(rows) FILTER (WHERE disposition = 'load'), 0)::bigint AS sink_rows
+       coalesce(sum(rows) FILTER (WHERE disposition = 'load'), 0)::bigint AS sink_rows,
+       coalesce(sum(deleted) FILTER (WHERE disposition = 'load'), 0)::bigint AS deleted
   FROM record GROUP BY 1, 2;
 
 -- name: not_loaded
@@ -41,7 +43,7 @@ SELECT count(*) FROM {source} AS source;
 
 -- name: make_ready
 -- The staged rows to load, in the sink's form.
-CREATE TEMP VIEW tidemark_ready AS SELECT {columns}, {lineage} FROM {table} WHERE {heard} AND disposition = 'load';
+CREATE TEMP VIEW tidemark_ready AS SELECT {columns}, {lineage} FROM {table} WHERE {heard} AND disposition IN ('load', 'delete');
 
 -- name: append
 INSERT INTO {sink} ({columns}) SELECT {columns} FROM {source} AS source;
@@ -84,5 +86,5 @@ DELETE FROM {table}
 
 -- name: outcomes
 -- The outcome of each retried record.
-SELECT kafka_topic_id, kafka_partition, kafka_offset, min(disposition), max(disposition), count(*), min(error)
-  FROM {table} WHERE {heard} GROUP BY 1, 2, 3;
+SELECT kafka_topic_id, kafka_partition, kafka_offset, min(said), max(said), count(*), count(*) FILTER (WHERE disposition = 'delete'), min(error)
+  FROM {table}, coalesce(nullif(disposition, 'delete'), 'load') said WHERE {heard} GROUP BY 1, 2, 3;

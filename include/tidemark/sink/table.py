@@ -12,6 +12,7 @@ from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
 from tidemark.records.outcome import GIVEN, OPTIONAL
 from tidemark.sink.types import arrow_type, fits, postgres_type
+from tidemark.spec.model import Deletes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,8 @@ LINEAGE = (
     ("kafka_seq", "integer"),
 )
 """The record that a row was made from, and the row's number among that record's rows."""
+DELETED = ("kafka_deleted", "boolean")
+"""Whether a row is deleted: a column of a sink with soft deletes, and of the rows on their way to a sink with deletes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,19 @@ class Layout:
     key: tuple[str, ...] = ()
     by_record: bool = True
     error_detail: bool = False
+    deletes: Deletes = Deletes.REFUSE
 
     @property
-    def copy_columns(self) -> list[str]:
-        return [column.name for column in self.columns] + [name for name, _ in LINEAGE]
+    def copy_columns(self) -> list[tuple[str, str]]:
+        """Names and types of the columns of rows on their way to the sink."""
+        deleted = () if self.deletes is Deletes.REFUSE else (DELETED,)
+        return [(column.name, column.type) for column in self.columns] + [*LINEAGE, *deleted]
+
+    @property
+    def sink_columns(self) -> list[str]:
+        """The columns of the sink that are written."""
+        deleted = (DELETED,) if self.deletes is Deletes.SOFT else ()
+        return [column.name for column in self.columns] + [name for name, _ in (*LINEAGE, *deleted)]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -163,12 +175,14 @@ def has_unique_index(cur: Cursor, table: str, columns: Sequence[str]) -> bool:
     return bool(row and row[0])
 
 
-def create_ddl(table: str, output: pa.Schema, view: str, *, key: Sequence[str] = (), partitions: int | None = None) -> str:
+def create_ddl(
+    table: str, output: pa.Schema, view: str, *, key: Sequence[str] = (), soft: bool = False, partitions: int | None = None
+) -> str:
     """The complete DDL of a sink for this output: schema, table, unique lineage index, view of validated rows.
 
-    ``key`` are the key columns of an upsert sink. With ``partitions``, the table is LIST-partitioned by Kafka partition, so that each
-    writer has its own index. Raises `SinkMismatch` for a column whose type has no counterpart in Postgres, and `BadInput` if both ``key``
-    and ``partitions`` are given.
+    ``key`` are the key columns of an upsert sink; ``soft``: it keeps deleted rows. With ``partitions``, the table is LIST-partitioned by
+    Kafka partition, so that each writer has its own index. Raises `SinkMismatch` for a column whose type has no counterpart in Postgres,
+    and `BadInput` if both ``key`` and ``partitions`` are given.
     """
     if key and partitions:
         raise BadInput(
@@ -182,9 +196,10 @@ def create_ddl(table: str, output: pa.Schema, view: str, *, key: Sequence[str] =
     ]
     if unknown:
         raise SinkMismatch(table=table, problems=unknown, output=_shown(output), columns=[], ddl="")
-    width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in LINEAGE])
+    own = [*LINEAGE, *([DELETED] if soft else [])]
+    width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in own])
     lines = [f"    {quoted(field.name):<{width}} {_kind(field)}{' NOT NULL' * (field.name in key)}" for field in data]
-    lines += [f"    {quoted(name):<{width}} {kind} NOT NULL" for name, kind in LINEAGE]
+    lines += [f"    {quoted(name):<{width}} {kind} NOT NULL{' DEFAULT false' * ((name, kind) == DELETED)}" for name, kind in own]
     lines += [f"    {_unique(columns)}" for columns in (key, _LINEAGE_NAMES) if columns]
     schema = table.split(".")[0]
     parts = [f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};"] if schema != "public" else []
@@ -211,6 +226,7 @@ def match(
     key: Sequence[str] = (),
     key_index: bool = True,
     aggregates: bool = False,
+    deletes: Deletes = Deletes.REFUSE,
 ) -> Layout:
     """Matches this output to these columns. Raises `SinkMismatch` with every difference and the DDL that fixes the table.
 
@@ -225,6 +241,7 @@ def match(
         *(difference for field in data_fields(output) if (difference := _difference(table, field, have.get(field.name))) is not None),
         *_not_given(columns, output),
         *_key_differences(table, have, output, key, key_index=key_index),
+        *_deletes_differences(table, have, output, deletes),
     ]
     if found:
         raise SinkMismatch(
@@ -234,7 +251,7 @@ def match(
             columns=[f"{column.name} {column.type}" for column in columns],
             ddl="\n".join(ddl for _, ddl in found if ddl),
         )
-    return Layout(table, tuple(have[field.name] for field in data_fields(output)), tuple(key), by_record)
+    return Layout(table, tuple(have[field.name] for field in data_fields(output)), tuple(key), by_record, deletes=deletes)
 
 
 Difference = tuple[str, str | None]
@@ -271,6 +288,17 @@ def _key_differences(
         yield f"the table has no unique index on the key {', '.join(key)}", f"{alter} ADD {_unique(key)};"
 
 
+def _deletes_differences(table: str, have: Mapping[str, Column], output: pa.Schema, deletes: Deletes) -> Iterator[Difference]:
+    name, kind = DELETED
+    if name in output.names:
+        yield f"the output has the column {name}, which Tidemark fills in: remove it", None
+    elif deletes is Deletes.SOFT and name not in have:
+        alter = f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(name)} {kind} NOT NULL DEFAULT false;"
+        yield f"the table lacks the column {name}, which soft deletes set", alter
+    elif deletes is Deletes.SOFT and have[name].type != kind:
+        yield f"the table's {name} is {have[name].type}, but must be {kind}", None
+
+
 def _output_differences(output: pa.Schema) -> Iterator[Difference]:
     import pyarrow as pa
 
@@ -304,7 +332,7 @@ def _difference(table: str, field: pa.Field, column: Column | None) -> Differenc
 
 
 def _not_given(columns: Sequence[Column], output: pa.Schema) -> Iterator[Difference]:
-    lineage = {name for name, _ in LINEAGE}
+    lineage = {name for name, _ in (*LINEAGE, DELETED)}
     for column in columns:
         if column.must_be_given and column.name not in output.names and column.name not in lineage:
             yield f"column {column.name} is NOT NULL without a default, but the output lacks it", None

@@ -6,6 +6,7 @@ from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 from tidemark.records.outcome import (
+    DELETED,
     DETAIL,
     GIVEN,
     OPTIONAL,
@@ -17,10 +18,12 @@ from tidemark.records.outcome import (
     reject,
     row_offsets,
     skipping,
+    without,
 )
 from tidemark.records.ranges import Slice
 from tidemark.sink.table import Layout
 from tidemark.sink.types import fits
+from tidemark.spec.model import Deletes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +49,10 @@ def split_output(batch: pa.RecordBatch, part: Slice) -> TransformOutput:
         words, texts = said.filter(not_loaded).to_pylist(), errors(refused, part).to_pylist()
         for offset, word, text in zip(row_offsets(refused, part).tolist(), words, texts, strict=True):
             rejects.append(reject(offset, Disposition[word.upper()], text))
-    return TransformOutput(rows.filter(pc.equal(said, "load")), skipped, rejects)
+    deletes = pc.equal(said, "delete")
+    if pc.any(deletes).as_py():
+        rows = rows.append_column(DELETED, deletes)
+    return TransformOutput(rows.filter(pc.or_(deletes, pc.equal(said, "load"))), skipped, rejects)
 
 
 def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
@@ -56,7 +62,7 @@ def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
     if "disposition" not in batch.schema.names:
         return pc.fill_null(_nulls(batch.num_rows), "load")
     said = pc.fill_null(_text(batch, "disposition", part), "load")
-    known = [disposition.name.lower() for disposition in Disposition if disposition is not Disposition.HELD]
+    known = [*(disposition.name.lower() for disposition in Disposition if disposition is not Disposition.HELD), "delete"]
     other = [word for word in pc.unique(said).to_pylist() if word not in known]
     if other:
         raise BadOutput(part=part, problem=f"disposition {other[0]!r} is not one of {', '.join(known)}.")
@@ -78,14 +84,28 @@ def data_columns(rows: pa.RecordBatch, layout: Layout, part: Slice) -> list[pa.A
         if not fits(values.type, column.type):
             raise BadOutput(part=part, problem=f"column {column.name} has type {values.type}; the table has {column.type}.")
         arrays.append(values)
-    extra = sorted(set(rows.schema.names) - {column.name for column in layout.columns} - {*GIVEN, *OPTIONAL})
+    extra = sorted(set(rows.schema.names) - {column.name for column in layout.columns} - {*GIVEN, *OPTIONAL, DELETED})
     if extra:
         raise BadOutput(part=part, problem=f"the output has a column that the table lacks: {extra[0]}.")
     return arrays
 
 
+def wrong_deletes(rows: pa.RecordBatch, deletes: pa.Array, layout: Layout) -> tuple[pa.Array, str, str] | None:
+    """Rows among ``deletes``, a mask of ``rows``, that can delete nothing, with the type and text of their records' error."""
+    import pyarrow.compute as pc
+
+    if layout.deletes is Deletes.REFUSE:
+        fix = "set sink.deletes to hard or soft" if layout.key else "only an upsert sink has rows to delete"
+        return (deletes, "DeleteRefused", f"The record deletes a row, which the sink refuses: {fix}.") if pc.any(deletes).as_py() else None
+    for name in layout.key:
+        nulls = pc.and_(deletes, rows.column(name).is_null())
+        if pc.any(nulls).as_py():
+            return nulls, "DeleteWithoutKey", f"The record deletes a row, but its {name} is null: return the key's columns."
+    return None
+
+
 class Tally:
-    """Accounts for the records of one slice, output by output. Needs five bytes of memory per offset of the slice.
+    """Accounts for the records of one slice, output by output. Needs nine bytes of memory per offset of the slice.
 
     ``suppressed``: offsets of records that are skipped, whatever the transform made of them.
     """
@@ -98,6 +118,7 @@ class Tally:
         self._suppressed = suppressed
         self._said = np.zeros(self._size, dtype=np.uint8)
         self._rows = np.zeros(self._size, dtype=np.int32)
+        self._deleted = np.zeros(self._size, dtype=np.int32)
         self.rejects: dict[int, Reject] = {}
 
     @property
@@ -126,6 +147,7 @@ class Tally:
 
         if self._suppressed:
             judged = skipping(judged, self._suppressed, self._part)
+        judged = self._with_deletes_judged(judged)
         for reject_ in judged.rejects:
             self._mark(np.array([reject_.offset]), reject_.disposition)
             self.rejects[reject_.offset] = reject_
@@ -134,6 +156,8 @@ class Tally:
         if judged.rows is None or judged.rows.num_rows == 0:
             return None
         index = self._mark(row_offsets(judged.rows, self._part), Disposition.LOAD)
+        if DELETED in judged.rows.schema.names:
+            np.add.at(self._deleted, index[judged.rows.column(DELETED).to_numpy(zero_copy_only=False)], 1)
         return self._with_lineage(judged.rows, index, self._number(index))
 
     def refuse(self, offset: int, rows: int, error_type: str, error: str) -> None:
@@ -146,7 +170,7 @@ class Tally:
             problem = f"rows of record {offset} were rejected ({said}), but its other rows came separately: return them together."
             raise BadOutput(part=self._part, problem=problem)
         self._said[index] = Disposition.FAIL
-        self._rows[index] = 0
+        self._rows[index] = self._deleted[index] = 0
         self.rejects[offset] = reject(offset, Disposition.FAIL, error, error_type)
 
     def counts(self) -> RecordCounts:
@@ -161,6 +185,7 @@ class Tally:
             failed=int(by[Disposition.FAIL]),
             unaccounted=int(by[0]),
             sink_rows=int(self._rows.sum()),
+            deleted=int(self._deleted.sum()),
         )
 
     def held(self) -> int:
@@ -174,6 +199,18 @@ class Tally:
         failed = self._said[(self._said != 0) & (self._said != Disposition.HELD)] >= Disposition.RETRY
         ends = np.flatnonzero(np.diff(np.concatenate(([0], failed.view(np.int8), [0]))))
         return int((ends[1::2] - ends[::2]).max(initial=0))
+
+    def _with_deletes_judged(self, judged: TransformOutput) -> TransformOutput:
+        """The output in which records with a delete that cannot be carried out fail."""
+        rows = judged.rows
+        while rows is not None and DELETED in rows.schema.names and (wrong := wrong_deletes(rows, rows.column(DELETED), self._layout)):
+            mask, error_type, text = wrong
+            offsets = sorted(set(row_offsets(rows.filter(mask), self._part).tolist()))
+            judged = without(judged, offsets, self._part)
+            rejects = [reject(offset, Disposition.FAIL, text, error_type) for offset in offsets]
+            judged = TransformOutput(judged.rows, judged.skipped, [*judged.rejects, *rejects])
+            rows = judged.rows
+        return judged
 
     def _mark(self, offsets: Any, disposition: Disposition) -> Any:
         index = self._places(offsets)
@@ -217,7 +254,10 @@ class Tally:
             pa.array(self._offsets_at(index).astype(np.int64)),
             pa.array(numbers.astype(np.int32)),
         ]
-        return pa.RecordBatch.from_arrays(arrays, names=self._layout.copy_columns)
+        if self._layout.deletes is not Deletes.REFUSE:
+            said = rows.schema.names
+            arrays.append(rows.column(DELETED) if DELETED in said else pa.array(np.zeros(count, dtype=bool)))
+        return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in self._layout.copy_columns])
 
 
 def _text(batch: pa.RecordBatch, name: str, part: Slice) -> pa.Array:

@@ -43,6 +43,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "sink.mode": ("is not a mode", "write append or upsert"),
     "sink.key": ("is not a list of columns", "write a list: [flight_id]"),
     "sink.key[]": ("is not a column's name", "write it in lower case, as Postgres names it without quotes"),
+    "sink.deletes": ("is not a way to delete", "write hard, soft or refuse"),
     "sink.error_detail": ("is not true or false", "write true or false"),
     "mirror": ("is not true or false", "write true or false"),
     "connections": ("is not a mapping", "write {postgres: tidemark_postgres}, or remove the key"),

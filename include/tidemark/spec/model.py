@@ -28,6 +28,17 @@ class SinkMode(StrEnum):
     """The last record of a key wins."""
 
 
+class Deletes(StrEnum):
+    """What a record does that deletes a key's row in an upsert sink."""
+
+    REFUSE = "refuse"
+    """It is a failed record."""
+    HARD = "hard"
+    """The row is removed."""
+    SOFT = "soft"
+    """The row stays, with ``kafka_deleted`` set."""
+
+
 class OffsetReset(StrEnum):
     """What a reset skips is stored as a ``lost_range`` row."""
 
@@ -114,6 +125,9 @@ class Sink(_Part):
     """``append``: each batch adds rows. ``upsert``: the last record of a key wins."""
     key: tuple[Annotated[str, AfterValidator(checks.column_name)], ...] = ()
     """The columns that identify the row in an upsert. Only with ``mode: upsert``."""
+    deletes: Annotated[Deletes, Field(strict=False)] = Deletes.REFUSE
+    """What a record that deletes does: ``hard`` removes the row of its key, ``soft`` sets the row's column ``kafka_deleted``, ``refuse``
+    fails the record. Only with ``mode: upsert``."""
     error_detail: bool = False
     """Whether the text of a failed record may quote values of its rows: Postgres' DETAIL, and a value that does not fit its column."""
 

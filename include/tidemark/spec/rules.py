@@ -90,6 +90,11 @@ def _key_of_the_sink(data: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(("sink", "key"), "sink.key is empty", "upsert needs the columns of a unique index: key: [flight_id]")
     if not upsert and "key" in sink and sink.get("mode", "append") == "append":
         yield Finding(("sink", "key"), "sink.key has no use in an append sink", "remove the key", at_key=True)
+    if upsert and sink.get("deletes", "refuse") != "refuse" and "transform" not in data and _at(data, ("format", "key")) in (None, "bytes"):
+        fix = "say what the keys are, for example: format: {key: string}"
+        yield Finding(("sink", "deletes"), "sink.deletes needs format.key, because a record without a value has nothing but its key", fix)
+    if not upsert and sink.get("deletes", "refuse") != "refuse":
+        yield Finding(("sink", "deletes"), "sink.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
 
 
 def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Finding]:

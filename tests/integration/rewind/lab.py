@@ -28,6 +28,7 @@ from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.model import Deletes
 from tidemark.spec.scope import Scope
 
 REASON = "the transform was wrong"
@@ -72,9 +73,14 @@ class Image:
 class Lab:
     """One group over one topic. ``watch`` is a session outside any transaction."""
 
-    def __init__(self, consumer: Consumer, topic: str, *, key: Sequence[str] = (), ddl: str | None = None) -> None:
+    def __init__(
+        self, consumer: Consumer, topic: str, *, key: Sequence[str] = (), deletes: Deletes = Deletes.REFUSE, ddl: str | None = None
+    ) -> None:
         self.consumer, self.topic, self.key = consumer, topic, tuple(key)
         sink: dict[str, Any] = {"table": consumer.table} | ({"mode": "upsert", "key": list(key)} if key else {})
+        if deletes is not Deletes.REFUSE:
+            sink["deletes"] = deletes.value
+        self.layout = Layout(consumer.table, COLUMNS, self.key, deletes=deletes)
         consumer.write(topics=topic, sink=sink)
         self.url, self.table = consumer.database_url, consumer.table
         self.watch = psycopg2.connect(self.url)
@@ -111,7 +117,7 @@ class Lab:
         with self.watch.cursor() as cur:
             attempt = store.new_attempt(cur, self.group_id, task or TaskIdentity())
             store.end_attempt(cur, attempt)
-        return Target(self.url, self.group_id, attempt, Layout(self.table, COLUMNS, self.key))
+        return Target(self.url, self.group_id, attempt, self.layout)
 
     def read(
         self, end: int, partition: int = 0, transform: Transform = one_city, *, step: int = 1000, task: TaskIdentity | None = None
@@ -218,6 +224,7 @@ class Lab:
             "rewound_failed_record",
             "rewound_lost_range",
             "rewound_row",
+            "deletion",
             "undo_floor",
         )
         kept = [sorted(str(row[0]) for row in self.sql(f"SELECT to_jsonb(t) FROM tidemark.{table} t")) for table in tables]

@@ -1,0 +1,237 @@
+"""Deletes in upsert sinks: late records, rewinds and undos leave what in-order reading would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from tests.integration.rewind.lab import Lab, lab_on
+from tests.integration.test_erase import erase
+from tests.kafka_topics import Topics
+from tests.ledger import payloads
+from tests.ledger import rows as made_rows
+from tests.sampling import examples
+from tests.scenario import Scenario as Consumer
+
+from tidemark.records.outcome import DELETED, TransformOutput
+from tidemark.rewind.model import ToOffset
+from tidemark.rewind.retention import remove_archives
+from tidemark.rewind.verify import verify
+from tidemark.sink.commit import commit_slice
+from tidemark.spec.model import Deletes
+
+END = 40
+SINK_DDL = {
+    Deletes.HARD: "city text NOT NULL UNIQUE, population bigint",
+    Deletes.SOFT: "city text NOT NULL UNIQUE, population bigint, kafka_deleted boolean NOT NULL DEFAULT false",
+}
+
+Script = Mapping[int, Sequence[str]]
+"""What each record does, by offset: ``ulm`` loads a row of the city, ``-ulm`` deletes it. A record may do several things."""
+
+
+@pytest.fixture(params=[Deletes.HARD, Deletes.SOFT])
+def lab(request: pytest.FixtureRequest, scenario: Consumer, topics: Topics) -> Iterator[Lab]:
+    with lab_on(scenario, topics, (END,), key=("city",), deletes=request.param, ddl=SINK_DDL[request.param]) as lab:
+        yield lab
+
+
+def read(lab: Lab, end: int, script: Script, step: int = END) -> None:
+    """Commits from the position to ``end``."""
+    target = lab.target()
+    while lab.position() < end:
+        part = lab.slice(min(end, lab.position() + step))
+        made = [(offset, word) for offset in range(part.start, part.end) for word in script.get(offset, ())]
+        cities = iter([word.lstrip("-") for _, word in made])
+        output = TransformOutput(None, [offset for offset in range(part.start, part.end) if not script.get(offset)])
+        if made:
+            batch = made_rows(part, [offset for offset, _ in made], lambda _, cities=cities: next(cities))
+            batch = batch.append_column(DELETED, pa.array([word.startswith("-") for _, word in made]))
+            output = TransformOutput(batch, output.skipped)
+        commit_slice(target, part, iter([output]), payloads)
+
+
+def late(lab: Lab, start: int, end: int, script: Script) -> None:
+    """Reads ``[start, end)`` when the group is beyond it, as a backfill does."""
+    ahead = lab.position()
+    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s, validated_offset = 0", start)
+    lab.sql("DELETE FROM tidemark.lost_range WHERE start_offset = %s AND end_offset = %s", start, end)
+    read(lab, end, script)
+    lab.sql("UPDATE tidemark.partition_offset SET next_offset = %s", ahead)
+
+
+def live(lab: Lab) -> dict[str, int]:
+    """The rows that are not deleted: the offset of each city's record."""
+    where = "WHERE NOT kafka_deleted" if lab.layout.deletes is Deletes.SOFT else ""
+    return dict(lab.sql(f"SELECT city, kafka_offset FROM {lab.table} {where}"))
+
+
+def in_order(script: Script, end: int, without: range = range(0)) -> dict[str, int]:
+    """What reading ``[0, end)`` in order makes, except for the offsets ``without``."""
+    found: dict[str, int] = {}
+    for offset in range(end):
+        if offset in without:
+            continue
+        for word in script.get(offset, ()):
+            found.pop(word.lstrip("-"), None)
+            if not word.startswith("-"):
+                found[word] = offset
+    return found
+
+
+def stored(lab: Lab) -> tuple[Any, ...]:
+    """The sink and the deletions in force."""
+    in_force = lab.sql(
+        "SELECT kafka_offset, kafka_seq, key, kept FROM tidemark.deletion WHERE parked_by IS NULL ORDER BY kafka_offset, kafka_seq"
+    )
+    return sorted(map(str, lab.image().sink)), in_force, lab.position(), lab.ledger()
+
+
+# ---- examples
+
+
+def test_delete_removes_the_row_and_is_counted(lab: Lab) -> None:
+    """Within a slice and between slices: of a delete and a load of one key the last wins. A delete of a key without a row is no error."""
+    read(lab, 6, {0: ["ulm"], 1: ["bonn"], 2: ["-ulm"], 3: ["-rom"], 4: ["-york", "york"], 5: ["bern", "-bern"]})
+    assert live(lab) == {"bonn": 1, "york": 4}
+    read(lab, 10, {6: ["-bonn"], 7: ["ulm"], 8: ["-york"], 9: ["york"]})
+    assert live(lab) == {"ulm": 7, "york": 9}
+    assert lab.sql("SELECT loaded, skipped, sink_rows, deleted FROM tidemark.batch ORDER BY start_offset") == [(6, 0, 8, 4), (4, 0, 4, 2)]
+    lab.check()
+
+
+def test_late_record_does_not_bring_a_deleted_row_back(lab: Lab) -> None:
+    """Nor does a late delete remove a newer row."""
+    lab.rewind(ToOffset(10), f"{lab.topic}:0")
+    read(lab, 20, {10: ["ulm"], 11: ["-ulm"], 12: ["-bonn"], 13: ["rom"]})
+    late(lab, 0, 10, {0: ["ulm"], 1: ["bonn"], 2: ["-rom"], 3: ["york"]})
+    assert live(lab) == {"rom": 13, "york": 3}
+    lab.check()
+
+
+def test_rewind_puts_deleted_rows_back_and_its_undo_deletes_them_again(lab: Lab) -> None:
+    script = {0: ["ulm"], 1: ["bonn"], 2: ["rom"], 10: ["-ulm"], 11: ["-bonn"], 12: ["bonn"], 13: ["-bonn"]}
+    read(lab, 20, script)
+    before = stored(lab)
+    done = lab.rewind(ToOffset(10), f"{lab.topic}:0")
+    assert live(lab) == {"ulm": 0, "rom": 2} | ({"bonn": 1} if lab.layout.deletes is Deletes.HARD else {})  # soft: overwritten
+    lab.check()
+    read(lab, 15, {10: ["-rom"], 11: ["ulm"]})
+    after = stored(lab)
+    for _ in range(2):
+        back = lab.undo(done.rewind_id)
+        assert stored(lab) == before
+        done = lab.undo(back.rewind_id)
+        assert stored(lab) == after
+    lab.check()
+
+
+def test_undo_applies_to_records_that_came_late(lab: Lab) -> None:
+    """They are where they would be without the rewind: deleted by the deletion that the rewind had taken back."""
+    lab.rewind(ToOffset(10), f"{lab.topic}:0")
+    read(lab, 20, {10: ["ulm"], 12: ["-bonn"], 13: ["rom"]})
+    done = lab.rewind(ToOffset(11), f"{lab.topic}:0")
+    read(lab, 20, {14: ["-rom"], 15: ["-york"]})
+    late(lab, 0, 10, {1: ["bonn"], 2: ["ulm"], 3: ["rom"], 4: ["york"]})
+    for _ in range(2):
+        assert live(lab) == {"ulm": 10, "bonn": 1}
+        back = lab.undo(done.rewind_id)
+        assert live(lab) == {"ulm": 10, "rom": 13, "york": 4}
+        done = lab.undo(back.rewind_id)
+    lab.check()
+
+
+# ---- all of it
+
+cities = st.sampled_from(["ulm", "bonn", "rom"])
+words = st.one_of(cities, cities.map(lambda city: f"-{city}"))
+scripts = st.dictionaries(st.integers(0, END - 1), st.lists(words, min_size=1, max_size=2), max_size=END).map(
+    lambda found: {offset: found[offset] for offset in sorted(found)}
+)
+
+
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -> None:
+    """After a rewind the sink has what in-order reading to the point makes, except for rows that were overwritten. After an undo it is as
+    it was before."""
+    lab.sql("TRUNCATE tidemark.rewind, tidemark.deletion, tidemark.batch, tidemark.lost_range CASCADE")
+    lab.sql("TRUNCATE tidemark.rewound_row, tidemark.rewound_batch, tidemark.undo_floor")
+    lab.sql(f"TRUNCATE {lab.table}")
+    lab.sql("UPDATE tidemark.partition_offset SET next_offset = 0, validated_offset = 0")
+    script = data.draw(scripts)
+    undoable: list[tuple[int, Any, Script]] = []
+    overwritten: set[str] = set()
+    skipped = range(0)
+    for _ in range(data.draw(st.integers(4, 12))):
+        action = data.draw(st.sampled_from(["read", "read", "rewind", "undo", "skip", "late"]))
+        position = lab.position()
+        if action == "read" and position < END:
+            read(lab, data.draw(st.integers(position + 1, END)), script, data.draw(st.integers(1, END)))
+        elif action == "rewind" and position:
+            lowest = skipped.stop if position > skipped.stop and data.draw(st.booleans()) else 0
+            point, before = data.draw(st.integers(lowest, position - 1)), stored(lab)
+            if point in skipped:
+                continue  # undone, it would give the range back
+            overwritten |= {word for offset in range(point, position) for word in script.get(offset, ()) if not word.startswith("-")}
+            undoable.append((lab.rewind(ToOffset(point), f"{lab.topic}:0").rewind_id, before, script))
+            if skipped and point <= skipped.start:
+                skipped, undoable = range(0), []
+            changed = data.draw(scripts)
+            script = {offset: (script if offset < point else changed).get(offset, ()) for offset in range(END)}
+        elif action == "undo" and undoable:
+            rewind_id, before, script = undoable.pop()
+            lab.undo(rewind_id)
+            assert before is None or stored(lab) == before
+            event("undone" if before else "undone after late records")
+        elif action == "skip" and not skipped and position < END - 1:
+            skipped, undoable = range(position, data.draw(st.integers(position + 1, END - 1))), []
+            lab.rewind(ToOffset(skipped.stop), f"{lab.topic}:0", allow_loss=True)
+        elif action == "late" and skipped:
+            late(lab, skipped.start, skipped.stop, script)
+            skipped, undoable = range(0), [(rewind_id, None, then) for rewind_id, _, then in undoable]
+            event("late")
+        expected, found = in_order(script, lab.position(), skipped), live(lab)
+        assert found.items() <= expected.items()
+        assert expected.keys() - found.keys() <= overwritten
+        lab.check()
+
+
+# ---- what else sees deletions
+
+
+def test_verify_compares_deletions(lab: Lab) -> None:
+    script = {0: ["ulm"], 1: ["bonn"], 2: ["rom"], 10: ["-ulm"], 11: ["-bonn"], 12: ["york"]}
+    read(lab, 20, script)
+    done = lab.rewind(ToOffset(10), f"{lab.topic}:0")
+    read(lab, 20, {10: ["-ulm"], 12: ["york"], 13: ["-rom"]})
+    with lab.session() as connection:
+        (found,) = verify(connection, done.rewind_id, {lab.spec.name: lab.key})
+    assert (found.equal, found.changed, found.gone, found.new) == (2, 0, 1, 1)
+    assert [example.was for example in found.examples["gone"]] == [{"city": "rom"}]
+    assert [example.now for example in found.examples["new"]] == [{"city": "bonn"}]
+
+
+def test_erasure_removes_deleted_rows_and_their_keys(lab: Lab) -> None:
+    """Also of a deletion without a row. No replay brings them back."""
+    script = {0: ["ulm"], 1: ["bonn"], 10: ["-ulm"], 11: ["-rom"], 12: ["-bonn"]}
+    read(lab, 20, script)
+    erase(lab, "city IN ('ulm', 'rom')")
+    assert lab.sql("SELECT key ->> 'city' FROM tidemark.deletion") == [("bonn",)]
+    lab.rewind(ToOffset(0), f"{lab.topic}:0")
+    read(lab, 5, script)
+    assert live(lab) == {"bonn": 1}
+
+
+def test_deleted_rows_are_kept_for_a_limited_time(lab: Lab) -> None:
+    """The deletions stay, against late records; those that a rewind took back go with it."""
+    read(lab, 20, {0: ["ulm"], 1: ["bonn"], 10: ["-ulm"], 15: ["-bonn"]})
+    lab.rewind(ToOffset(12), f"{lab.topic}:0")
+    with lab.session() as connection:
+        remove_archives(connection, timedelta(0))
+    assert lab.sql("SELECT key ->> 'city', kept FROM tidemark.deletion") == [("ulm", None)]

@@ -1,0 +1,204 @@
+"""Deletes in upsert sinks: from each form of a transform, from consumers without code, and those that cannot be carried out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.retry.lab import Lab
+from tests.orders import Orders, order
+from tests.scenario import Scenario
+from tests.spark_here import run_here
+
+from tidemark.db import session, transaction
+from tidemark.quality import check_conservation
+from tidemark.sink.deleted import RowsKept
+
+FORMS = {
+    "function": """
+        from tidemark.transform import Delete, Record
+
+        def transform(record: Record):
+            for word in record.value.decode().split():
+                city = word.lstrip("-") or None
+                yield Delete(city=city) if word.startswith("-") else {"city": city, "place": record.offset}
+    """,
+    "arrow": """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
+            word = batch["value"].cast(pa.string())
+            city = pc.utf8_ltrim(word, characters="-")
+            return pa.RecordBatch.from_pydict({
+                "kafka_topic": batch["kafka_topic"], "kafka_partition": batch["kafka_partition"], "kafka_offset": batch["kafka_offset"],
+                "city": pc.if_else(pc.equal(city, ""), None, city), "place": batch["offset"],
+                "disposition": pc.if_else(pc.starts_with(word, "-"), "delete", "load"),
+            })
+    """,
+    "spark": """
+        from pyspark.sql import DataFrame
+        from pyspark.sql import functions as F
+
+        def transform(records: DataFrame) -> DataFrame:
+            word = F.col("value").cast("string")
+            return records.select(
+                "kafka_topic", "kafka_partition", "kafka_offset", F.expr("nullif(ltrim('-', string(value)), '')").alias("city"),
+                F.col("offset").alias("place"), F.when(word.startswith("-"), "delete").otherwise("load").alias("disposition"),
+            )
+    """,
+}
+FORMS["staged"] = FORMS["spark"].rstrip() + ".repartition(3)\n"
+TABLE = "city text NOT NULL UNIQUE, place bigint"
+
+
+@pytest.fixture(params=list(FORMS))
+def form(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    if found in ("spark", "staged"):
+        request.getfixturevalue("session_here")
+    return found
+
+
+def consumer(scenario: Scenario, form: str, deletes: str | None, ddl: str = TABLE, **keys: Any) -> Scenario:
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["city"]} | ({"deletes": deletes} if deletes else {})
+    return scenario.write(FORMS[form], topics=scenario.topics.create(), sink=sink, **keys).make_sink(ddl)
+
+
+def ran(scenario: Scenario, form: str, *words: str) -> None:
+    (topic,) = scenario.keys["topics"]
+    scenario.topics.produce(topic, list(words))
+    run_here(scenario) if form in ("spark", "staged") else scenario.run()
+    with session(scenario.database_url) as connection, transaction(connection) as cur:
+        assert check_conservation(cur, scenario.spec.group, scenario.table, upsert=True) == []
+
+
+def deleted(scenario: Scenario) -> int:
+    ((count,),) = scenario.sql("SELECT sum(deleted)::bigint FROM tidemark.batch")
+    return int(count)
+
+
+def test_each_form_deletes(scenario: Scenario, form: str) -> None:
+    """A delete without a key fails alone."""
+    consumer(scenario, form, "hard")
+    ran(scenario, form, "ulm", "bonn", "-ulm", "-", "rom", "-york")
+    assert scenario.rows("city, place") == [("bonn", 1), ("rom", 4)]
+    assert [each[:3] for each in scenario.failed()] == [(3, "fail", "DeleteWithoutKey")]
+    ran(scenario, form, "-rom", "ulm")
+    assert scenario.rows("city, place") == [("bonn", 1), ("ulm", 7)]
+    assert scenario.counts() == {"loaded": 7, "failed": 1, "sink_rows": 7}
+    assert deleted(scenario) == 3
+
+
+def test_sink_that_refuses_deletes_fails_the_record(scenario: Scenario, form: str) -> None:
+    consumer(scenario, form, None)
+    ran(scenario, form, "ulm", "-ulm", "bonn")
+    assert scenario.rows("city") == ["ulm", "bonn"]
+    assert scenario.failed() == [
+        (1, "fail", "DeleteRefused", "The record deletes a row, which the sink refuses: set sink.deletes to hard or soft.")
+    ]
+
+
+def test_soft_deletes_keep_the_row(scenario: Scenario) -> None:
+    """A load brings it back to life. The DDL has the column."""
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["city"], "deletes": "soft"}
+    typed = FORMS["arrow"]
+    scenario.write(typed, topics=scenario.topics.create(), sink=sink).make_sink()
+    ran(scenario, "arrow", "ulm", "bonn", "-ulm", "-rom")
+    assert scenario.rows("city, place, kafka_deleted") == [("ulm", 0, True), ("bonn", 1, False)]
+    ran(scenario, "arrow", "ulm")
+    assert scenario.rows("city, place, kafka_deleted") == [("bonn", 1, False), ("ulm", 4, False)]
+
+
+def test_record_that_is_retried_does_not_bring_a_deleted_row_back(scenario: Scenario, topics: Any, tmp_path: Path) -> None:
+    transform = """
+        import pathlib
+
+        from tidemark.transform import Delete, Record, Retry
+
+        def transform(record: Record):
+            word = record.value.decode()
+            if word.startswith("?") and not pathlib.Path("@HERE@/up").exists():
+                raise Retry("the service is down")
+            word = word.lstrip("?")
+            return Delete(city=word[1:]) if word.startswith("-") else {"city": word, "place": record.offset}
+    """
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["city"], "deletes": "hard"}
+    lab = Lab(scenario, topics, transform=transform, ddl=TABLE, sink=sink)
+    try:
+        topics.produce(lab.topic, ["?ulm", "-ulm", "rom", "?-rom", "?-bonn", "bonn", "?york"])
+        lab.run()
+        assert scenario.rows("city") == ["rom", "bonn"]
+        (scenario.folder / "transforms" / "up").touch()
+        lab.climb(timedelta(minutes=5))
+        assert scenario.rows("city") == ["bonn", "york"]
+        assert deleted(scenario) == 3
+    finally:
+        lab.close()
+
+
+def test_trigger_that_keeps_rows_is_named_as_the_cause(scenario: Scenario) -> None:
+    consumer(scenario, "arrow", "hard")
+    ran(scenario, "arrow", "ulm")
+    scenario.sql("CREATE FUNCTION lake.keeps() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
+    scenario.sql(f"CREATE TRIGGER keeps BEFORE DELETE ON {scenario.table} FOR EACH ROW EXECUTE FUNCTION lake.keeps()")
+    with pytest.raises(RowsKept, match="kept 1 of 1 row that records delete"):
+        ran(scenario, "arrow", "-ulm")
+    assert scenario.rows("city") == ["ulm"]
+
+
+def test_row_that_others_refer_to_fails_the_record(scenario: Scenario) -> None:
+    consumer(scenario, "arrow", "hard")
+    ran(scenario, "arrow", "ulm", "bonn")
+    scenario.sql(f"CREATE TABLE lake.trips (city text REFERENCES {scenario.table} (city)); INSERT INTO lake.trips VALUES ('ulm')")
+    ran(scenario, "arrow", "-ulm", "-bonn")
+    assert scenario.rows("city") == ["ulm"]
+    assert [each[:3] for each in scenario.failed()] == [(2, "fail", "ForeignKeyViolation")]
+
+
+def test_key_of_another_partition_is_not_deleted(scenario: Scenario) -> None:
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["city"], "deletes": "hard"}
+    topic = scenario.topics.create(2)
+    scenario.write(FORMS["arrow"], topics=topic, sink=sink).make_sink(TABLE)
+    ran_on = scenario.topics.produce
+    ran_on(topic, ["ulm"], partition=0)
+    scenario.run()
+    ran_on(topic, ["-ulm", "bonn"], partition=1)
+    scenario.run()
+    assert scenario.rows("city") == ["ulm", "bonn"]
+    assert [each[:3] for each in scenario.failed()] == [(0, "fail", "KeyOfOtherPartition")]
+
+
+# ---- without code
+
+
+def test_tombstone_deletes_the_row_of_its_key(orders: Orders) -> None:
+    """The key's fields have the names that the value's have."""
+    scenario = orders.scenario
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["order_id"], "deletes": "hard"}
+    keys = {"columns": {"order_id": "id"}, "drop": ["place", "at", "total"]}
+    scenario.write(None, topics=orders.topic, format={"value": "avro", "key": "avro"}, sink=sink, **keys)
+    pairs = [(1, order(1)), (2, order(2)), (1, None), (3, None), (None, None)]
+    for number, value in pairs:
+        key = None if number is None else orders.written_key({"id": number})
+        scenario.topics.produce(orders.topic, [None if value is None else orders.written(value)], key=key)
+    scenario.make_sink()
+    scenario.run()
+    assert scenario.rows("order_id") == [2]
+    assert [each[:3] for each in scenario.failed()] == [(4, "fail", "DeleteWithoutKey")]
+
+
+@pytest.mark.parametrize(("encoding", "one", "two"), [("string", "1", "2"), ("json", '{"id": 1}', '{"id": 2}')])
+def test_tombstones_of_json_consumers(scenario: Scenario, encoding: str, one: str, two: str) -> None:
+    """A key that is no object is the whole key."""
+    topic = scenario.topics.create()
+    sink = {"table": scenario.table, "mode": "upsert", "key": ["id"], "deletes": "soft"}
+    scenario.write(None, topics=topic, format={"value": "json", "key": encoding}, sink=sink)
+    scenario.make_sink("id bigint NOT NULL UNIQUE, city text, kafka_deleted boolean NOT NULL DEFAULT false")
+    values = ['{"id": 1, "city": "ulm"}', '{"id": 2, "city": "bonn"}', None]
+    for key, value in zip([one, two, one], values, strict=True):
+        scenario.topics.produce(topic, [value], key=key)
+    scenario.run()
+    assert scenario.rows("id, city, kafka_deleted") == [(1, "ulm", True), (2, "bonn", False)]
