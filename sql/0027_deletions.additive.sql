@@ -17,7 +17,8 @@ CREATE TABLE tidemark.deletion (
     deleted_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     parked_by       bigint             -- the rewind that took the deletion back; null: it is in force
 );
-CREATE INDEX deletion_key ON tidemark.deletion (sink, digest) WHERE parked_by IS NULL;
+-- The next deletion of a key after a record is its first entry: without the order, Postgres may search by record instead.
+CREATE INDEX deletion_key ON tidemark.deletion (sink, digest, kafka_topic_id, kafka_offset, kafka_seq);
 CREATE INDEX deletion_record ON tidemark.deletion (sink, kafka_topic_id, kafka_partition, kafka_offset) WHERE parked_by IS NULL;
 CREATE INDEX deletion_parked ON tidemark.deletion (parked_by) WHERE parked_by IS NOT NULL;
 CREATE INDEX deletion_age ON tidemark.deletion (deleted_at) WHERE kept IS NOT NULL;

@@ -16,8 +16,8 @@ from tidemark.rewind import guards
 from tidemark.rewind.archive import changed, refusals
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink import deleted
-from tidemark.sink.overwritten import array, kept_columns, literal, same_partition
-from tidemark.sink.table import DELETED, LINEAGE, listed, quoted, quoted_table
+from tidemark.sink.overwritten import array, kept_columns, literal
+from tidemark.sink.table import DELETED, listed, quoted, quoted_table
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -67,10 +67,9 @@ def _put_back(
                 sink_name=literal(sink),
                 shape=array(map(literal, shape)),
                 same_key=" AND ".join(f"present.{quoted(name)} = {values[name]}" for name in columns),
-                same_partition=f"({same_partition('newer').replace('newer.kafka_topic_id', 'newer.kept_topic_id')})",
+                first_after=deleted.first_after(sink, digest="newer.digest"),
                 columns=listed(still),
                 values=", ".join(values.values()),
-                lineage=", ".join(values[name] for name, _ in LINEAGE),
                 was=", ".join(f"{value}::text" for value in values.values()),
                 came=", ".join(f"{quoted(name)}::text" for name in still),
             )
@@ -110,7 +109,7 @@ def _parts(key: Mapping[str, Any], sink: str, columns: Sequence[str], now: Mappi
         "sink": quoted_table(sink),
         "sink_name": literal(sink),
         "same_key": " AND ".join(f"newer.{quoted(name)} = (gone.key ->> {literal(name)})::{now[name]}" for name in columns),
-        "first_after": deleted.first_after(sink, [f"newer.{quoted(name)}" for name in columns], in_force),
+        "first_after": deleted.first_after(sink, [f"newer.{quoted(name)}" for name in columns], in_force=in_force),
         "keep": deleted.keep(list(now)),
         "names": array(map(literal, now)),
         "values": array(f"newer.{quoted(name)}::text" for name in now),

@@ -30,24 +30,22 @@ WITH candidate AS (
        AND (newer.kept_topic_id <> newer.kafka_topic_id OR newer.kept_offset < part.superseded_from)
      ORDER BY newer.digest, newer.kafka_topic_id, newer.kafka_partition, newer.kept_topic_id DESC, newer.kept_offset DESC
 ), winner AS MATERIALIZED (
-    SELECT deletion_id, newer.kept, row_number() OVER () AS number FROM candidate JOIN tidemark.deletion newer USING (deletion_id)
+    SELECT deletion_id, newer.kept
+      FROM (SELECT deletion_id, digest, kept.kept, kept_topic_id AS kafka_topic_id, kafka_partition, kept_offset AS kafka_offset,
+                   (kept.kept ->> 'kafka_seq')::integer AS kafka_seq
+              FROM candidate JOIN tidemark.deletion kept USING (deletion_id)) newer
      WHERE ARRAY(SELECT name FROM jsonb_object_keys(newer.kept) name ORDER BY name COLLATE "C") = {shape}::text[]
        AND NOT EXISTS (SELECT FROM {sink} present WHERE {same_key})
-       AND NOT EXISTS (SELECT FROM tidemark.deletion present
-                        WHERE present.sink = newer.sink AND present.digest = newer.digest AND present.parked_by IS NULL AND {same_partition}
-                          AND (present.kafka_topic_id, present.kafka_offset, present.kafka_seq)
-                              > (newer.kept_topic_id, newer.kept_offset, (newer.kept ->> 'kafka_seq')::integer))
+       AND {first_after} IS NULL
 ), moved AS (
     UPDATE tidemark.deletion SET kept = NULL, kept_topic_id = NULL, kept_offset = NULL FROM winner
      WHERE deletion.deletion_id = winner.deletion_id
 ), back AS (
     INSERT INTO {sink} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM winner newer
-    RETURNING kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, ROW({came}) AS image
+    RETURNING {came}
 )
 SELECT (SELECT count(*) FROM winner), (SELECT count(*) FROM back),
-       (SELECT count(*) FROM back JOIN winner newer
-            ON (back.kafka_topic_id, back.kafka_partition, back.kafka_offset, back.kafka_seq) = ({lineage})
-         WHERE back.image IS NOT DISTINCT FROM ROW({was}));
+       (SELECT count(*) FROM (SELECT * FROM back INTERSECT ALL SELECT {was} FROM winner newer) alike); -- a join might become a nested loop
 
 -- name: unmark
 -- Rows whose deletion was taken back, and that no deletion in force follows, are not deleted any more. Locks them.

@@ -26,7 +26,7 @@ from tidemark.rewind.archive import RowsRefused, changed, refusals
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink import deleted
 from tidemark.sink.overwritten import array, kept_columns, literal, same_partition
-from tidemark.sink.table import DELETED, listed, quoted, quoted_table
+from tidemark.sink.table import DELETED, LINEAGE, listed, quoted, quoted_table
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -80,6 +80,7 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
         soft = DELETED[0] in values
         if soft:
             values[DELETED[0]] = f"({first_after} IS NOT NULL)"
+        compared = shape if hooks else [name for name, _ in LINEAGE]
         with refusals(sink, KEPT):
             cur.execute(
                 SQL["return"].format(
@@ -93,8 +94,8 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
                     shape=array(map(literal, shape)),
                     columns=listed(shape),
                     values=", ".join(values.values()),
-                    was=", ".join(f"{value}::text" for value in values.values()) if hooks else "",
-                    came=", ".join(f"{quoted(name)}::text" for name in shape) if hooks else "",
+                    was=", ".join(f"{values[name]}::text" for name in compared),
+                    came=", ".join(f"{quoted(name)}::text" for name in compared),
                 )
             )
         of, came = _one(cur)

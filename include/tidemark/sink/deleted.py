@@ -94,14 +94,15 @@ def carry_out(cur: Cursor, layout: Layout, source: str, *, floor: bool) -> str:
     return SQL["alive"].format(**fill)
 
 
-def first_after(sink: str, key: Iterable[str], in_force: str = IN_FORCE) -> str:
-    """SQL for the id of the first deletion after the row ``newer`` of a sink; null if there is none. ``key``: its key's values, as SQL."""
+def first_after(sink: str, key: Iterable[str] = (), *, digest: str | None = None, in_force: str = IN_FORCE) -> str:
+    """SQL for the id of the first deletion after the row ``newer`` of a sink; null if there is none. ``key``: its key's values, as SQL;
+    ``digest``: their hash, if it is known."""
     return SQL["first_after"].format(
-        sink_name=literal(sink), digest=digest(key), in_force=in_force, same_partition=f"({overwritten.same_partition('newer')})"
+        sink_name=literal(sink), digest=digest or hashed(key), in_force=in_force, same_partition=f"({overwritten.same_partition('newer')})"
     )
 
 
-def digest(key: Iterable[str]) -> str:
+def hashed(key: Iterable[str]) -> str:
     """SQL for the hash of a key with these values. The binary form of values depends on no setting of the session."""
     return f"sha256(record_send(ROW({', '.join(key)})))"
 
@@ -120,7 +121,7 @@ def _parts(cur: Cursor, layout: Layout, source: str) -> dict[str, str]:
         "source": source,
         "key": key,
         "columns": listed([name for name in layout.sink_columns if name != DELETED[0]]),
-        "digest": digest(values),
+        "digest": hashed(values),
         "key_values": f"jsonb_object({array(map(literal, layout.key))}, {array(f'{value}::text' for value in values)})",
         "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
         "replaceable": f"({overwritten.replaceable('newer', any_partition=False)})",
