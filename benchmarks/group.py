@@ -42,7 +42,7 @@ from tidemark.group.member import Member, MemberSettings, WokenUp
 from tidemark.local import LocalStack
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
-from tidemark.records.outcome import Disposition, TransformOutput, reject
+from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink import commit as commit_module
 from tidemark.sink.commit import commit_slice
@@ -270,12 +270,14 @@ def _statements_of_commits(url: str) -> dict[str, int]:
             store.start_partition(cur, group_id, topic_id, 0, 0)
             claim = store.claim(cur, group_id, topic_id, TopicPartition(TOPIC, 0), store.next_generation(cur), "bench")
             attempt_id = store.new_attempt(cur, group_id, TaskIdentity())
-        target = Target(url, group_id, attempt_id, Layout("bench.numbers", (Column("number", "bigint"),)))
+        target = Target(url, group_id, attempt_id, (Layout("bench.numbers", (Column("number", "bigint"),)),))
         with mock.patch.object(commit_module, "connect", lambda *args, **named: _counted(connect(*args, **named), sent)):
             for start, what in ((0, "commit of a slice"), (10, "commit of a slice with failed records")):
                 part = Slice(claim.partition, topic_id, start, start + 10, claim.epoch)
                 rejects = [reject(start, Disposition.FAIL, "ValueError: bench")] if start else []
-                commit_slice(target, part, iter([TransformOutput(_numbers(part, first=start + len(rejects)), [], rejects)]), _payloads)
+                commit_slice(
+                    target, part, iter([TransformOutput(only(_numbers(part, first=start + len(rejects))), [], rejects)]), _payloads
+                )
                 found[what] = len(sent)
                 sent.clear()
     return found

@@ -108,8 +108,8 @@ class Limit(_InMemory):
 
     def _load(self, topic: Topic, number: int) -> list[bytes]:
         part = _slice(topic, number, Epoch(0))
-        tally = Tally(part, _layout(self.site))
-        rows = (tally.take(one) for one in _judged(topic, part, _batches(topic, number)))
+        tally = Tally(part)
+        rows = (tally.take(one, _layout(self.site)) for one in _judged(topic, part, _batches(topic, number)))
         stream = CopyStream([*COLUMNS, *LINEAGE], (batch for batch in rows if batch is not None))
         return list(iter(stream.read, b""))
 
@@ -156,7 +156,7 @@ class Writer(_InMemory):
                 store.start_partition(cur, group, job.topic.topic_id, number, 0)
                 partition = TopicPartition(job.topic.name, number)
                 claim: Claim = store.claim(cur, group, job.topic.topic_id, partition, generation, "bench")
-                tasks.append((Target(self.site.database_url, group, attempt, layout), _slice(job.topic, number, claim.epoch)))
+                tasks.append((Target(self.site.database_url, group, attempt, (layout,)), _slice(job.topic, number, claim.epoch)))
         return tasks
 
     def _send(self, connection: Any, task: tuple[Target, Slice]) -> None:

@@ -50,8 +50,8 @@ class _Warm:
     def warm_up(self, sample: Sequence[Slice]) -> None:
         self._engine.warm_up(sample)
 
-    def layout(self, connection: Connection) -> Layout:
-        return self._engine.layout(connection)
+    def layouts(self, connection: Connection) -> tuple[Layout, ...]:
+        return self._engine.layouts(connection)
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         return self._engine.run(target, slices, isolate=isolate)

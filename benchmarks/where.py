@@ -63,13 +63,13 @@ def _round(site: Site, layout: Layout, part: Slice) -> dict[str, float]:
         used[name] += time.thread_time() - before
         return result
 
-    tally, columns, chunks = Tally(part, layout), [*COLUMNS, *LINEAGE], []
+    tally, columns, chunks = Tally(part), [*COLUMNS, *LINEAGE], []
     before = time.process_time()
     batches = read({"bootstrap.servers": site.servers}, part.partition, part.start, part.end)
     while (messages := timed(READ, lambda: next(batches, None))) is not None:
         given, _ = timed(RECORDS, partial(records, part, messages))
         answer = timed(TRANSFORM, partial(transform, given))
-        rows = timed(TALLY, lambda answer=answer: tally.take(split_output(answer, part)))
+        rows = timed(TALLY, lambda answer=answer: tally.take(split_output(answer, part), layout))
         chunks.append(timed(ENCODE, lambda rows=rows: list(iter(CopyStream(columns, iter([rows])).read, b""))))
     used[FETCH] = time.process_time() - before - sum(used.values())
     timed(SEND, lambda: _send(site, columns, chunks))

@@ -17,7 +17,7 @@ from tidemark.db import Connection, Cursor, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
-from tidemark.records.outcome import Disposition, TransformOutput, reject
+from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.table import Column, Layout
@@ -62,7 +62,7 @@ def rows(part: Slice, offsets: Sequence[int], city: str | Callable[[int], str] =
 def all_loaded(part: Slice) -> Iterator[TransformOutput]:
     """Each record of the slice one row, in batches."""
     for start in range(part.start, part.end, 100):
-        yield TransformOutput(rows(part, range(start, min(start + 100, part.end))))
+        yield TransformOutput(only(rows(part, range(start, min(start + 100, part.end)))))
 
 
 def of_all_kinds(part: Slice) -> Iterator[TransformOutput]:
@@ -75,7 +75,7 @@ def of_all_kinds(part: Slice) -> Iterator[TransformOutput]:
             for offset in span
             if offset % 10 in (1, 2)
         ]
-        yield TransformOutput(rows(part, loaded) if loaded else None, [offset for offset in span if offset % 10 == 0], rejects)
+        yield TransformOutput(only(rows(part, loaded)) if loaded else {}, [offset for offset in span if offset % 10 == 0], rejects)
 
 
 def payloads(part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
@@ -118,7 +118,7 @@ class Group:
                 store.start_partition(cur, self.group_id, self.topic_id, partition, 0)
 
     def target(self, *, url: str | None = None, attempt: int | None = None, layout: Layout = LAYOUT) -> Target:
-        return Target(url or self.url, self.group_id, attempt or self.attempt(), layout)
+        return Target(url or self.url, self.group_id, attempt or self.attempt(), (layout,))
 
     def attempt(self) -> int:
         with self.watch.cursor() as cur:
@@ -162,7 +162,7 @@ class Group:
     def check_conserved(self) -> None:
         """Nothing is lost, doubled or left over (I3)."""
         with self.watch.cursor() as cur:
-            assert check_conservation(cur, self.name, TABLE) == []
+            assert check_conservation(cur, self.name, [TABLE]) == []
 
     def sessions(self, attempt: int | None = None) -> list[tuple[int, str, str | None]]:
         """Sessions that commit for this group: pid, state, what they wait for."""

@@ -27,7 +27,7 @@ from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL, REGISTRY_URL, 
 from tidemark.consume import launch, run
 from tidemark.consume.check import sink_ddl
 from tidemark.consume.decode import Decoding, learning
-from tidemark.consume.describe import layout_of
+from tidemark.consume.describe import layouts_of
 from tidemark.consume.fields import transform_of
 from tidemark.consume.fixed import narrowed
 from tidemark.consume.forms import Work
@@ -109,8 +109,8 @@ class LocalEngine:
 
     def warm_up(self, sample: Sequence[Slice]) -> None: ...
 
-    def layout(self, connection: Connection) -> Layout:
-        return layout_of(self.transform, self.spec.sink, connection, _no_spark, self.decoding.input_schema())
+    def layouts(self, connection: Connection) -> tuple[Layout, ...]:
+        return layouts_of(self.transform, self.spec.tables, connection, _no_spark, self.decoding.input_schema())
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self.batches.append(list(slices))
@@ -328,7 +328,7 @@ class Scenario:
         """The tables agree with one another (I3), and with the topics: each record that was read is a row, a failed record or a skipped
         one; ``filtered`` of them were meant to leave no trace. Rows with a column ``payload`` hold their record's value."""
         with contextlib.closing(psycopg2.connect(self.database_url)) as connection, connection.cursor() as cur:
-            assert check_conservation(cur, self.spec.group, self.table, upsert=bool(self.spec.sink.key)) == []
+            assert check_conservation(cur, self.spec.group, [self.table], upsert=any(sink.key for sink in self.spec.tables.values())) == []
         newest = dict(self.sql("SELECT name, max(topic_id) FROM tidemark.topic GROUP BY name"))
         unmentioned = sum(self._check_partition(topic, newest[topic], partition) for topic, partition in self.positions())
         assert unmentioned == filtered

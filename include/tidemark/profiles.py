@@ -135,7 +135,7 @@ RIGHTS: Mapping[Profile, Rights] = {
             "rewound_failed_record": _EMPTIED,
             "rewound_row": ("rewind_id", "parked_by"),
             "suppressed_key": ("below",),
-            "undo_floor": ("sink", "rewind_id", "floor"),
+            "undo_floor": ("sink", "sinks", "rewind_id", "floor"),
             "validation_result": ("detail",),
         },
         delete=("batch", "deletion", "failed_record", "lag_group", "lag_history", "lag_partition", "lost_range", "rewound_batch",

@@ -79,16 +79,32 @@ in and out are those of the Arrow form. ::
 
 In the Arrow and Spark forms, the column ``disposition`` of a row says what happens to its record: ``load`` (default, also if null),
 ``delete`` (the row needs values in the key's columns only), ``skip``, ``retry`` or ``fail``. The column ``error`` holds the reason.
+
+Several tables
+--------------
+If the consumer's file has ``sinks``, a plain function says for each row which one it is for, and the Arrow and Spark forms return a dict
+with one result for each sink. ::
+
+    from tidemark.transform import Record, to
+
+    def transform(record: Record):
+        order = record.json()
+        yield to("orders", {"order_id": order["id"], "customer": order["customer"]})
+        for number, line in enumerate(order["lines"]):
+            yield to("lines", {"order_id": order["id"], "line": number, "article": line["article"]})
+
+All rows of a record are loaded together. If one table refuses a row, the record fails, and none of its rows is loaded.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Delete", "Fail", "Record", "Retry", "Skip", "Verdict"]
+__all__ = ["Delete", "Fail", "Record", "Retry", "Skip", "To", "Verdict", "to"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +146,23 @@ class Delete(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"Delete({super().__repr__()})"
+
+
+@dataclass(frozen=True, slots=True)
+class To:
+    """A row, or a `Delete`, for one of several sinks: see `to`."""
+
+    sink: str
+    row: Mapping[str, Any]
+
+
+def to(sink: str, row: Mapping[str, Any]) -> To:
+    """A row for the sink of this name. With ``sinks`` in its file, a plain function returns or yields its rows so.
+
+    >>> to("lines", {"order_id": 7, "line": 1})
+    To(sink='lines', row={'order_id': 7, 'line': 1})
+    """
+    return To(sink, row)
 
 
 class Verdict(Exception):

@@ -411,7 +411,7 @@ class Lab:
         for consumer in self._used.values():
             if consumer.attempts():
                 with session(self.url) as connection, transaction(connection) as cursor:
-                    assert check_conservation(cursor, consumer.name, consumer.table) == []
+                    assert check_conservation(cursor, consumer.name, [consumer.table]) == []
 
     # Postgres
 

@@ -152,7 +152,7 @@ class Data:
             assert failing
         else:
             suite = self.folder / "expectations" / "numbers.json" if one.spec.validation else None
-            validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, table=one.table, suite=suite)
+            validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, suites={one.table: suite})
 
     def age(self, group: str) -> None:
         """As if 25 minutes lay between its runs, and 12 between its generations."""

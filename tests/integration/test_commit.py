@@ -20,7 +20,7 @@ from tidemark.db import pooled, session
 from tidemark.errors import DatabaseUnavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced, PositionDeleted
-from tidemark.records.outcome import BadOutput, RecordCounts, TransformOutput
+from tidemark.records.outcome import BadOutput, RecordCounts, TransformOutput, only
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink import load as load_module
@@ -109,7 +109,7 @@ def test_a_slice_without_any_row_still_moves_its_offset(group: Group) -> None:
     part = group.slice()
     assert group.commit(part, iter(())).counts == RecordCounts(0, 0, 0, 0, 30, 0)
     later = group.slice(end=40)
-    assert group.commit(later, iter([TransformOutput(None, range(30, 40))])).counts == RecordCounts(0, 10, 0, 0, 0, 0)
+    assert group.commit(later, iter([TransformOutput({}, range(30, 40))])).counts == RecordCounts(0, 10, 0, 0, 0, 0)
     assert group.counted() == (40, 0, 0, 2)
 
 
@@ -264,7 +264,7 @@ def test_a_newer_attempt_ends_a_session_that_is_stuck_in_its_copy(group: Group) 
     stuck, let_go = threading.Event(), threading.Event()
 
     def judged() -> Iterator[TransformOutput]:
-        yield TransformOutput(rows(part, range(5)))
+        yield TransformOutput(only(rows(part, range(5))))
         stuck.set()
         assert let_go.wait(20)
 
@@ -325,7 +325,7 @@ def test_a_row_that_no_record_of_the_slice_explains_stops_it(group: Group) -> No
     """The tally's own refusal, from within the COPY."""
     part = group.slice()
     with pytest.raises(BadOutput, match="kafka_offset 30 is outside"):
-        group.commit(part, iter([TransformOutput(rows(part, [30]))]))
+        group.commit(part, iter([TransformOutput(only(rows(part, [30])))]))
     assert group.counted() == BEFORE
 
 
@@ -333,7 +333,7 @@ def test_a_constraint_that_fails_is_told_in_postgres_words(group: Group) -> None
     """Another try would fail again, so it is no outage."""
     part = group.slice()
     with pytest.raises(SinkRejected) as raised:
-        group.commit(part, iter([TransformOutput(rows(part, range(30), lambda offset: "Atlantis" if offset == 17 else "Ulm"))]))
+        group.commit(part, iter([TransformOutput(only(rows(part, range(30), lambda offset: "Atlantis" if offset == 17 else "Ulm")))]))
     assert (raised.value.error_type, raised.value.table, raised.value.of_rows) == ("CheckViolation", TABLE, True)
     assert not raised.value.retriable
     assert "violates check constraint" in raised.value.message
@@ -368,7 +368,7 @@ def test_text_with_a_nul_is_refused_by_postgres(group: Group) -> None:
     """No text of Postgres holds one."""
     part = group.slice()
     with pytest.raises(SinkRejected, match=r"\(CharacterNotInRepertoire\)"):
-        group.commit(part, iter([TransformOutput(rows(part, [1], "a\0b"))]))
+        group.commit(part, iter([TransformOutput(only(rows(part, [1], "a\0b")))]))
     assert group.counted() == BEFORE
 
 
@@ -379,7 +379,7 @@ def test_a_moment_before_all_postgres_moments_is_refused(group: Group) -> None:
     batch = rows(part, [1]).append_column("made", pa.array([-(2**31)], pa.int32()).cast(pa.date32()))
     layout = Layout(TABLE, (*LAYOUT.columns, Column("made", "date")))
     with pytest.raises(SinkRejected, match="NotEncodable"):
-        group.commit(part, iter([TransformOutput(batch)]), layout=layout)
+        group.commit(part, iter([TransformOutput(only(batch))]), layout=layout)
     assert group.counted() == BEFORE
 
 
@@ -482,10 +482,10 @@ def test_a_session_that_is_ended_in_the_middle_of_its_copy_leaves_nothing(group:
     part = group.slice()
 
     def judged() -> Iterator[TransformOutput]:
-        yield TransformOutput(rows(part, range(5)))
+        yield TransformOutput(only(rows(part, range(5))))
         group.sql("SELECT pg_terminate_backend(%s)", group.sessions()[0][0])
         eventually(lambda: not group.sessions())
-        yield TransformOutput(rows(part, range(5, 30)))
+        yield TransformOutput(only(rows(part, range(5, 30))))
 
     with pytest.raises(DatabaseUnavailable):
         group.commit(part, judged())

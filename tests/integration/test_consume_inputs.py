@@ -337,4 +337,4 @@ def check_echo(scenario: Scenario, form: str, topic: str) -> None:
 def violations(scenario: Scenario) -> list[Violation]:
     """Where ledger and tables disagree: the part of `Scenario.check` that does not read the topic again."""
     with session(scenario.database_url) as connection, transaction(connection) as cur:
-        return check_conservation(cur, scenario.spec.group, scenario.table)
+        return check_conservation(cur, scenario.spec.group, [scenario.table])

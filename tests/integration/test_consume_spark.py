@@ -472,4 +472,4 @@ def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
 def check_conserved(scenario: Scenario) -> None:
     """The part of `Scenario.check` that does not read the topic again."""
     with session(scenario.database_url) as connection, transaction(connection) as cur:
-        assert check_conservation(cur, scenario.spec.group, scenario.table) == []
+        assert check_conservation(cur, scenario.spec.group, [scenario.table]) == []

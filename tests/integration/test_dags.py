@@ -195,6 +195,15 @@ def test_tasks_are_consume_then_validate_then_publish(facts):
     assert {task["rule"] for task in tasks.values()} == {"all_success"}
 
 
+def test_each_table_of_a_consumer_is_an_asset(read, tmp_path):
+    """The last task announces them all, and the documentation names them."""
+    sinks = "sinks: {a: {table: public.news}, b: {table: public.words}}"
+    (tmp_path / "news.yaml").write_text(SMALL.replace("sink: {table: public.news}", sinks))
+    dag = read(tmp_path)["dags"]["consume__news"]
+    assert dag["tasks"]["publish"]["outlets"] == ["public.news", "public.words"]
+    assert "| Loads into | `public.news`, `public.words`, offsets" in dag["doc"]
+
+
 def test_settings_of_the_file_arrive_at_the_dag_and_its_tasks(facts):
     """Schedule, description, owner, tags, retries, delay, time-out and pool; the time-out is the consume task's."""
     dag = facts["dags"]["consume__flights"]

@@ -72,7 +72,7 @@ def ran(scenario: Scenario, form: str, *words: str) -> None:
     scenario.topics.produce(topic, list(words))
     run_here(scenario) if form in ("spark", "staged") else scenario.run()
     with session(scenario.database_url) as connection, transaction(connection) as cur:
-        assert check_conservation(cur, scenario.spec.group, scenario.table, upsert=True) == []
+        assert check_conservation(cur, scenario.spec.group, [scenario.table], upsert=True) == []
 
 
 def deleted(scenario: Scenario) -> int:

@@ -62,6 +62,11 @@ def test_healthy_deployment_has_no_problem(consumer: Scenario):
     }
 
 
+def test_each_table_of_a_consumer_is_examined(consumer: Scenario):
+    consumer.set(sink=None, sinks={"a": {"table": consumer.table}, "b": {"table": f"{consumer.table}_b"}})
+    assert (Level.WARNING, "sink", f"{consumer.table}_b does not exist yet") in problems(consumer)
+
+
 def test_each_problem_has_a_fix(consumer: Scenario):
     """What is broken here is broken for one consumer; the other findings stay OK."""
     topic = consumer.spec.topics[0]

@@ -27,7 +27,7 @@ from tests.sampling import examples
 
 from tidemark.offsets import store
 from tidemark.offsets.store import ClaimRefused, OffsetFenced
-from tidemark.records.outcome import RecordCounts, TransformOutput
+from tidemark.records.outcome import RecordCounts, TransformOutput, only
 from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition, plan_batch
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.load import SinkRejected
@@ -152,7 +152,7 @@ class Fence(RuleBasedStateMachine):
         def judged() -> Iterator[TransformOutput]:
             yield from of_all_kinds(part)
             if rejected:
-                yield TransformOutput(rows(part, [part.end - 1], "Atlantis")) if (part.end - 1) % 10 > 3 else _broken()
+                yield TransformOutput(only(rows(part, [part.end - 1], "Atlantis"))) if (part.end - 1) % 10 > 3 else _broken()
             else:
                 _broken()
 

@@ -66,9 +66,7 @@ def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(c
     done = consumer.run()
     assert consumer.counts() == {"loaded": 3, "failed": 1, "sink_rows": 3}
     consumer.check()
-    verdict = validate(
-        consumer.database_url, ValidatedRun(attempt_id=done.attempt_id), group=consumer.name, table=consumer.table, suite=None
-    )
+    verdict = validate(consumer.database_url, ValidatedRun(attempt_id=done.attempt_id), group=consumer.name, suites={consumer.table: None})
     assert verdict.verdict is Verdict.PASSED
     assert consumer.command("offsets", consumer.name).returncode == 0
 

@@ -23,7 +23,7 @@ WAITING = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tidemark l
 def consumed(scenario: Scenario, attempt_id: int, *, url: str | None = None) -> Consumed:
     spec = scenario.spec
     servers = scenario.connections.kafka["bootstrap.servers"]
-    return Consumed(spec.group, attempt_id, spec.sink.table, spec.topics, servers, url or scenario.database_url)
+    return Consumed(spec.group, attempt_id, spec.table_names, spec.topics, servers, url or scenario.database_url)
 
 
 def three_runs(scenario: Scenario) -> int:

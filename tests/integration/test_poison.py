@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.sampling import examples
 from tests.scenario import Scenario
 
-from tidemark.records.outcome import Disposition, TransformOutput
+from tidemark.records.outcome import Disposition, TransformOutput, only
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink import commit as commit_module
 from tidemark.sink.load import Refusals, SinkRejected, TooManyRejected, load_carefully
@@ -297,7 +297,7 @@ def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: l
     poison.connection.rollback()
     rows = [(offset, 1 if good else -1) for offset, record in enumerate(records) for good in record]
     edges = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
-    tally = Tally(PART, LAYOUT)
+    tally = Tally(PART)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for start, end in itertools.pairwise(edges):
@@ -308,7 +308,7 @@ def test_exactly_the_records_with_a_bad_row_are_left_out(poison: Any, records: l
                 "kafka_partition": pa.array([0] * len(offsets), pa.int32()),
                 "kafka_offset": pa.array(offsets, pa.int64()),
             }
-            taken = tally.take(TransformOutput(pa.RecordBatch.from_pydict(columns)))
+            taken = tally.take(TransformOutput(only(pa.RecordBatch.from_pydict(columns))), LAYOUT)
             assert taken is not None
             yield taken
 

@@ -355,5 +355,5 @@ def test_connections_and_what_travels_to_executors_hide_their_secrets_in_their_r
     from tidemark.spec.transform import Form
 
     connections = Connections(url, checked(kafka))
-    target = Target(url, 1, 1, layout=None)  # type: ignore[arg-type]
+    target = Target(url, 1, 1, layouts=())  # type: ignore[arg-type]
     check_silent(f"{connections!r} {target!r} {Work(target, connections.kafka, Form.ARROW, check_silent)!r}")

@@ -19,7 +19,7 @@ from tidemark.consume import launch
 from tidemark.consume.launch import AttemptGone
 from tidemark.db import answering, session, transaction
 from tidemark.errors import DatabaseReadOnly, DatabaseUnavailable
-from tidemark.records.outcome import TransformOutput
+from tidemark.records.outcome import TransformOutput, only
 from tidemark.records.ranges import Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink.load import SinkRejected
@@ -84,7 +84,7 @@ def keepalives(cur: db.Cursor) -> list[str]:
 def endless(part: Slice, hole: BlackHole, way: str) -> Iterator[TransformOutput]:
     """More rows than the buffers on the way hold; after the first, nothing passes."""
     for offset in range(part.start, part.end):
-        yield TransformOutput(rows(part, [offset], "x" * 1_000_000))
+        yield TransformOutput(only(rows(part, [offset], "x" * 1_000_000)))
         getattr(hole, way).set()
 
 

@@ -77,7 +77,7 @@ class Staged:
         """Where ledger and tables disagree. `Scenario.check` cannot be asked: it knows rows by their records."""
         spec = self.scenario.spec
         with session(self.scenario.database_url) as connection, transaction(connection) as cur:
-            return check_conservation(cur, spec.group, spec.sink.table, upsert=bool(spec.sink.key))
+            return check_conservation(cur, spec.group, [spec.sink.table], upsert=bool(spec.sink.key))
 
     def staging(self) -> list[tuple[Any, ...]]:
         return self.scenario.sql("SELECT relname FROM pg_class WHERE relname LIKE 'staged%'")
@@ -332,7 +332,7 @@ def test_validation_judges_aggregates_too(staged: Staged) -> None:
     task = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "try_number": 1}
     staged.run(**task)
     scenario = staged.scenario
-    verdict = validate(scenario.database_url, ValidatedRun("d", "r"), group=scenario.spec.group, table=scenario.table, suite=None)
+    verdict = validate(scenario.database_url, ValidatedRun("d", "r"), group=scenario.spec.group, suites={scenario.table: None})
     assert verdict.verdict is Verdict.PASSED
     assert verdict.counts.sink_rows == 2
 

@@ -113,7 +113,7 @@ def test_driver_that_wakes_up_after_a_takeover_stores_nothing(begin, points, dat
     assert progress(database_url, old.attempt_id).state == "FAILED"
     assert numbers(database_url) == list(range(RECORDS))
     with session(database_url) as connection, transaction(connection) as cursor:
-        assert check_conservation(cursor, NAME, "public.numbers") == []
+        assert check_conservation(cursor, NAME, ["public.numbers"]) == []
     until(lambda: all_gone(suspended), "the old driver, its JVM and its workers gone")
 
 

@@ -83,7 +83,7 @@ def test_each_form_shows_rows_and_failures_as_a_run_would_store_them(registered:
         (1, "fail", "Undecodable: its value does not have the form of its Avro schema"),
         (2, "retry", f"SchemaUnknown: the registry does not know schema {2**31 - 5} of its value"),
     ]
-    assert (found["consumer"], found["table"], found["notes"], found["rows"]) == (scenario.name, scenario.table, [], None)
+    assert (found["consumer"], found["tables"], found["notes"], found["rows"]) == (scenario.name, [scenario.table], [], None)
     assert contents(scenario) == before
 
 

@@ -58,7 +58,7 @@ def found(cities: Scenario) -> dict[str, int]:
 
 def conserved(cities: Scenario) -> bool:
     with session(cities.database_url) as connection, transaction(connection) as cur:
-        return check_conservation(cur, cities.spec.group, cities.table, upsert=True) == []
+        return check_conservation(cur, cities.spec.group, [cities.table], upsert=True) == []
 
 
 def test_last_record_of_a_key_wins_within_a_batch_and_between_batches(cities: Scenario) -> None:

@@ -125,14 +125,14 @@ class Scenario:
 
     def validate(self, run: str, *expectations: dict[str, Any], **options: Any) -> ValidationReport:
         suite = self.suite(*expectations) if expectations else None
-        return validate(self.url, ValidatedRun("consume", run), group=GROUP, table=TABLE, suite=suite, **options)
+        return validate(self.url, ValidatedRun("consume", run), group=GROUP, suites={TABLE: suite}, **options)
 
     def validated(self, partition: int = 0) -> int:
         return int(self.sql("SELECT validated_offset FROM tidemark.partition_offset WHERE partition = %s", partition)[0][0])
 
     def violations(self, group: str = GROUP) -> list[Violation]:
         with self.connection.cursor() as cursor:
-            return check_conservation(cursor, group, TABLE)
+            return check_conservation(cursor, group, [TABLE])
 
     def stored_rows(self, number: int) -> list[tuple[int, int, int]]:
         return self.sql(
@@ -277,7 +277,7 @@ def test_a_run_is_all_its_attempts_or_one(departures: Scenario) -> None:
     first = departures.attempts.pop("run")
     departures.batch("run", 50, 80)
     assert departures.validate("run").ranges == {"flights/0": [[0, 80]]}
-    alone = validate(departures.url, ValidatedRun(attempt_id=first), group=GROUP, table=TABLE, suite=None)
+    alone = validate(departures.url, ValidatedRun(attempt_id=first), group=GROUP, suites={TABLE: None})
     assert alone.ranges == {"flights/0": [[0, 50]]}
     assert departures.sql("SELECT count(*) FROM tidemark.validation WHERE suite IS NULL") == [(2,)]
 
@@ -292,12 +292,12 @@ def test_a_run_that_committed_nothing_has_passed_and_leaves_no_trace(departures:
 def test_a_group_or_table_that_is_not_there_is_refused(departures: Scenario) -> None:
     """A misspelt name must not pass as a run that wrote nothing."""
     departures.batch("run", 0, 10)
-    for options in ({"group": "departure", "table": TABLE}, {"group": GROUP, "table": "analytics.departure"}):
+    for options in ({"group": "departure", "suites": {TABLE: None}}, {"group": GROUP, "suites": {"analytics.departure": None}}):
         with pytest.raises(BadInput, match=r"departure\b"):
-            validate(departures.url, ValidatedRun("consume", "run"), suite=None, **options)
+            validate(departures.url, ValidatedRun("consume", "run"), **options)
     departures.sql("CREATE TABLE analytics.plain (carrier text)")
     with pytest.raises(BadInput, match="it lacks kafka_topic_id"):
-        validate(departures.url, ValidatedRun("consume", "run"), group=GROUP, table="analytics.plain", suite=None)
+        validate(departures.url, ValidatedRun("consume", "run"), group=GROUP, suites={"analytics.plain": None})
 
 
 # ---- an expectation that cannot be evaluated
@@ -476,6 +476,56 @@ def test_in_an_upsert_sink_later_records_may_take_rows_away(departures: Scenario
     assert departures.validate("run", upsert=True).verdict is Verdict.CRITICAL
 
 
+# ---- several tables
+
+LINES = "analytics.lines"
+
+
+def two_tables(departures: Scenario, *, orders: int = 10, lines: int = 20) -> None:
+    """A run of these records: one row of each in the first table, and the rest of the rows in the second one."""
+    departures.batch("run", 0, orders)
+    departures.sql(f"CREATE TABLE {LINES} (LIKE {TABLE} INCLUDING ALL)")
+    departures.sql(
+        f"INSERT INTO {LINES} SELECT 'UA', 1, 'JFK', %s, 0, n / 2, n %% 2 FROM generate_series(0, %s - 1) n", departures.topic(), lines
+    )
+    departures.sql("UPDATE tidemark.batch SET sink_rows = %s", orders + lines)
+
+
+def validate_both(departures: Scenario) -> ValidationReport:
+    suites = {}
+    for table, name in ((TABLE, "orders"), (LINES, "lines")):
+        suites[table] = departures.folder / f"{name}.json"
+        suites[table].write_text(json.dumps({"name": name, "expectations": [CARRIER, DELAY]}))
+    return validate(departures.url, ValidatedRun("consume", "run"), group=GROUP, suites=suites)
+
+
+def test_one_verdict_covers_the_suites_of_all_tables(departures: Scenario) -> None:
+    """Each suite sees the rows of its table only. Results name their table; failing rows are stored under the number of their result."""
+    two_tables(departures)
+    departures.sql(f"UPDATE {LINES} SET carrier = NULL WHERE kafka_offset = 4 AND kafka_seq = 1")
+    verdict = validate_both(departures)
+    assert (verdict.verdict, verdict.suite) == (Verdict.CRITICAL, "orders, lines")
+    assert [(item.number, item.success) for item in verdict.results] == [(0, True), (1, True), (2, True), (3, False), (4, True)]
+    assert verdict.results[1].text == f"{TABLE}: expect_column_values_to_not_be_null(column='carrier'): 0 of 10 rows fail"
+    assert verdict.results[3].text.startswith(f"{LINES}: expect_column_values_to_not_be_null(column='carrier'): 1 of 20 rows fail")
+    assert departures.stored_rows(3) == [(0, 4, 1)]
+    assert departures.sql("SELECT suite, verdict FROM tidemark.validation") == [("orders, lines", "critical")]
+    assert departures.validated() == 0
+    departures.sql(f"UPDATE {LINES} SET carrier = 'UA'")
+    assert validate_both(departures).verdict is Verdict.PASSED
+    assert departures.validated() == 10
+
+
+def test_a_row_that_is_missing_in_the_second_table_is_critical(departures: Scenario) -> None:
+    """The suites pass, and the conservation check of all tables together does not."""
+    two_tables(departures)
+    departures.sql(f"DELETE FROM {LINES} WHERE kafka_offset = 4 AND kafka_seq = 1")
+    verdict = validate_both(departures)
+    assert verdict.verdict is Verdict.CRITICAL
+    assert [item.success for item in verdict.results] == [False, True, True, True, True]
+    assert "rows written: 30 in the ledger, 29 in the sink" in verdict.results[0].text
+
+
 # ---- how far the validated offset goes
 
 
@@ -564,9 +614,7 @@ def test_the_view_of_a_table_with_an_odd_long_name_works(departures: Scenario) -
     departures.sql(f'INSERT INTO analytics."{quoted}" SELECT * FROM {TABLE}', None)
     with departures.connection.cursor() as cursor:
         cursor.execute(validated_view_ddl(f"analytics.{name}", [GROUP, "o'clock \\ %"]))
-    verdict = validate(
-        departures.url, ValidatedRun("consume", "run"), group=GROUP, table=f"analytics.{name}", suite=departures.suite(CARRIER)
-    )
+    verdict = validate(departures.url, ValidatedRun("consume", "run"), group=GROUP, suites={f"analytics.{name}": departures.suite(CARRIER)})
     assert verdict.verdict is Verdict.PASSED
     (view,) = departures.sql("SELECT viewname FROM pg_views WHERE schemaname = 'analytics'")[0]
     with departures.connection.cursor() as cursor:

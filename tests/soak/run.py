@@ -212,7 +212,7 @@ class _Soak:
                         result.batches += len(tables.ledger)
         with session(self._url) as connection, transaction(connection) as cursor:
             result.not_conserved = [
-                f"{one.name}: {violation}" for one in self._options.plans for violation in check_conservation(cursor, one.name, one.table)
+                f"{one.name}: {violation}" for one in self._options.plans for violation in check_conservation(cursor, one.name, [one.table])
             ]
         result.anomalies, result.contradictions = anomalies, contradictions
         result.records = dict(self._recorder.records)

@@ -67,8 +67,8 @@ def test_breaker_quotes_no_values_of_rows() -> None:
 )
 def test_records_in_a_row_are_counted_over_gaps_of_the_log(said: dict[int, str], longest: int) -> None:
     """A record that was loaded or skipped ends a row of failures; an offset at which there is no record does not."""
-    tally = Tally(PART, Layout("t", (Column("a", "text"),)))
+    tally = Tally(PART)
     words = {"r": Disposition.RETRY, "f": Disposition.FAIL}
     rejects = [reject(offset, words[word], "x") for offset, word in said.items() if word in words]
-    tally.take(TransformOutput(None, [offset for offset, word in said.items() if word == "s"], rejects))
+    tally.take(TransformOutput({}, [offset for offset, word in said.items() if word == "s"], rejects), Layout("t", (Column("a", "text"),)))
     assert tally.longest_failure() == longest

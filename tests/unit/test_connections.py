@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_used_is_named_without_its_text(files: dict[str, s
 def test_no_repr_shows_a_secret() -> None:
     """Values end up in logs and tracebacks; credentials are not printed with them, but travel with a task."""
     found = Connections(GOOD[DATABASE_URL], {"bootstrap.servers": "k:1", "sasl.password": SECRET}, spark_conf={"spark.ui.key": SECRET})
-    target = Target(found.database_url, 1, 2, Layout("a.b", ()))
+    target = Target(found.database_url, 1, 2, (Layout("a.b", ()),))
     work = Work(target, found.kafka, Form.FUNCTION, len)
     for value in (found, target, work):
         assert SECRET not in repr(value)

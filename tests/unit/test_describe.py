@@ -12,9 +12,10 @@ from typing import Any, Literal, NotRequired, Optional, TypedDict, Union
 import pyarrow as pa
 import pytest
 
-from tidemark.consume.describe import OutputUnknown, _function_schema, declared_columns, output_of
+from tidemark.consume.describe import OutputUnknown, _function_schema, declared_columns, outputs_of
 from tidemark.consume.forms import TransformFailed
 from tidemark.consume.messages import input_schema
+from tidemark.records.outcome import ONLY
 from tidemark.sink.table import LINEAGE, Column, SinkMismatch, match
 from tidemark.spec.transform import Form, Transform
 from tidemark.transform import Record
@@ -83,7 +84,7 @@ def test_a_result_without_a_typed_dict_declares_nothing(annotation: Any) -> None
     """Also where the names in it are seen by a type checker only."""
     assert declared_columns(returning(annotation)) is None
     with pytest.raises(OutputUnknown, match="departures:transform does not say what columns it returns"):
-        output_of(returning(annotation), no_spark, input_schema())
+        outputs_of(returning(annotation), [ONLY], no_spark, input_schema())
 
 
 def arrow_of(kind: Any) -> pa.DataType:
@@ -125,7 +126,7 @@ def test_a_python_type_goes_into_every_column_that_holds_its_values(kind: Any, p
     """The rows are made in the table's own types, so the declared type need not be the column's, only agree with it."""
     for column_type in postgres:
         columns = [*LINEAGE_COLUMNS, Column("x", column_type)]
-        schema = _function_schema(returning(TypedDict("Made", {"x": kind})), columns)  # type: ignore[operator]
+        schema = _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns)  # type: ignore[operator]
         layout = match("a.b", columns, schema, lineage_index=True)
         assert [column.type for column in layout.columns] == [column_type]
 
@@ -147,7 +148,7 @@ def test_a_python_type_that_disagrees_with_its_column_is_refused_before_a_record
     """A mistake in the function is found once, not once a record."""
     columns = [*LINEAGE_COLUMNS, Column("x", postgres)]
     with pytest.raises(SinkMismatch, match="column x"):
-        match("a.b", columns, _function_schema(returning(TypedDict("Made", {"x": kind})), columns), lineage_index=True)  # type: ignore[operator]
+        match("a.b", columns, _function_schema(declared_columns(returning(TypedDict("Made", {"x": kind}))), columns), lineage_index=True)  # type: ignore[operator]
 
 
 def test_a_function_that_declares_nothing_may_return_every_column_without_a_default() -> None:
@@ -158,12 +159,12 @@ def test_a_function_that_declares_nothing_may_return_every_column_without_a_defa
         Column("made_at", "timestamp with time zone", has_default=True),
         Column("slug", "text", generated=True),
     ]
-    assert _function_schema(returning(None), columns).names == ["city", "kafka_topic", "kafka_partition", "kafka_offset"]
+    assert _function_schema(None, columns).names == ["city", "kafka_topic", "kafka_partition", "kafka_offset"]
 
 
 def test_the_output_of_a_declared_function_has_lineage() -> None:
     """It is filled in for it."""
-    schema = output_of(returning(Row), no_spark, input_schema())
+    schema = outputs_of(returning(Row), [ONLY], no_spark, input_schema())[ONLY]
     assert schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
 
 
@@ -175,7 +176,7 @@ def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
         seen.append(batch)
         return batch.select(["value", "kafka_topic", "kafka_partition", "kafka_offset"])
 
-    assert output_of(transform(function, Form.ARROW), no_spark, input_schema()).names[0] == "value"
+    assert outputs_of(transform(function, Form.ARROW), [ONLY], no_spark, input_schema())[ONLY].names[0] == "value"
     assert [(batch.num_rows, batch.schema) for batch in seen] == [(0, input_schema())]
 
 
@@ -189,10 +190,10 @@ def test_an_arrow_transform_is_asked_with_an_empty_batch() -> None:
 def test_an_arrow_transform_that_cannot_answer_an_empty_batch_is_told_so(function: Callable[..., Any], problem: str) -> None:
     """Before anything is read."""
     with pytest.raises(TransformFailed, match=problem):
-        output_of(transform(function, Form.ARROW), no_spark, input_schema())
+        outputs_of(transform(function, Form.ARROW), [ONLY], no_spark, input_schema())
 
 
 def test_a_spark_transform_is_described_by_spark() -> None:
     """Only Spark can say what a plan returns."""
     schema = pa.schema([("city", pa.string())])
-    assert output_of(transform(len, Form.SPARK), lambda function, given: schema, input_schema()) is schema
+    assert outputs_of(transform(len, Form.SPARK), [ONLY], lambda function, given: {ONLY: schema}, input_schema()) == {ONLY: schema}

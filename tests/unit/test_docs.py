@@ -61,12 +61,14 @@ def test_readme_suite_can_be_loaded() -> None:
 def test_reference_shows_every_key_of_a_consumers_file(tmp_path: Path) -> None:
     """The page's example is a good file. It has all keys but those that go with none of its others: another page shows them."""
     shown = snippets("docs/consumers.md", "yaml")
-    text, continuous = (next(one for one in shown if word in one) for word in ("every key", "run: continuous"))
+    text, continuous, several = (next(one for one in shown if word in one) for word in ("every key", "run: continuous", "sinks:"))
     (tmp_path / "orders.yaml").write_text(text)
     load_consumer(tmp_path / "orders.yaml")
     (tmp_path / "live.yaml").write_text(re.sub(r"^(run|schedule):.*\n", "", text, flags=re.MULTILINE) + continuous)
     load_consumer(tmp_path / "live.yaml")
-    keys = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous))
+    (tmp_path / "tables.yaml").write_text(several)
+    load_consumer(tmp_path / "tables.yaml")
+    keys = set(yaml.safe_load(text)) | set(yaml.safe_load(continuous)) | set(yaml.safe_load(several))
     without_code = next(one for one in snippets("docs/formats.md", "yaml") if "skip_if" in one)
     (tmp_path / "avro.yaml").write_text(without_code)
     load_consumer(tmp_path / "avro.yaml")

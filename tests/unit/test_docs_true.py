@@ -80,7 +80,7 @@ def unknown(keys: list[str], model: type[BaseModel]) -> str | None:
     if keys[0] not in model.model_fields or keys[0] in FILLED_IN:
         return keys[0]
     inner = models(model.model_fields[keys[0]].annotation)
-    return unknown(keys[1:], inner[0]) if inner else None
+    return unknown(keys[2 if keys[0] == "sinks" else 1 :], inner[0]) if inner else None
 
 
 def paths(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -44,5 +44,5 @@ def test_database_is_named_by_its_first_server_without_the_login(url: str, addre
 
 def test_attempt_shows_no_password() -> None:
     """The provider may write an operator's attributes into an event."""
-    attempt = Consumed("orders", 1, "lake.orders", ("orders",), "broker:9092", "postgresql://ann:secret@db/lake")
+    attempt = Consumed("orders", 1, ("lake.orders",), ("orders",), "broker:9092", "postgresql://ann:secret@db/lake")
     assert "secret" not in repr([attempt])

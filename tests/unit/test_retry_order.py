@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sampling import examples
 
-from tidemark.records.outcome import Disposition, TransformOutput
+from tidemark.records.outcome import ONLY, Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.retry.order import HeldTooMany, KeyOrder, Order, TurnOrder, held
 from tidemark.retry.store import Blocked
@@ -53,9 +53,9 @@ def by_list(order: Order[Any], messages: list[Message]) -> dict[int, str]:
             "disposition": pa.array([message.answer for message in free], pa.string()),
         }
     )
-    judged = order.sift(PART, free, split_output(batch, PART) if free else TransformOutput(None))
-    assert judged.rows is None or set(judged.rows["kafka_offset"].to_pylist()).isdisjoint(judged.skipped)
-    said = dict.fromkeys(judged.rows["kafka_offset"].to_pylist() if judged.rows is not None else (), "load")
+    judged = order.sift(PART, free, split_output(batch, PART) if free else TransformOutput({}))
+    assert not judged.rows or set(judged.rows[ONLY]["kafka_offset"].to_pylist()).isdisjoint(judged.skipped)
+    said = dict.fromkeys(judged.rows[ONLY]["kafka_offset"].to_pylist() if judged.rows else (), "load")
     said |= dict.fromkeys(judged.skipped, "skip")
     said |= {reject.offset: reject.disposition.name.lower() for reject in judged.rejects}
     return said | {message.offset(): held(message, behind).disposition.name.lower() for message, behind in blocked}

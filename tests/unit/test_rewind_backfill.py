@@ -39,7 +39,7 @@ def test_only_records_that_kafka_has_can_be_backfilled(position: int, target: in
 
 
 def plan_of(part: PartitionPlan, **changes: object) -> Plan:
-    group = GroupPlan("departures", "departures", 1, "analytics.departures", (part,), 0, None, "Empty", 0, ())
+    group = GroupPlan("departures", "departures", 1, ("analytics.departures",), (part,), 0, None, "Empty", 0, ())
     plan = Plan(7, RewindState.PLANNED, ToLatest(), "the newest first", "ann", NOON, NOON + timedelta(hours=4), False, "digest", (group,))
     return replace(plan, **changes)
 

@@ -31,7 +31,7 @@ GROUP = GroupPlan(
     "departures",
     "departures-group",
     1,
-    "analytics.departures",
+    ("analytics.departures",),
     (part(0, 2_500, 1_000, 1_500, 2), part(1, 900, 1_000), part(2, 40, 40), part(0, 700, 650, 45, 0, topic="weather", lost=(600, 650))),
     1234,
     10.0,

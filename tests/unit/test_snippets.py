@@ -39,7 +39,8 @@ TARGETS = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)) | {
 def consumers_file(block: Block, folder: Path) -> None:
     """The spec's loader takes the keys, in the place of those of the quickstart's consumer, or as a file of their own."""
     keys = yaml.safe_load(block.code)
-    whole = keys if "sink" in keys and {"transform", "format"} & set(keys) else yaml.safe_load(CITIES.read_text(encoding="utf-8")) | keys
+    is_whole = {"sink", "sinks"} & set(keys) and {"transform", "format"} & set(keys)
+    whole = keys if is_whole else yaml.safe_load(CITIES.read_text(encoding="utf-8")) | keys
     if whole.get("run") == "continuous":
         del whole["schedule"]
     (folder / "consumer.yaml").write_text(yaml.safe_dump(whole))

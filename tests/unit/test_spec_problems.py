@@ -294,6 +294,48 @@ def test_a_sink_is_a_table_that_postgres_names_without_quotes(tmp_path, sink, me
     assert {problem.line for problem in problems} == {3}
 
 
+@pytest.mark.parametrize(("sink", "message"), [(sink, message) for sink, message in SINKS if sink.startswith("{")])
+def test_each_of_several_sinks_is_checked_as_an_only_one(tmp_path, sink, message):
+    """Its problems name it."""
+    text = f"topics: [a]\ntransform: m:f\nsinks:\n  lines: {sink}\n  orders: {{table: shop.orders}}\n"
+    problems = refused(tmp_path, text).problems
+    assert any(message.replace("sink.", "sinks.lines.").replace("in sink", "in sinks.lines") in problem.message for problem in problems)
+    assert {problem.line for problem in problems} == {4}
+
+
+ORDERS = "orders: {table: shop.orders}"
+SEVERAL = [
+    ("sinks: 5", "sinks is not a mapping: 5"),
+    ("sinks: {}", "sinks is empty"),
+    (f"sinks: {{{ORDERS}, lines: shop.lines}}", 'sinks.lines is not a mapping: "shop.lines"'),
+    (f"sinks: {{{ORDERS}, Lines: {{table: shop.lines}}}}", '"Lines" is not a sink\'s name'),
+    (f"sinks: {{{ORDERS}, {'x' * 41}: {{table: shop.lines}}}}", "is too long for a sink's name"),
+    (f"sinks: {{{ORDERS}, lines: {{table: shop.orders}}}}", "sinks.lines and sinks.orders have the same table"),
+    (f"sinks: {{{ORDERS}}}\nsink: {{table: shop.lines}}", "sink and sinks are both given"),
+    ("", "sink is missing"),
+    (f"sinks: {{{ORDERS}}}\nvalidation: {{suite: orders}}", "validation.suite has no use with sinks"),
+    (f"sinks: {{{ORDERS}}}\nvalidation: {{on_failure: report}}", "validation.suites is missing"),
+    (f"sinks: {{{ORDERS}}}\nvalidation: {{suites: {{order: orders}}}}", '"order" is none of sinks'),
+    (f"sinks: {{{ORDERS}}}\nvalidation: {{suites: {{orders: a.json}}}}", "validation.suites.orders is a file, not a suite"),
+    ("sink: {table: shop.orders}\nvalidation: {suites: {orders: a}}", "validation.suites has no use without sinks"),
+    ("sink: {table: shop.orders}\nvalidation: {}", "validation.suite is missing"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), SEVERAL, ids=[row[1] for row in SEVERAL])
+def test_sinks_and_their_suites_belong_together(tmp_path, text, message):
+    """One sink without a name, or several with names; a suite for the one, or suites by name."""
+    assert any(message in problem.message for problem in refused(tmp_path, f"topics: [a]\ntransform: m:f\n{text}\n").problems)
+
+
+def test_several_sinks_need_a_transform(tmp_path):
+    """Fields of a record without code go into one table."""
+    text = f"topics: [a]\nformat: {{value: json}}\nsinks: {{{ORDERS}}}\n"
+    assert [problem.message for problem in refused(tmp_path, text).problems] == [
+        "sinks needs a transform, which says what goes into which table"
+    ]
+
+
 SYNTAX = [
     (b"", 1, 1, "the file is empty"),
     (b"# nothing but a remark\n", 1, 1, "the file is empty"),
@@ -386,7 +428,7 @@ def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
             paths.append(f"{above}*")
             continue
         paths.append(f"{above}{name}")
-        inner = explain._model_of(field.annotation)
+        inner = explain._model_of(field.annotation) if name != "sinks" else None  # each sink has the words of `sink`
         paths += _paths(inner, f"{above}{name}.") if inner else []
         paths += [f"{above}{name}[]"] if "tuple[" in str(field.annotation) else []
         paths += [f"{above}{name}.*"] if "Mapping[" in str(field.annotation) else []
@@ -396,7 +438,7 @@ def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
 def test_every_key_has_words_of_its_own():
     """A key that is added to the model needs its words, and no words are left for a key that is gone."""
     assert set(_paths(model.ConsumerSpec)) == set(explain._WORDS)
-    required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"sink|sink\.table|validation\.suite", path)}
+    required = {path for path in _paths(model.ConsumerSpec) if re.fullmatch(r"sink\.table", path)}
     assert required == set(explain._REQUIRED)
 
 

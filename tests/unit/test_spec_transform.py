@@ -267,7 +267,7 @@ def test_the_examples_of_the_users_page_run():
         names: dict = {}
         exec(compile(ast.parse(module), "<example>", "exec"), names)
         forms.append(form_of(names["transform"]))
-    assert forms == [Form.ARROW, Form.SPARK]
+    assert forms == [Form.ARROW, Form.SPARK, Form.FUNCTION]
 
 
 def test_the_arrow_example_makes_rows():

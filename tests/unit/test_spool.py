@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidemark.records.outcome import Disposition, Reject, TransformOutput
+from tidemark.records.outcome import Disposition, Reject, TransformOutput, only
 from tidemark.sink import spool as spool_module
 from tidemark.sink.spool import SpoolFailed, spooled
 
@@ -19,11 +19,12 @@ def test_what_is_spooled_is_read_in_order_and_by_index(memory: int, monkeypatch:
     monkeypatch.setattr(spool_module, "MEMORY_BYTES", memory)
     rows = [pa.array([1, 2]), pa.array(["a", None]), pa.nulls(1), pa.array([b"x" * 5000]).slice(0, 1)]
     items = [
-        TransformOutput(pa.RecordBatch.from_arrays([each], names=["x"]), [7], [Reject(1, Disposition.FAIL, "E", "t")]) for each in rows
+        TransformOutput(only(pa.RecordBatch.from_arrays([each], names=["x"])), [7], [Reject(1, Disposition.FAIL, "E", "t")])
+        for each in rows
     ]
-    with spooled([*items, TransformOutput(None)]) as spool:
+    with spooled([*items, TransformOutput({})]) as spool:
         for _ in range(2):
-            assert list(spool) == [*items, TransformOutput(None)]
+            assert list(spool) == [*items, TransformOutput({})]
         assert spool[2] == items[2]
         assert spool[spool.append(items[0])] == items[0]
         assert len(spool) == 6

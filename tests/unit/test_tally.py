@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sampling import examples
 
-from tidemark.records.outcome import ERROR_TEXT_LIMIT, BadOutput, Disposition, RecordCounts, TransformOutput, reject
+from tidemark.records.outcome import ERROR_TEXT_LIMIT, ONLY, BadOutput, Disposition, RecordCounts, TransformOutput, only, reject
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally, split_output
@@ -37,16 +37,16 @@ def rows(*offsets: int | None, **columns: Any) -> pa.RecordBatch:
 
 
 def tally() -> Tally:
-    return Tally(PART, LAYOUT)
+    return Tally(PART)
 
 
 def test_suppressed_record_is_skipped_whatever_became_of_it() -> None:
     """Loaded, skipped, to be retried, failed or held: no row, no failed record, no vote in the breaker. One that is not in the output is
     not mentioned."""
-    counted = Tally(PART, LAYOUT, frozenset(range(START, START + 8)))
+    counted = Tally(PART, frozenset(range(START, START + 8)))
     output = rows(START, START, START + 9)
     said = [reject(START + number, kind, "x") for number, kind in ((2, Disposition.RETRY), (3, Disposition.FAIL), (4, Disposition.HELD))]
-    loaded = counted.take(TransformOutput(output, [START + 1], said))
+    loaded = counted.take(TransformOutput(only(output), [START + 1], said), LAYOUT)
     assert loaded is not None
     assert loaded.column("kafka_offset").to_pylist() == [START + 9]
     assert (counted.counts().loaded, counted.counts().skipped, counted.counts().unaccounted) == (1, 5, SPAN - 6)
@@ -76,7 +76,7 @@ def test_any_interleaving_of_rows_accounts_for_every_offset_once(batches: list[l
         given_rows += [offset for offset, word in batch if word == "load"]
         offsets = [offset for offset, _ in batch]
         words = pa.array([word for _, word in batch], pa.string())
-        taken = counted.take(split_output(rows(*offsets, disposition=words), PART))
+        taken = counted.take(split_output(rows(*offsets, disposition=words), PART), LAYOUT)
         if taken is not None:
             assert taken.schema.names == [name for name, _ in LAYOUT.copy_columns]
             assert set(taken.column("kafka_topic_id").to_pylist()) == {7}
@@ -106,9 +106,9 @@ def test_a_record_with_two_dispositions_is_refused_in_whatever_batch_the_second_
         judged = split_output(rows(*(offset for offset, _ in batch), disposition=words), PART)
         if clash:
             with pytest.raises(BadOutput, match="with dispositions"):
-                counted.take(judged)
+                counted.take(judged, LAYOUT)
             return
-        counted.take(judged)
+        counted.take(judged, LAYOUT)
 
 
 @quick
@@ -117,10 +117,10 @@ def test_an_offset_outside_the_slice_is_refused_in_every_role(offsets: list[int]
     """A row, a skip or a reject of a record that was not read belongs to somebody else's slice."""
     judged = split_output(rows(*offsets, disposition=pa.array([word] * len(offsets))), PART)
     if all(START <= offset < START + SPAN for offset in offsets):
-        tally().take(judged)
+        tally().take(judged, LAYOUT)
     else:
         with pytest.raises(BadOutput, match="outside the range that was read"):
-            tally().take(judged)
+            tally().take(judged, LAYOUT)
 
 
 STRANGERS = {
@@ -141,7 +141,7 @@ def test_a_row_that_no_record_of_the_slice_explains_is_refused_in_every_role(str
     """Lineage is null, of another partition, or not what was given: also on rows that are only skipped or failed."""
     batch = rows(START, **stranger).append_column("disposition", pa.array([word]))
     with pytest.raises(BadOutput, match="Nothing of this slice was stored"):
-        tally().take(split_output(batch, PART))
+        tally().take(split_output(batch, PART), LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_row_that_no_record_of_the_slice_explains_is_refused_in_every_role(str
 )
 def test_lineage_may_come_in_another_representation(same: dict[str, Any]) -> None:
     """A transform that goes through pandas or a dictionary hands back the same values in another type."""
-    taken = tally().take(split_output(rows(START, **same), PART))
+    taken = tally().take(split_output(rows(START, **same), PART), LAYOUT)
     assert taken is not None
     assert taken.column("kafka_offset").to_pylist() == [START]
 
@@ -167,8 +167,8 @@ def test_lineage_may_come_in_another_representation(same: dict[str, Any]) -> Non
 def test_offsets_beyond_32_bits_are_accounted_for() -> None:
     """A partition may hold more than 2^31 records."""
     far = Slice(PART.partition, 7, 2**40, 2**40 + 3, Epoch(1))
-    counted = Tally(far, LAYOUT)
-    taken = counted.take(TransformOutput(rows(2**40 + 2, 2**40 + 2), [2**40], [reject(2**40 + 1, Disposition.FAIL, "no")]))
+    counted = Tally(far)
+    taken = counted.take(TransformOutput(only(rows(2**40 + 2, 2**40 + 2)), [2**40], [reject(2**40 + 1, Disposition.FAIL, "no")]), LAYOUT)
     assert taken is not None
     assert taken.column("kafka_offset").to_pylist() == [2**40 + 2] * 2
     assert counted.counts() == RecordCounts(1, 1, 0, 1, 0, 2)
@@ -177,9 +177,9 @@ def test_offsets_beyond_32_bits_are_accounted_for() -> None:
 def test_without_a_disposition_everything_is_loaded_and_null_means_load() -> None:
     """``load`` is the default."""
     counted = tally()
-    counted.take(split_output(rows(START, START + 1), PART))
-    counted.take(split_output(rows(START + 2, START + 3, disposition=pa.array([None, "skip"])), PART))
-    counted.take(split_output(rows(START + 4, disposition=pa.nulls(1)), PART))
+    counted.take(split_output(rows(START, START + 1), PART), LAYOUT)
+    counted.take(split_output(rows(START + 2, START + 3, disposition=pa.array([None, "skip"])), PART), LAYOUT)
+    counted.take(split_output(rows(START + 4, disposition=pa.nulls(1)), PART), LAYOUT)
     assert counted.counts() == RecordCounts(4, 1, 0, 0, 7, 4)
 
 
@@ -187,8 +187,8 @@ def test_disposition_and_error_do_not_reach_the_sink() -> None:
     """They are said to Tidemark, not to the table."""
     extra = {"disposition": pa.array(["load", "fail"]), "error": pa.array([None, "KeyError: 'city'"])}
     judged = split_output(rows(START, START + 1, **extra), PART)
-    assert judged.rows is not None
-    assert judged.rows.schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
+    assert ONLY in judged.rows
+    assert judged.rows[ONLY].schema.names == ["city", "population", "kafka_topic", "kafka_partition", "kafka_offset"]
     assert judged.rejects == [reject(START + 1, Disposition.FAIL, "'city'", "KeyError")]
 
 
@@ -207,7 +207,7 @@ def test_disposition_and_error_do_not_reach_the_sink() -> None:
 def test_an_output_that_changed_its_shape_is_refused(columns: dict[str, Any], problem: str) -> None:
     """The layout was checked on an empty batch; what comes later must be the same."""
     with pytest.raises(BadOutput, match=problem):
-        tally().take(split_output(rows(START, **columns), PART))
+        tally().take(split_output(rows(START, **columns), PART), LAYOUT)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.sampling import examples
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work
 from tidemark.consume.messages import input_schema, payloads, records
-from tidemark.records.outcome import Disposition, TransformOutput
+from tidemark.records.outcome import ONLY, Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally
@@ -50,7 +50,7 @@ def judged(
     function: Callable[[Record], Any], *messages: Any, layout: Layout = LAYOUT, permanent: tuple[type[Exception], ...] = ()
 ) -> TransformOutput:
     """What a plain function makes of messages (by default of one)."""
-    task = Work(Target("", 1, 1, layout), {}, Form.FUNCTION, function, permanent)
+    task = Work(Target("", 1, 1, (layout,)), {}, Form.FUNCTION, function, permanent)
     return forms.by_record(task, PART, list(messages or [sent()]))
 
 
@@ -58,11 +58,11 @@ def stored(postgres: str, value: Any) -> Any:
     """What a column of this type gets for a Python value, or the reason of the record's failure."""
     answer = judged(lambda record: {"x": value}, layout=Layout("a.b", (Column("x", postgres),), error_detail=True))
     if answer.rejects:
-        assert answer.rows is None or answer.rows.num_rows == 0
+        assert ONLY not in answer.rows or answer.rows[ONLY].num_rows == 0
         assert answer.rejects[0].disposition is Disposition.FAIL
         return answer.rejects[0].error_text
-    assert answer.rows is not None
-    return answer.rows.column("x")[0].as_py()
+    assert ONLY in answer.rows
+    return answer.rows[ONLY].column("x")[0].as_py()
 
 
 # ---- what a transform is given
@@ -127,8 +127,8 @@ def raising(error: BaseException, cause: BaseException | None = None) -> Callabl
 def test_what_a_function_answers_decides_what_becomes_of_the_record(function: Callable[[Record], Any], expected: str) -> None:
     """Whatever it raises is that record's answer, and the record is accounted for."""
     answer = judged(function, permanent=(ValueError,))
-    tally = Tally(PART, LAYOUT)
-    tally.take(answer)
+    tally = Tally(PART)
+    tally.take(answer, LAYOUT)
     counts = tally.counts()
     assert {"load": counts.loaded, "skip": counts.skipped, "retry": counts.retried, "fail": counts.failed}[expected] == 1
     assert counts.unaccounted == PART.span - 1
@@ -142,7 +142,7 @@ def test_a_generator_that_breaks_in_the_middle_gives_no_row() -> None:
         raise KeyError("b")
 
     answer = judged(function)
-    assert answer.rows is None
+    assert answer.rows == {}
     assert [(each.error_type, each.disposition) for each in answer.rejects] == [("KeyError", Disposition.RETRY)]
 
 
@@ -154,8 +154,8 @@ def test_the_records_beside_a_bad_one_are_loaded() -> None:
         return [{"city": "a", "population": 0}, {"city": "b", "population": population}]
 
     answer = judged(function, sent(100), sent(101), sent(102))
-    assert answer.rows is not None
-    assert answer.rows.column("kafka_offset").to_pylist() == [100, 100, 102, 102]
+    assert ONLY in answer.rows
+    assert answer.rows[ONLY].column("kafka_offset").to_pylist() == [100, 100, 102, 102]
     assert [each.offset for each in answer.rejects] == [101]
     assert "population does not fit integer" in answer.rejects[0].error_text
 
@@ -186,8 +186,8 @@ def test_a_column_that_the_table_has_not_stops_the_slice() -> None:
 def test_a_column_that_is_left_out_is_null() -> None:
     """As in any INSERT."""
     answer = judged(lambda record: {"city": "a"})
-    assert answer.rows is not None
-    assert answer.rows.column("population").to_pylist() == [None]
+    assert ONLY in answer.rows
+    assert answer.rows[ONLY].column("population").to_pylist() == [None]
 
 
 @settings(max_examples=examples(150))
@@ -210,8 +210,8 @@ def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: lis
             case "misfit":
                 return [{"population": 1}, {"population": 2**31}]
 
-    tally = Tally(PART, LAYOUT)
-    taken = tally.take(judged(function, *(sent(100 + number) for number in range(len(answers)))))
+    tally = Tally(PART)
+    taken = tally.take(judged(function, *(sent(100 + number) for number in range(len(answers)))), LAYOUT)
     counts = tally.counts()
     assert counts.loaded == answers.count("row") + answers.count("rows")
     assert counts.skipped == answers.count("none") + answers.count("skip")

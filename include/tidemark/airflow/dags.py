@@ -162,9 +162,9 @@ def _dag(spec: ConsumerSpec, error: SpecInvalid | None, access: AccessControl | 
             **common,
         )
         consume >> validate
-        if spec.sink.table != UNKNOWN_TABLE:
-            asset = Asset(name=spec.sink.table)
-            validate >> PublishOperator(task_id="publish", asset=asset, outlets=[asset], doc_md="Emits the asset event.", **common)
+        if spec.table_names != (UNKNOWN_TABLE,):
+            assets = [Asset(name=table) for table in spec.table_names]
+            validate >> PublishOperator(task_id="publish", assets=assets, doc_md="Emits the asset events.", **common)
     return dag
 
 
@@ -180,7 +180,10 @@ def _doc(spec: ConsumerSpec) -> str:
         topics = f"only the partitions `{spec.fixed}`"
     judged = "conservation check"
     if spec.validation:
-        judged = f"suite `{spec.validation.suite}` and {judged}; on a critical failure: {spec.validation.on_failure}"
+        suites = ", ".join(f"`{suite}`" for suite in spec.suites.values())
+        word = "suite" if len(spec.suites) == 1 else "suites"
+        judged = f"{word} {suites} and {judged}; on a critical failure: {spec.validation.on_failure}"
+    tables = ", ".join(f"`{table}`" for table in spec.table_names)
     rows = {
         "Group": f"`{spec.group}`",
         "Reads": f"{topics}, at most {counted(spec.batch.max_records, 'record')} per batch",
@@ -190,13 +193,13 @@ def _doc(spec: ConsumerSpec) -> str:
         "Members": f"{spec.members}, assigned by {', '.join(f'`{_cell(name)}`' for name in spec.assignment)}",
         "Starts at": _start(spec),
         "Transform": f"`{spec.transform}`" if spec.transform else f"none: the fields of the {spec.format.value} values become columns",
-        "Loads into": f"`{spec.sink.table}`, offsets in the same transaction as the rows",
+        "Loads into": f"{tables}, offsets in the same transaction as the rows",
         "Retries": _ladder(spec),
         "Validated by": judged,
         **({"Objectives": _objectives(spec.slo)} if spec.slo else {}),
         "Rewinds": _approval(spec),
         **({"Access": _access(spec.access)} if spec.access else {}),
-        "Asset": f"`{spec.sink.table}`",
+        "Asset" if len(spec.tables) == 1 else "Assets": tables,
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return (

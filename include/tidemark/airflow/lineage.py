@@ -6,7 +6,7 @@ Needs no lineage library: `tidemark.airflow.openlineage` puts it into OpenLineag
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg2
@@ -32,7 +32,7 @@ class Consumed:
 
     group: str
     attempt_id: int
-    table: str
+    tables: tuple[str, ...]
     topics: tuple[str, ...]
     bootstrap_servers: str
     database_url: DatabaseUrl = field(repr=False)
@@ -40,9 +40,9 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A validation of a table."""
+    """A validation of a run's tables."""
 
-    table: str
+    tables: tuple[str, ...]
     results: tuple[ExpectationResult, ...] = field(repr=False)
     database_url: DatabaseUrl = field(repr=False)
 
@@ -60,21 +60,21 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the database knows of an attempt and its table."""
+    """What the database knows of an attempt and its tables."""
 
     ranges: Sequence[Committed]
-    columns: Sequence[Column]
+    columns: Mapping[str, Sequence[Column]]
 
 
 def facts(of: Consumed) -> Facts | None:
-    """Reads the ledger and the table's columns. `None` if the database does not answer in time: lineage must not hold up a task."""
+    """Reads the ledger and the tables' columns. `None` if the database does not answer in time: lineage must not hold up a task."""
     try:
         url = read_url(of.database_url)
         url += f"{'&' if '?' in url else '?'}connect_timeout={ANSWER_S}"
         with session(url, application="tidemark lineage") as connection, answering(connection, ANSWER_S), transaction(connection) as cur:
             cur.execute(f"SET LOCAL statement_timeout TO {STATEMENT_MS}; SET LOCAL transaction_read_only TO on")
             cur.execute(SQL["attempt_ranges"], {"attempt_id": of.attempt_id})
-            return Facts([Committed(**row) for row in rows(cur)], read_columns(cur, of.table))
+            return Facts([Committed(**row) for row in rows(cur)], {table: read_columns(cur, table) for table in of.tables})
     except (TidemarkError, psycopg2.Error) as error:
         log.warning("lineage without offsets and columns group=%s attempt=%s cause=%s", of.group, of.attempt_id, str(error).strip())
         return None

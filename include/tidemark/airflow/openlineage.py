@@ -46,7 +46,7 @@ def of_attempts(attempts: Sequence[Consumed]) -> Lineage:
     for attempt in attempts:
         told = facts(attempt)
         lineage.inputs += _topics(attempt, told)
-        lineage.outputs.append(_sink(attempt, told))
+        lineage.outputs += [_sink(attempt, table, told) for table in attempt.tables]
     return lineage
 
 
@@ -57,8 +57,9 @@ def of_validations(validations: Sequence[Judged]) -> Lineage:
         address, database = postgres_address(judged.database_url)
         assertions = [_assertion(result) for result in judged.results]
         facet = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions=assertions)
-        name = f"{database}.{judged.table}"
-        lineage.inputs.append(InputDataset(namespace=f"postgres://{address}", name=name, inputFacets={"dataQualityAssertions": facet}))
+        names = [f"{database}.{table}" for table in judged.tables]
+        facets: dict[str, InputDatasetFacet] = {"dataQualityAssertions": facet}
+        lineage.inputs += [InputDataset(namespace=f"postgres://{address}", name=name, inputFacets=facets) for name in names]
     return lineage
 
 
@@ -82,15 +83,17 @@ def _offsets(attempt: Consumed, ranges: Sequence[Committed]) -> dict[str, InputD
     }
 
 
-def _sink(attempt: Consumed, told: Facts | None) -> OutputDataset:
+def _sink(attempt: Consumed, table: str, told: Facts | None) -> OutputDataset:
+    """A table. How many rows it got is only known if there is no other one."""
     address, database = postgres_address(attempt.database_url)
-    sink = OutputDataset(namespace=f"postgres://{address}", name=f"{database}.{attempt.table}")
+    sink = OutputDataset(namespace=f"postgres://{address}", name=f"{database}.{table}")
     if told:
-        fields = [schema_dataset.SchemaDatasetFacetFields(name=column.name, type=column.type) for column in told.columns]
+        fields = [schema_dataset.SchemaDatasetFacetFields(name=column.name, type=column.type) for column in told.columns[table]]
         schema: DatasetFacet = schema_dataset.SchemaDatasetFacet(fields=fields)
         sink.facets = {"schema": schema}
-        written = sum(one.sink_rows for one in told.ranges)
-        sink.outputFacets = {"outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=written)}
+        if len(attempt.tables) == 1:
+            written = sum(one.sink_rows for one in told.ranges)
+            sink.outputFacets = {"outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=written)}
     return sink
 
 

@@ -80,7 +80,7 @@ class ConsumeOperator(BaseOperator):
         attempt_id = open_attempt(connections.database_url, spec.group, _identity(context), backfill_of=backfill_of)
         topics = () if self.drains else spec.topics
         address = connections.kafka["bootstrap.servers"], connections.database_url
-        self._consumed.append(Consumed(spec.group, attempt_id, spec.sink.table, topics, *address))
+        self._consumed.append(Consumed(spec.group, attempt_id, spec.table_names, topics, *address))
         self.log.info("attempt begins group=%s attempt=%s try=%s", spec.group, attempt_id, context["ti"].try_number)
         try:
             done = run_attempt(
@@ -157,16 +157,14 @@ class ValidateOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from tidemark.airflow.connections import database_url
         from tidemark.airflow.lineage import Judged
-        from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, validate
+        from tidemark.quality import Reaction, ValidatedRun, Verdict, reaction, suite_files, validate
 
         logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it logs hundreds of lines at its start
         spec = spec_of(self.consumer)
-        suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
         ti = context["ti"]
-        run, sink = ValidatedRun(ti.dag_id, ti.run_id), spec.sink
-        url = database_url(spec)
-        verdict = validate(url, run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
-        self._judged.append(Judged(sink.table, verdict.results, url))
+        run, url = ValidatedRun(ti.dag_id, ti.run_id), database_url(spec)
+        verdict = validate(url, run, group=spec.group, suites=suite_files(spec), upsert=spec.upserts)
+        self._judged.append(Judged(spec.table_names, verdict.results, url))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
             self.log.log(level, "%s %s [%s] %s", "pass" if result.success else "FAIL", result.number, result.severity, result.text)
@@ -216,17 +214,19 @@ class ValidateOperator(BaseOperator):
 
 
 class PublishOperator(BaseOperator):
-    """Emits the asset event of the sink, with ranges, counts and verdict.
+    """Emits the asset event of each table, with ranges, counts and verdict.
 
-    Skipped if the run wrote nothing. ``asset`` must be one of the task's outlets.
+    Skipped if the run wrote nothing. ``assets`` must be the task's outlets.
     """
 
-    def __init__(self, *, asset: Asset, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.asset = asset
+    def __init__(self, *, assets: Sequence[Asset], **kwargs: Any) -> None:
+        super().__init__(outlets=list(assets), **kwargs)
+        self.assets = tuple(assets)
 
     def execute(self, context: Context) -> None:
-        context["outlet_events"][self.asset].extra = announcement(context)
+        said = announcement(context)
+        for asset in self.assets:
+            context["outlet_events"][asset].extra = said
 
 
 def announcement(context: Context) -> dict[str, Any]:

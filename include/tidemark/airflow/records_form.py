@@ -34,7 +34,7 @@ def field(title: str, description: str, kind: Any = TEXT, default: Any = None, s
 def records_fields(good: Sequence[ConsumerSpec], own: str | None, verb: str, states: Sequence[RecordState], unset: str) -> dict[str, Param]:
     """The fields of the filter. The form offers ``states`` and the consumers ``good``; without that field in the DAG of the consumer
     ``own``. ``unset``: what it means if no state is chosen."""
-    names = {spec.name: f"{spec.name}: {spec.sink.table}" for spec in good}
+    names = {spec.name: f"{spec.name}: {spec.shown_tables}" for spec in good}
     consumer = Param(
         type="string",
         minLength=1,

@@ -188,7 +188,7 @@ class ValidateDrainOperator(ValidateOperator):
 
 
 class PublishDrainOperator(BaseOperator):
-    """Emits the same asset event as the consumer's own DAG. Skipped if the drain loaded nothing."""
+    """Emits the same asset events as the consumer's own DAG. Skipped if the drain loaded nothing."""
 
     template_fields = ("consumer",)
 
@@ -197,7 +197,9 @@ class PublishDrainOperator(BaseOperator):
         self.consumer = consumer
 
     def execute(self, context: Context) -> None:
-        context["outlet_events"][LOADED].add(Asset(name=spec_of(self.consumer).sink.table), extra=announcement(context))
+        said = announcement(context)
+        for table in spec_of(self.consumer).table_names:
+            context["outlet_events"][LOADED].add(Asset(name=table), extra=said)
 
 
 def _busy_groups(problems: list[str]) -> Iterator[tuple[list[ConsumerSpec], frozenset[str]]]:

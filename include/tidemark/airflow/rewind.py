@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Never
 from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from tidemark import project
 from tidemark.airflow.dags import CONSUME, REWIND, dag_id, retrying
 from tidemark.airflow.form import Answer, AskThenDo, Question, by_hand, dags_by_hand, own_consumer, requester, start_run
 from tidemark.airflow.operators import ConsumeOperator, plainly, spec_of
@@ -248,9 +247,8 @@ class BackfillRewindOperator(ConsumeOperator):
         from tidemark import quality
         from tidemark.airflow.connections import database_url
 
-        suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
-        run, sink = quality.ValidatedRun(ti.dag_id, ti.run_id), spec.sink
-        verdict = quality.validate(database_url(spec), run, group=spec.group, table=sink.table, suite=suite, upsert=bool(sink.key))
+        run = quality.ValidatedRun(ti.dag_id, ti.run_id)
+        verdict = quality.validate(database_url(spec), run, group=spec.group, suites=quality.suite_files(spec), upsert=spec.upserts)
         failing = [result.text for result in verdict.results if not result.success]
         self.log.info("validated consumer=%s verdict=%s failing=%s", spec.name, verdict.verdict, "; ".join(failing) or "nothing")
         if quality.reaction(verdict.verdict, spec.validation) is not quality.Reaction.PUBLISH:
@@ -277,7 +275,7 @@ class VerifyRewindOperator(BaseSensorOperator):
         if made.state is not RewindState.APPLIED or isinstance(made.scenario, Undo) or not context["params"]["consume"]:
             raise AirflowSkipException("there is nothing to compare")
         with session(database_url(specs[0])) as connection:
-            found = verify(connection, made.rewind_id, {spec.name: spec.sink.key for spec in specs})
+            found = verify(connection, made.rewind_id, {spec.name: spec.keys for spec in specs})
         left = sum(one.left for one in found)
         if left:
             self.log.info("still to be read again: %s offsets", left)
@@ -325,9 +323,9 @@ def _announce(context: Context, done: Plan) -> None:
             }
             counts = {name: sum(getattr(part, name) for part in changed) for name in ("sink_rows", "failed_records")}
             told: dict[str, Any] = {"group": group.group, "verdict": None, "validation_id": None, "ranges": ranges, "counts": counts}
-            context["outlet_events"][REWOUND].add(
-                Asset(name=group.table), extra={**told, "rewind": done.rewind_id, "undo_of": done.undo_of}
-            )
+            told |= {"rewind": done.rewind_id, "undo_of": done.undo_of}
+            for table in group.tables:
+                context["outlet_events"][REWOUND].add(Asset(name=table), extra=told)
 
 
 def _cluster_of(spec: ConsumerSpec) -> Cluster:

@@ -49,7 +49,7 @@ LINE_CHARACTERS = 2_000
 def form(good: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
     """The form's fields, with the consumers that it offers; without that field in the DAG of the consumer ``own``. A REST client sends the
     same keys in its conf."""
-    names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.sink.table}" for spec in good}
+    names = {spec.name: f"{spec.name}: {', '.join(spec.topics) or spec.topic_pattern} to {spec.shown_tables}" for spec in good}
     examples = "".join(f"- {word.name}: *{word.example}*\n" for word in WORDS.values() if word.value and word.name != "from-file")
     consumers = Param(
         type="array",

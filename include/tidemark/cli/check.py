@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +73,12 @@ class SmallSpark:
         self._folders = folders
         self._session: Any = None
 
-    def schema(self, function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
+    def schema(self, function: Callable[..., Any], given: pa.Schema) -> Mapping[str, pa.Schema]:
         from tidemark.spark.engine import output_schema
 
         return output_schema(self._started("to find out the transform's columns"), function, given)
 
-    def rows(self, function: Callable[..., Any], batch: pa.RecordBatch) -> pa.Table:
+    def rows(self, function: Callable[..., Any], batch: pa.RecordBatch) -> Mapping[str, pa.Table]:
         from tidemark.spark.engine import rows_of
 
         return rows_of(self._started("to call the transform"), function, batch)
@@ -120,8 +120,8 @@ def _print(report: Report) -> None:
         _line(
             "transform", f"{spec.transform}, {report.transform.form} form" if spec.transform else f"none, the fields of {spec.format.value}"
         )
-    if report.columns:
-        _line("sink", f"{spec.sink.table} takes {', '.join(report.columns)}")
+    for name, columns in report.columns.items():
+        _line("sink", f"{spec.tables[name].table} takes {', '.join(columns)}")
     for found in report.topics:
         kept = "kept permanently" if found.retention is None else f"kept for {format_duration(found.retention)}"
         _line("topic", f"{found.topic.name}: {counted(found.topic.partitions, 'partition')}, {kept}")
@@ -147,7 +147,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "consumer": report.spec.name,
         "ok": report.ok,
         "form": report.transform.form if report.transform else None,
-        "sink": {"table": report.spec.sink.table, "columns": report.columns},
+        "sinks": [{"table": sink.table, "columns": report.columns.get(name, [])} for name, sink in report.spec.tables.items()],
         "topics": [
             {"name": found.topic.name, "partitions": found.topic.partitions, "retention_s": found.retention} for found in report.topics
         ],

@@ -195,7 +195,7 @@ def verify(rewind_id: Number, consumers: Consumers = None, output: Output = Outp
     folder = consumers or project.consumers()
     with connected(needs=Profile.REWINDER) as connection:
         names = [group.consumer for group in store.read(connection, rewind_id).groups]
-        found = compare(connection, rewind_id, {name: find_consumer(name, folder).sink.key for name in names})
+        found = compare(connection, rewind_id, {name: find_consumer(name, folder).keys for name in names})
     if output is OutputFormat.JSON:
         print_json([dataclasses.asdict(one) for one in found])
     else:

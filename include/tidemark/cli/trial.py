@@ -29,7 +29,15 @@ def show_trial(name: str, count: int, consumers: Path | None, folders: Sequence[
     if output is OutputFormat.JSON:
         rows = None if trial.rows is None else [_exact(row) for row in trial.rows]
         records = [_as_json(tried) for tried in trial.records]
-        print_json({"consumer": spec.name, "table": spec.sink.table, "records": records, "rows": rows, "notes": trial.notes})
+        print_json(
+            {
+                "consumer": spec.name,
+                "tables": spec.table_names,
+                "records": records,
+                "rows": rows,
+                "notes": trial.notes,
+            }
+        )
     else:
         _print(trial)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tidemark import project
 from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stderr, stdout
 from tidemark.connections import database_url
 from tidemark.profiles import Profile
-from tidemark.quality import Reaction, ValidatedRun, reaction, unjudged, validate
+from tidemark.quality import Reaction, ValidatedRun, reaction, suite_files, unjudged, validate
 
 
 def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bool:
@@ -19,13 +18,10 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     """
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     spec, url = spec_of(name, consumers), database_url()
-    suite = project.expectations() / f"{spec.validation.suite}.json" if spec.validation else None
     with connected(needs=Profile.RUNNER) as connection:
         attempts = unjudged(connection, spec.group)
     verdicts = {
-        attempt: validate(
-            url, ValidatedRun(attempt_id=attempt), group=spec.group, table=spec.sink.table, suite=suite, upsert=bool(spec.sink.key)
-        )
+        attempt: validate(url, ValidatedRun(attempt_id=attempt), group=spec.group, suites=suite_files(spec), upsert=spec.upserts)
         for attempt in attempts
     }
     if output is OutputFormat.JSON:

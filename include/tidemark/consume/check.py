@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from tidemark import project, schema
 from tidemark.connections import database_url, kafka_config, registry_config
 from tidemark.consume.decode import Decoding
-from tidemark.consume.describe import SparkSchema, layout_of, output_of
+from tidemark.consume.describe import SparkSchema, layouts_of, outputs_of
 from tidemark.consume.fields import transform_of
 from tidemark.consume.fixed import problems_of
 from tidemark.db import session
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
 from tidemark.quality import load_suite, validated_view_ddl
+from tidemark.records.outcome import ONLY
 from tidemark.retry.topics import ensure_topics, wanted
 from tidemark.sink.table import SinkHidden, SinkMismatch, SinkMissing, SinkNoTable, create_ddl, data_fields
 from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
@@ -43,7 +44,7 @@ class Report:
     spec: ConsumerSpec
     transform: Transform | None = None
     topics: list[TopicFound] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)
+    columns: dict[str, list[str]] = field(default_factory=dict)
     expectations: int | None = None
     problems: list[Problem] = field(default_factory=list)
     errors: list[TidemarkError] = field(default_factory=list)
@@ -72,8 +73,8 @@ def check(spec: ConsumerSpec, folders: Sequence[Path], spark_schema: SparkSchema
 
 
 def sink_ddl(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, *, partitions: int | None = None) -> str:
-    """The DDL of a consumer's sink, derived from its transform's output."""
-    return ddl_of(spec, output_of(transform, spark_schema, _given(spec)), partitions)
+    """The DDL of a consumer's tables, derived from its transform's output."""
+    return ddl_of_all(spec, outputs_of(transform, spec.tables, spark_schema, _given(spec)), partitions)
 
 
 def _given(spec: ConsumerSpec) -> pa.Schema:
@@ -81,10 +82,16 @@ def _given(spec: ConsumerSpec) -> pa.Schema:
     return Decoding(spec, registry_config(), lambda: spec.topics or Cluster(kafka_config()).subscribed(spec)).input_schema()
 
 
-def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None) -> str:
-    """The DDL of a consumer's sink for rows of these columns."""
-    view = validated_view_ddl(spec.sink.table, [spec.group])
-    return create_ddl(spec.sink.table, output, view, key=spec.sink.key, soft=spec.sink.deletes is Deletes.SOFT, partitions=partitions)
+def ddl_of_all(spec: ConsumerSpec, outputs: Mapping[str, pa.Schema], partitions: int | None = None) -> str:
+    """The DDL of a consumer's tables for rows of these columns, in load order."""
+    return "\n\n".join(ddl_of(spec, outputs[name], partitions, sink=name) for name in spec.tables)
+
+
+def ddl_of(spec: ConsumerSpec, output: pa.Schema, partitions: int | None = None, *, sink: str = ONLY) -> str:
+    """The DDL of one of a consumer's tables for rows of these columns."""
+    own = spec.tables[sink]
+    view = validated_view_ddl(own.table, [spec.group])
+    return create_ddl(own.table, output, view, key=own.key, soft=own.deletes is Deletes.SOFT, partitions=partitions)
 
 
 def _check_transform(report: Report, folders: Sequence[Path], _schema: SparkSchema) -> None:
@@ -107,9 +114,9 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
     if report.transform is None:
         return
     given = _given(report.spec)
-    asked: list[pa.Schema] = []
+    asked: list[Mapping[str, pa.Schema]] = []
 
-    def once(function: Callable[..., object], columns: pa.Schema) -> pa.Schema:
+    def once(function: Callable[..., object], columns: pa.Schema) -> Mapping[str, pa.Schema]:
         if not asked:
             asked.append(spark_schema(function, columns))
         return asked[0]
@@ -118,19 +125,21 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
         url = database_url()
     except BadInput as error:
         report.notes.append(f"sink not compared: {error.what} is not set")
-        report.columns = [field.name for field in data_fields(output_of(report.transform, once, given))]
+        outputs = outputs_of(report.transform, report.spec.tables, once, given)
+        report.columns = {name: [field.name for field in data_fields(output)] for name, output in outputs.items()}
         return
     try:
         with session(url) as connection:
             schema.require_current(connection)
-            layout = layout_of(report.transform, report.spec.sink, connection, once, given)
+            layouts = layouts_of(report.transform, report.spec.tables, connection, once, given)
     except (SinkMissing, SinkHidden, SinkNoTable, SinkMismatch) as error:
-        report.problems.append(report.spec.problem(("sink", "table"), str(error), ""))
+        sink = next(name for name, sink in report.spec.tables.items() if sink.table == error.table)
+        report.problems.append(report.spec.problem(("sinks", sink, "table") if sink else ("sink", "table"), str(error), ""))
         if isinstance(error, SinkMissing):
-            report.ddl = ddl_of(report.spec, output_of(report.transform, once, given))
+            report.ddl = ddl_of(report.spec, outputs_of(report.transform, report.spec.tables, once, given)[sink], sink=sink)
         return
-    report.columns = [column.name for column in layout.columns]
-    if not layout.by_record:
+    report.columns = {layout.sink: [column.name for column in layout.columns] for layout in layouts}
+    if not all(layout.by_record for layout in layouts):
         report.notes.append("the output has no lineage columns: its rows belong to whole batches, so a rewind can only undo whole batches")
 
 

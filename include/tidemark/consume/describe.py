@@ -7,14 +7,15 @@ import decimal
 import types
 import typing
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.consume.fields import Fields
-from tidemark.consume.forms import TransformFailed
+from tidemark.consume.forms import TransformFailed, require_batches, require_sinks
 from tidemark.db import transaction
 from tidemark.errors import Refused
+from tidemark.records.outcome import ONLY
 from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_unique_index, match, read_columns, require_table
 from tidemark.sink.types import arrow_type, fits
 from tidemark.spec import Sink
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     from tidemark.db import Connection
 
-SparkSchema = Callable[[Callable[..., Any], "pa.Schema"], "pa.Schema"]
-"""Returns the output schema of a Spark-form transform for input of a schema. Starts a JVM."""
+SparkSchema = Callable[[Callable[..., Any], "pa.Schema"], Mapping[str, "pa.Schema"]]
+"""Returns the output schema of a Spark-form transform for each sink, for input of a schema. Starts a JVM."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,8 +35,16 @@ class OutputUnknown(Refused):
     """The function form has no declared result type, so its columns are unknown."""
 
     transform: str
+    several: bool = False
+    """Whether it loads several sinks."""
 
     def __str__(self) -> str:
+        if self.several:
+            return (
+                f"{self.transform} is a plain function for several sinks, so only their tables say which columns there are. Create the "
+                "tables first, each with the lineage columns kafka_topic_id smallint, kafka_partition integer, kafka_offset bigint and "
+                "kafka_seq integer, all NOT NULL, and a unique constraint on these four."
+            )
         return (
             f"{self.transform} does not say what columns it returns. Annotate its result:\n"
             "    class Row(TypedDict):\n        city: str\n        population: int\n\n"
@@ -43,42 +52,93 @@ class OutputUnknown(Refused):
         )
 
 
-def output_of(transform: Transform, spark_schema: SparkSchema, given: pa.Schema) -> pa.Schema:
-    """The columns of a transform's output, including the lineage columns.
+def outputs_of(transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, given: pa.Schema) -> dict[str, pa.Schema]:
+    """The columns of a transform's output for each sink, including the lineage columns.
 
     Spark and Arrow forms are called once with no records, in the columns ``given``. A plain function declares its columns in its result
     type (a ``TypedDict``).
     Raises `TransformFailed` or `OutputUnknown`.
     """
+    if isinstance(transform.function, Fields):
+        return {ONLY: transform.function.output(given, None)}
+    if transform.form is Form.FUNCTION:
+        return {ONLY: _declared_schema(transform, list(sinks))}
+    return _returned(transform, sinks, spark_schema, given)
+
+
+def _declared_schema(transform: Transform, sinks: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
-    if isinstance(transform.function, Fields):
-        return transform.function.output(given, None)
+    name = f"{transform.module}:{transform.name}"
+    declared = declared_columns(transform) if sinks == [ONLY] else None
+    if declared is None:
+        raise OutputUnknown(transform=name, several=sinks != [ONLY])
+    lineage = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
+    return pa.schema([pa.field(name, kind) for name, kind in declared.items()] + lineage)
+
+
+def _returned(transform: Transform, sinks: Collection[str], spark_schema: SparkSchema, given: pa.Schema) -> dict[str, pa.Schema]:
+    """What a transform of the Arrow or Spark form returns for no records."""
+    import pyarrow as pa
+
+    where = "an empty batch"
     if transform.form is Form.SPARK:
-        return spark_schema(transform.function, given)
-    if transform.form is Form.FUNCTION:
-        declared = declared_columns(transform)
-        if declared is None:
-            raise OutputUnknown(transform=f"{transform.module}:{transform.name}")
-        lineage = [pa.field("kafka_topic", pa.string()), pa.field("kafka_partition", pa.int32()), pa.field("kafka_offset", pa.int64())]
-        return pa.schema([pa.field(name, kind) for name, kind in declared.items()] + lineage)
-    empty = pa.RecordBatch.from_pylist([], schema=given)
-    try:
-        answer = transform.function(empty)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}. It must also accept an empty batch, because this is how its columns are found."
-        raise TransformFailed(where="an empty batch", problem=problem) from error
-    if not isinstance(answer, pa.RecordBatch):
-        raise TransformFailed(where="an empty batch", problem=f"it returned {type(answer).__name__}; it must return a pyarrow.RecordBatch.")
-    return answer.schema
+        found = dict(spark_schema(transform.function, given))
+    else:
+        empty = pa.RecordBatch.from_pylist([], schema=given)
+        try:
+            answer = transform.function(empty)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}. It must also accept an empty batch, because this is how its columns are found."
+            raise TransformFailed(where=where, problem=problem) from error
+        require_batches(answer, where)
+        found = {sink: each.schema for sink, each in (answer if isinstance(answer, Mapping) else {ONLY: answer}).items()}
+    require_sinks(found, list(sinks), where)
+    if missing := [sink for sink in sinks if sink not in found]:
+        problem = f"it returned nothing for {', '.join(missing)}: return a result for each sink, also without rows."
+        raise TransformFailed(where=where, problem=problem)
+    return found
 
 
-def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_schema: SparkSchema, given: pa.Schema) -> Layout:
-    """How this transform's output maps to the sink's table. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or `SinkMismatch`.
+def layouts_of(
+    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
+) -> tuple[Layout, ...]:
+    """How this transform's output maps to the sinks' tables, in load order. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or
+    `SinkMismatch`.
 
     A plain function's values get the types of the table's columns. If it declares no result type, it may return every column without a
     default.
     """
+    returned: dict[str, pa.Schema] = {}
+    layouts = []
+    for name, sink in sinks.items():
+        columns, by_lineage, by_key = _found(connection, sink)
+        if isinstance(transform.function, Fields):
+            output = transform.function.output(given, columns)
+        elif transform.form is Form.FUNCTION:
+            output = _function_schema(declared_columns(transform) if name == ONLY else None, columns)
+        else:
+            returned = returned or _returned(transform, sinks, spark_schema, given)
+            output = returned[name]
+        found = match(
+            sink.table,
+            columns,
+            output,
+            lineage_index=by_lineage,
+            key=sink.key,
+            key_index=by_key,
+            aggregates=transform.form is Form.SPARK,
+            deletes=sink.deletes,
+        )
+        layouts.append(replace(found, error_detail=sink.error_detail, sink=name))
+    if len({layout.by_record for layout in layouts}) > 1:
+        problem = "some of its results have lineage columns and others do not: return all with them, or all without."
+        raise TransformFailed(where="an empty batch", problem=problem)
+    return tuple(layouts)
+
+
+def _found(connection: Connection, sink: Sink) -> tuple[list[Column], bool, bool]:
+    """The table's columns, and whether it has the unique indexes on its lineage and its key."""
     with transaction(connection) as cur:
         columns = read_columns(cur, sink.table)
         require_table(cur, sink.table)
@@ -86,16 +146,7 @@ def layout_of(transform: Transform, sink: Sink, connection: Connection, spark_sc
         by_key = not sink.key or has_unique_index(cur, sink.table, sink.key)
     if not columns:
         raise SinkMissing(table=sink.table)
-    function = transform.form is Form.FUNCTION
-    if isinstance(transform.function, Fields):
-        output = transform.function.output(given, columns)
-    else:
-        output = _function_schema(transform, columns) if function else output_of(transform, spark_schema, given)
-    aggregates = transform.form is Form.SPARK
-    found = match(
-        sink.table, columns, output, lineage_index=by_lineage, key=sink.key, key_index=by_key, aggregates=aggregates, deletes=sink.deletes
-    )
-    return replace(found, error_detail=sink.error_detail)
+    return columns, by_lineage, by_key
 
 
 def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:
@@ -108,11 +159,10 @@ def declared_columns(transform: Transform) -> dict[str, pa.DataType] | None:
         return None
 
 
-def _function_schema(transform: Transform, columns: list[Column]) -> pa.Schema:
+def _function_schema(declared: Mapping[str, pa.DataType] | None, columns: Sequence[Column]) -> pa.Schema:
     """The schema of the batches built from the function's rows: the table's types, for the columns that it may return."""
     import pyarrow as pa
 
-    declared = declared_columns(transform)
     lineage = {name for name, _ in LINEAGE}
     own = {column.name: column for column in columns if column.name not in lineage}
     if declared is None:

@@ -142,7 +142,7 @@ def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Ans
 
 def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> TransformOutput:
     free, blocked = (own, []) if order is None else order.split(own)
-    judged = judged_batch(work, batch_of(free), origin) if free else TransformOutput(None)
+    judged = judged_batch(work, batch_of(free), origin) if free else TransformOutput()
     judged = judged if order is None else order.sift(origin, free, judged)
     return replace(judged, rejects=[*judged.rejects, *(held(each, behind) for each, behind in blocked)])
 

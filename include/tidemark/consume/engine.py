@@ -30,8 +30,8 @@ class Engine(Protocol):
     def warm_up(self, sample: Sequence[Slice]) -> None:
         """Pays the start-up cost before the first batch. May read ``sample``; commits nothing."""
 
-    def layout(self, connection: Connection) -> Layout:
-        """How the transform's output maps to the sink. Raises `SinkMismatch` before anything is read."""
+    def layouts(self, connection: Connection) -> tuple[Layout, ...]:
+        """How the transform's output maps to the sinks. Raises `SinkMismatch` before anything is read."""
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         """Commits the slices and returns the outcome of each. A slice whose transform returned no rows may be missing.

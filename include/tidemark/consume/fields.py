@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.consume import json_fields
 from tidemark.consume.convert import as_column, converts, from_python
 from tidemark.errors import Refused
-from tidemark.records.outcome import GIVEN, OPTIONAL
+from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL
 from tidemark.sink.table import LINEAGE, Column
 from tidemark.sink.types import arrow_type, postgres_type
 from tidemark.spec import ConsumerSpec
@@ -87,14 +87,15 @@ def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
     """The user's transform, or what stands in its place if the consumer has none. Raises what `load_transform` raises."""
     if spec.transform is not None:
         return load_transform(spec, folders)
+    sink = spec.tables[ONLY]
     jsons = {side for side in ("key", "value") if getattr(spec.format, side) in (Encoding.JSON, Encoding.JSON_SCHEMA)}
     fields = Fields(
         columns=tuple((name, steps_of(path)) for name, path in spec.columns.items()),
         drop=frozenset(spec.drop),
         skip_if=tuple((path, steps_of(path), values) for path, values in spec.skip_if.items()),
         flatten=spec.flatten,
-        upsert=bool(spec.sink.key),
-        key=() if spec.sink.deletes is Deletes.REFUSE else spec.sink.key,
+        upsert=bool(sink.key),
+        key=() if sink.deletes is Deletes.REFUSE else sink.key,
         json=frozenset(jsons),
     )
     return Transform(Form.ARROW, fields, "", "")

@@ -12,7 +12,7 @@ from tidemark.consume.messages import all_headers, record_of, records
 from tidemark.errors import Refused
 from tidemark.formats.decoder import Decoder
 from tidemark.kafka.config import KafkaConfig
-from tidemark.records.outcome import DELETED, GIVEN, Disposition, Reject, TransformOutput, quoting, reject
+from tidemark.records.outcome import DELETED, GIVEN, ONLY, Disposition, Reject, TransformOutput, quoting, reject, without
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import HasOffset, Order, held
 from tidemark.sink.table import Layout
@@ -20,13 +20,14 @@ from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
 from tidemark.spec.model import Encoding
 from tidemark.spec.transform import Form
-from tidemark.transform import Delete, Fail, Record, Skip, Verdict
+from tidemark.transform import Delete, Fail, Record, Skip, To, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Message
 
 M = TypeVar("M", bound=HasOffset)
+Row = Mapping[str, Any] | To
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Work:
 
     def __post_init__(self) -> None:
         if isinstance(self.function, Fields):
-            object.__setattr__(self, "function", self.function.bound(self.target.layout.columns))
+            object.__setattr__(self, "function", self.function.bound(self.target.layouts[0].columns))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,7 +79,7 @@ def judged_batch(work: Work, batch: pa.RecordBatch, part: Slice) -> TransformOut
     given = batch
     if work.decoder is not None and batch.num_rows:
         batch, wrong = work.decoder.batch(given)
-    judged = split_output(called(work.function, batch, part), part) if batch.num_rows else TransformOutput(None)
+    judged = split_results(called(work.function, batch, part), work.target.layouts, part) if batch.num_rows else TransformOutput()
     if not wrong:
         return judged
     return replace(judged, rejects=[*judged.rejects, *rejected(given, wrong)])
@@ -93,7 +94,7 @@ def rejected(batch: pa.RecordBatch, wrong: Mapping[int, Verdict]) -> list[Reject
 class FunctionOutput:
     """What a plain function makes of records: its rows as it returned them, each with its record's offset."""
 
-    rows: list[Mapping[str, Any]]
+    rows: list[Row]
     offsets: list[int]
     skipped: list[int]
     rejects: list[Reject]
@@ -109,8 +110,11 @@ def by_record(
 ) -> TransformOutput:
     """Calls a plain function record by record, and fits its rows into the table's columns. See `function_output`."""
     made = function_output(work, part, messages, record, order=order)
-    batch, bad = _columns(part, made.rows, made.offsets, work.target.layout)
-    return TransformOutput(batch, made.skipped, made.rejects + bad)
+    batches, bad = _of_sinks(part, made, work.target.layouts)
+    judged = TransformOutput(batches, made.skipped, made.rejects)
+    if bad and len(batches) > 1:  # a record that one sink refuses is loaded into none
+        judged = without(judged, bad, part)
+    return replace(judged, rejects=[*judged.rejects, *bad.values()])
 
 
 def function_output(
@@ -126,7 +130,7 @@ def function_output(
     Records that ``order`` holds back are not passed to the function.
     """
     make: Callable[[Slice, Any], Record] = record or record_of
-    rows: list[Mapping[str, Any]] = []
+    rows: list[Row] = []
     offsets: list[int] = []
     skipped: list[int] = []
     rejects: list[Reject] = []
@@ -185,30 +189,87 @@ def _decoding(decoder: Decoder, part: Slice, messages: Sequence[M], make: Callab
     return decoded_record
 
 
-def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
-    """Calls a transform of the Arrow form. Raises `TransformFailed`."""
-    import pyarrow as pa
-
+def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch | Mapping[str, pa.RecordBatch]:
+    """Calls a transform of the Arrow form: one result, or one for each sink by name. Raises `TransformFailed`."""
     where = f"{part.partition} offsets {batch['offset'][0]} to {batch['offset'][-1]}"
     try:
         answer = function(batch)
     except Exception as error:
         raise TransformFailed(where=where, problem=f"{type(error).__name__}: {error}.") from error
-    if not isinstance(answer, pa.RecordBatch):
-        raise TransformFailed(where=where, problem=f"it returned {type(answer).__name__}; it must return a pyarrow.RecordBatch.")
+    require_batches(answer, where)
     return answer
 
 
-def _rows(answer: object) -> list[Mapping[str, Any]]:
+def require_batches(answer: object, where: str) -> None:
+    """Raises `TransformFailed` unless a transform of the Arrow form may return this."""
+    import pyarrow as pa
+
+    for each in answer.values() if isinstance(answer, Mapping) else [answer]:
+        if not isinstance(each, pa.RecordBatch):
+            problem = f"it returned {type(each).__name__}; it must return a pyarrow.RecordBatch, or a dict with one for each sink."
+            raise TransformFailed(where=where, problem=problem)
+
+
+def _rows(answer: object) -> list[Row]:
     if answer is None:
         return []
-    if isinstance(answer, Mapping):
+    if isinstance(answer, Mapping | To):
         return [answer]
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes):
         made = list(answer)
-        if all(isinstance(row, Mapping) for row in made):
+        if all(isinstance(row, Mapping | To) for row in made):
             return made
     raise TypeError(f"the transform returned {type(answer).__name__}; it must return a mapping, an iterable of mappings, or None")
+
+
+def split_results(answer: pa.RecordBatch | Mapping[str, pa.RecordBatch], layouts: Sequence[Layout], part: Slice) -> TransformOutput:
+    """What a transform of the Arrow form returned, by sink. Raises `TransformFailed` and `BadOutput`."""
+    known = [layout.sink for layout in layouts]
+    if not isinstance(answer, Mapping):
+        require_sinks([ONLY], known, str(part))
+        return split_output(answer, part)
+    require_sinks(answer, known, str(part))
+    return merged({sink: split_output(batch, part) for sink, batch in answer.items()})
+
+
+def merged(found: Mapping[str, TransformOutput]) -> TransformOutput:
+    """One output of several, each for one sink."""
+    rejects = {reject.offset: reject for each in found.values() for reject in each.rejects}
+    skipped = {offset for each in found.values() for offset in each.skipped}
+    return TransformOutput({sink: each.rows[ONLY] for sink, each in found.items()}, sorted(skipped), list(rejects.values()))
+
+
+def require_sinks(names: Iterable[str], known: Sequence[str], where: str) -> None:
+    """Raises `TransformFailed` for results that belong to none of the consumer's sinks."""
+    for name in names:
+        if name in known:
+            continue
+        if known == [ONLY]:
+            problem = f"it names the sink {name!r}, but the consumer has one sink without a name: return rows alone, or write sinks."
+        elif name == ONLY:
+            problem = f"it returned rows without the name of a sink; the consumer has {', '.join(known)}."
+        else:
+            problem = f"it returned rows for {name!r}; the consumer's sinks are {', '.join(known)}."
+        raise TransformFailed(where=where, problem=problem)
+
+
+def _of_sinks(part: Slice, made: FunctionOutput, layouts: Sequence[Layout]) -> tuple[dict[str, pa.RecordBatch], dict[int, Reject]]:
+    """The rows of each sink in its table's types, and the records with values that do not fit."""
+    of_sink: dict[str, tuple[list[Mapping[str, Any]], list[int]]] = {}
+    for row, offset in zip(made.rows, made.offsets, strict=True):
+        sink, plain = (row.sink, row.row) if isinstance(row, To) else (ONLY, row)
+        rows, offsets = of_sink.setdefault(sink, ([], []))
+        rows.append(plain)
+        offsets.append(offset)
+    require_sinks(of_sink, [layout.sink for layout in layouts], str(part))
+    batches: dict[str, pa.RecordBatch] = {}
+    bad: dict[int, Reject] = {}
+    for layout in layouts:
+        batch, wrong = _columns(part, *of_sink.get(layout.sink, ([], [])), layout)
+        bad |= {reject.offset: reject for reject in wrong}
+        if batch is not None:
+            batches[layout.sink] = batch
+    return batches, bad
 
 
 def _held(part: Slice, message: HasOffset, behind: int, make: Callable[[Slice, Any], Record]) -> Reject:

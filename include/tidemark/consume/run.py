@@ -246,7 +246,7 @@ class ConsumerRun:
                 return True
             engine = self._started(membership.held.left)  # ④
             if self._target is None:
-                self._target = _target(self._attempt, engine.layout(self._connection), membership.held.found.backfill)
+                self._target = _target(self._attempt, engine.layouts(self._connection), membership.held.found.backfill)
             reading = True
             require_same_topics(self._cluster, membership.held, slices)  # ⑤
             with watch.in_flight(slices), waiting(f"batch slices={len(slices)}"):
@@ -289,8 +289,8 @@ def _positions(membership: Membership) -> dict[TopicPartition, int]:
     return {claim.partition: claim.position for claim in membership.held.claims}
 
 
-def _target(attempt: Attempt, layout: Layout, backfill: Backfill | None) -> Target:
-    target = Target(read_url(attempt.connections.database_url), attempt.group_id, attempt.attempt_id, layout)
+def _target(attempt: Attempt, layouts: tuple[Layout, ...], backfill: Backfill | None) -> Target:
+    target = Target(read_url(attempt.connections.database_url), attempt.group_id, attempt.attempt_id, layouts)
     ladder = Ladder.of(attempt.spec)
     target = replace(target, ladder=ladder if backfill is None else replace(ladder, group=backfill.group), breaker=Breaker.of(attempt.spec))
     if attempt.spec.retry.order is Order.KEY:

@@ -31,7 +31,7 @@ from tidemark.formats.decoder import Decoder
 from tidemark.formats.registry import Registry
 from tidemark.formats.schema import Node
 from tidemark.kafka.cluster import Cluster
-from tidemark.records.outcome import GIVEN
+from tidemark.records.outcome import GIVEN, ONLY
 from tidemark.sink.table import read_columns
 from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer
 from tidemark.spec.model import Encoding
@@ -140,7 +140,7 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     """
     import pyarrow as pa
 
-    if _table_exists(spec.sink.table):
+    if _table_exists(spec.tables[ONLY].table):
         raise ColumnsUnknown
     function = transform_of(spec, ()).function
     assert isinstance(function, Fields)

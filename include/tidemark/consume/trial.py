@@ -20,16 +20,16 @@ import msgspec
 
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.consume.decode import Decoding, decoded_here
-from tidemark.consume.describe import layout_of
+from tidemark.consume.describe import layouts_of
 from tidemark.consume.fields import Fields, transform_of
-from tidemark.consume.forms import Work, by_record, function_output, judged_batch
+from tidemark.consume.forms import Work, by_record, function_output, judged_batch, merged
 from tidemark.consume.latest import latest
 from tidemark.consume.messages import NO_TIMESTAMP, record_of, records
 from tidemark.db import session
 from tidemark.errors import BadInput
 from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.cluster import Cluster
-from tidemark.records.outcome import DELETED, GIVEN, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting
+from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import CopyStream, NotEncodable
 from tidemark.sink.table import LINEAGE, Layout, SinkMissing, columns_of
@@ -38,7 +38,7 @@ from tidemark.sink.target import Target
 from tidemark.sink.types import conform
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform, load_permanent
-from tidemark.transform import Fail, Record
+from tidemark.transform import Fail, Record, To
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,16 +54,17 @@ _ADDED = frozenset((*GIVEN, *(name for name, _ in LINEAGE)))
 class LocalSpark(Protocol):
     """A local Spark session that starts when it is needed."""
 
-    def schema(self, function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
-        """The output schema of a transform of the Spark form."""
+    def schema(self, function: Callable[..., Any], given: pa.Schema) -> Mapping[str, pa.Schema]:
+        """The output schema of a transform of the Spark form, for each sink."""
 
-    def rows(self, function: Callable[..., Any], batch: pa.RecordBatch) -> pa.Table:
-        """What a transform of the Spark form makes of records."""
+    def rows(self, function: Callable[..., Any], batch: pa.RecordBatch) -> Mapping[str, pa.Table]:
+        """What a transform of the Spark form makes of records, for each sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What would become of a record. ``disposition``: `None` if the transform did not mention it."""
+    """What would become of a record. ``disposition``: `None` if the transform did not mention it. ``rows``: with several sinks, each row
+    is below the name of its sink."""
 
     partition: TopicPartition
     offset: int
@@ -123,41 +124,41 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     cluster = Cluster(kafka)
     decoding = Decoding(spec, registry_config(), lambda: cluster.subscribed(spec))
     trial = Trial()
-    layout = _layout(spec, transform, decoding.input_schema(), spark, trial)
+    layouts = _layouts(spec, transform, decoding.input_schema(), spark, trial)
     partitions = [each for topic in cluster.topics(cluster.subscribed(spec)) for each in topic.all() if spec.fixed.covers(each)]
     messages = latest(kafka, cluster.logs(partitions).values(), count)
     by_slice = _slices(messages)
 
     def work() -> Work:
-        target = Target("", 0, 0, layout or Layout(spec.sink.table, ()))
+        target = Target("", 0, 0, layouts or tuple(Layout(sink.table, (), sink=name) for name, sink in spec.tables.items()))
         return Work(target, kafka, transform.form, transform.function, permanent, decoding.decoder())
 
     if transform.form is Form.SPARK:
-        found = _by_spark(transform, decoding, by_slice, layout, spark, trial)
+        found = _by_spark(transform, decoding, by_slice, layouts, spark, trial)
     elif transform.form is Form.ARROW:
-        found = {part: _by_batch(work, decoding, part, own, layout) for part, own in by_slice.items()}
+        found = {part: _by_batch(work, decoding, part, own, layouts) for part, own in by_slice.items()}
     else:
-        found = {part: _by_function(work, decoding, part, own, layout) for part, own in by_slice.items()}
+        found = {part: _by_function(work, decoding, part, own, layouts) for part, own in by_slice.items()}
     outcomes = {part.partition: outcome for part, outcome in found.items()}
     trial.records = [_tried(message, outcomes[_partition(message)]) for message in messages]
     return trial
 
 
-def _layout(spec: ConsumerSpec, transform: Transform, given: pa.Schema, spark: LocalSpark, trial: Trial) -> Layout | None:
-    """The table's columns. `None` if there is no table, except for a consumer without code: then those of ``sink ddl``."""
+def _layouts(spec: ConsumerSpec, transform: Transform, given: pa.Schema, spark: LocalSpark, trial: Trial) -> tuple[Layout, ...]:
+    """The tables' columns. Empty if a table is missing, except for a consumer without code: then those of ``sink ddl``."""
     try:
         with session(database_url()) as connection:
-            return layout_of(transform, spec.sink, connection, spark.schema, given)
+            return layouts_of(transform, spec.tables, connection, spark.schema, given)
     except BadInput as error:
         if error.what != DATABASE_URL:
             raise
         trial.notes.append(f"{DATABASE_URL} is not set, so values are not compared with the table")
-    except SinkMissing:
+    except SinkMissing as error:
         create = f"`tidemark sink ddl {spec.name}` prints its DDL"
-        trial.notes.append(f"table {spec.sink.table} does not exist, so values are not compared with it; {create}")
+        trial.notes.append(f"table {error.table} does not exist, so values are not compared with it; {create}")
     if isinstance(transform.function, Fields):
-        return Layout(spec.sink.table, tuple(columns_of(transform.function.output(given, None))))
-    return None
+        return (Layout(spec.tables[ONLY].table, tuple(columns_of(transform.function.output(given, None)))),)
+    return ()
 
 
 def _slices(messages: Sequence[Message]) -> dict[Slice, list[Message]]:
@@ -173,28 +174,35 @@ def _partition(message: Message) -> TopicPartition:
     return TopicPartition(str(message.topic()), int(message.partition() or 0))
 
 
-def _by_function(work: Callable[[], Work], decoding: Decoding, part: Slice, messages: Sequence[Message], layout: Layout | None) -> _Outcome:
+def _by_function(
+    work: Callable[[], Work], decoding: Decoding, part: Slice, messages: Sequence[Message], layouts: Sequence[Layout]
+) -> _Outcome:
     once = [_Once.of(part, message) for message in messages]
-    if layout is not None:
-        return _settled(_learned(decoding, lambda: by_record(work(), part, once, _Once.read)), part, layout)
+    if layouts:
+        return _settled(_learned(decoding, lambda: by_record(work(), part, once, _Once.read)), part, layouts)
     made = _learned(decoding, lambda: function_output(work(), part, once, _Once.read))
     outcome = _Outcome(skipped=set(made.skipped), rejects={reject.offset: reject for reject in made.rejects})
     for offset, row in zip(made.offsets, made.rows, strict=True):
-        outcome.rows.setdefault(offset, []).append({str(name): _plain(value) for name, value in row.items()})
+        sink, plain = (row.sink, row.row) if isinstance(row, To) else (ONLY, row)
+        outcome.rows.setdefault(offset, []).append(_below(sink, {str(name): _plain(value) for name, value in plain.items()}))
     return outcome
 
 
-def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, messages: list[Message], layout: Layout | None) -> _Outcome:
+def _below(sink: str, row: Row) -> Row:
+    return row if sink == ONLY else {sink: row}
+
+
+def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, messages: list[Message], layouts: Sequence[Layout]) -> _Outcome:
     batch, unreadable = records(part, messages)
     judged = _learned(decoding, lambda: judged_batch(work(), batch, part))
-    return _settled(replace(judged, rejects=[*judged.rejects, *unreadable]), part, layout)
+    return _settled(replace(judged, rejects=[*judged.rejects, *unreadable]), part, layouts)
 
 
 def _by_spark(
     transform: Transform,
     decoding: Decoding,
     by_slice: Mapping[Slice, list[Message]],
-    layout: Layout | None,
+    layouts: Sequence[Layout],
     spark: LocalSpark,
     trial: Trial,
 ) -> dict[Slice, _Outcome]:
@@ -207,21 +215,28 @@ def _by_spark(
         batch, failed[part.partition] = records(part, messages)
         batches.append(batch)
     if not any(batch.num_rows for batch in batches):
-        return {part: _settled(TransformOutput(None, (), failed[part.partition]), part, None) for part in by_slice}
+        return {part: _settled(TransformOutput(rejects=failed[part.partition]), part, ()) for part in by_slice}
     given, wrong = decoded_here(decoding, _whole(pa.Table.from_batches(batches)))
     for partition, rejects in wrong.items():
         failed[partition] += rejects
-    table = spark.rows(transform.function, given)
-    by_part = {part: TransformOutput(None, (), failed[part.partition]) for part in by_slice}
-    if any(name in table.column_names for name in (*GIVEN, *OPTIONAL)):
-        for part, judged in _split(table, list(by_slice)).items():
-            by_part[part] = replace(judged, rejects=[*judged.rejects, *by_part[part].rejects])
+    tables = spark.rows(transform.function, given)
+    by_part = {part: TransformOutput(rejects=failed[part.partition]) for part in by_slice}
+    if any(name in table.column_names for table in tables.values() for name in (*GIVEN, *OPTIONAL)):
+        split = {sink: _split(table, list(by_slice)) for sink, table in tables.items()}
+        for part, judged in by_part.items():
+            of_sinks = merged({sink: found[part] for sink, found in split.items()})
+            by_part[part] = replace(of_sinks, rejects=[*of_sinks.rejects, *judged.rejects])
     else:
-        trial.rows = _rows_of_all(_whole(table), layout, next(iter(by_slice)))
+        by_sink = {layout.sink: layout for layout in layouts}
+        trial.rows = [
+            _below(sink, row)
+            for sink, table in tables.items()
+            for row in _rows_of_all(_whole(table), by_sink.get(sink), next(iter(by_slice)))
+        ]
         trial.notes.append("rows have no lineage: they belong to the whole batch, and a batch of a run has other records")
         if wrong:
             trial.notes.append("a run is refused while such a batch has records that cannot be decoded")
-    return {part: _settled(judged, part, layout) for part, judged in by_part.items()}
+    return {part: _settled(judged, part, layouts) for part, judged in by_part.items()}
 
 
 def _split(table: pa.Table, parts: Sequence[Slice]) -> dict[Slice, TransformOutput]:
@@ -255,27 +270,29 @@ def _rows_of_all(batch: pa.RecordBatch, layout: Layout | None, part: Slice) -> l
     return _values(rows, dict(columns))
 
 
-def _settled(judged: TransformOutput, part: Slice, layout: Layout | None) -> _Outcome:
+def _settled(judged: TransformOutput, part: Slice, layouts: Sequence[Layout]) -> _Outcome:
     """The outcome of each record: what a commit would store, up to the COPY. Raises `BadOutput`."""
     outcome = _Outcome(skipped=set(judged.skipped), rejects={reject.offset: reject for reject in judged.rejects})
-    if layout is None:
-        batches = [] if judged.rows is None else [judged.rows]
-        types: dict[str, str] = {}
+    found: list[tuple[Layout, pa.RecordBatch]] = []
+    if not layouts:
+        found = [(Layout("", (), sink=sink), rows) for sink, rows in judged.rows.items()]
     else:
-        tally = Tally(part, layout)
-        taken = tally.take(judged)
-        batches = [] if taken is None else _encodable(tally, taken, layout)
+        tally = Tally(part)
+        for layout in layouts:
+            taken = tally.take(judged, layout)
+            found += [] if taken is None else [(layout, rows) for rows in _encodable(tally, taken, layout)]
         outcome.rejects = tally.rejects
-        types = {column.name: column.type for column in layout.columns}
-    key = () if layout is None else layout.key
-    for batch in batches:
+    for layout, batch in found:
         data = batch.drop_columns([name for name in batch.schema.names if name in _ADDED])
+        types = {column.name: column.type for column in layout.columns}
         for offset, row in zip(batch["kafka_offset"].to_pylist(), _values(data, types), strict=True):
+            if offset in outcome.rejects:  # another sink would refuse its rows
+                continue
             if row.get(DELETED):
-                shown = {DELETED: True, **{name: row[name] for name in key}}
+                shown = {DELETED: True, **{name: row[name] for name in layout.key}}
             else:
                 shown = {name: value for name, value in row.items() if name != DELETED}
-            outcome.rows.setdefault(offset, []).append(shown)
+            outcome.rows.setdefault(offset, []).append(_below(layout.sink, shown))
     return outcome
 
 
@@ -297,7 +314,7 @@ def _encodable(tally: Tally, rows: pa.RecordBatch, layout: Layout) -> list[pa.Re
             _encode(columns, own)
         except NotEncodable as error:
             text = quoting(f"{error}.", error.detail if layout.error_detail else None)
-            tally.refuse(offset, own.num_rows, type(error).__name__, text)
+            tally.refuse(offset, own.num_rows, type(error).__name__, text, layout.sink)
         else:
             good.append(own)
     return good

@@ -13,7 +13,7 @@ from tidemark.doctor.finding import Finding, attempted, failure, ok, warning
 from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
 from tidemark.profiles import Profile
-from tidemark.spec import ConsumerSpec
+from tidemark.spec import ConsumerSpec, Sink
 from tidemark.spec.model import Deletes
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import counted
@@ -49,7 +49,7 @@ def examine_database(url: DatabaseUrl, specs: Sequence[ConsumerSpec]) -> Iterato
         yield from _profiles(connection)
         yield from attempted("retention", lambda: _kept(connection))
         for spec in specs:
-            yield from _sink(connection, spec)
+            yield from _sinks(connection, spec)
 
 
 def _writable(server: dict[str, Any]) -> Iterator[Finding]:
@@ -135,21 +135,24 @@ def _kept(connection: Connection) -> Iterator[Finding]:
         yield ok("retention", found)
 
 
-def _sink(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
+def _sinks(connection: Connection, spec: ConsumerSpec) -> Iterator[Finding]:
+    for sink in spec.tables.values():
+        yield from _sink(connection, spec, sink)
+
+
+def _sink(connection: Connection, spec: ConsumerSpec, sink: Sink) -> Iterator[Finding]:
     subject, wanted = (
         f"{spec.name}: sink",
-        ["SELECT", "INSERT", *(["UPDATE"] if spec.sink.key else []), *(["DELETE"] if spec.sink.deletes is Deletes.HARD else [])],
+        ["SELECT", "INSERT", *(["UPDATE"] if sink.key else []), *(["DELETE"] if sink.deletes is Deletes.HARD else [])],
     )
-    found = _rows(connection, "sink", schema=spec.sink.schema_name, table=spec.sink.table_name, privileges=wanted)
+    found = _rows(connection, "sink", schema=sink.schema_name, table=sink.table_name, privileges=wanted)
     if not found:
-        yield warning(subject, f"{spec.sink.table} does not exist yet", f"Create it: tidemark sink ddl {spec.name}")
+        yield warning(subject, f"{sink.table} does not exist yet", f"Create it: tidemark sink ddl {spec.name}")
     elif missing := found[0]["missing"]:
         lacks = ", ".join(missing)
-        yield failure(
-            subject, f"this role lacks {lacks} on {spec.sink.table}", f"GRANT {lacks} ON {spec.sink.table} TO {connection.info.user};"
-        )
+        yield failure(subject, f"this role lacks {lacks} on {sink.table}", f"GRANT {lacks} ON {sink.table} TO {connection.info.user};")
     else:
-        yield ok(subject, spec.sink.table)
+        yield ok(subject, sink.table)
 
 
 def _size(size: int) -> str:

@@ -33,7 +33,7 @@ from tidemark.rewind.archive import relation_of
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink import suppressed
 from tidemark.sink.table import quoted_table
-from tidemark.spec import ConsumerSpec
+from tidemark.spec import ConsumerSpec, Sink
 
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
@@ -139,8 +139,8 @@ def plan(
 
     Raises `BadInput` if Postgres cannot evaluate the condition, or for the key if the sink's rows belong to no single record.
     """
+    sink = _one_sink(spec)
     keyed = None if person.key is None else read_kafka(spec, person.key)
-    sink = spec.sink
     with _allowed(), transaction(connection) as cur:
         group_id = group_number(cur, spec.group)
         cur.execute(SQL["make_found"])
@@ -161,6 +161,14 @@ def plan(
         return Planned(_read(cur, erasure_id, None, 1)[0], in_kafka(cur, cluster, spec, group_id), left, older)
 
 
+def _one_sink(spec: ConsumerSpec) -> Sink:
+    """The consumer's only sink. Raises `BadInput`."""
+    if len(spec.tables) > 1:
+        found = f"{spec.name} loads several tables, and rows can be erased from consumers with one table only"
+        raise BadInput(what="consumer", found=found, fix="Give each table a consumer of its own.")
+    return next(iter(spec.tables.values()))
+
+
 def apply(
     connection: Connection, spec_of: Callable[[str], ConsumerSpec], erasure_id: int, person: Person, read_kafka: ReadKafka, *, by: str
 ) -> Erasure:
@@ -172,7 +180,7 @@ def apply(
     with _allowed(), transaction(connection) as cur:
         erasure, salt = _same(cur, erasure_id, person)
     spec = spec_of(erasure.consumer)
-    sink = spec.sink
+    sink = _one_sink(spec)
     if sink.table != erasure.sink:
         raise BadInput(what="erasure", found=f"the sink was {erasure.sink} and is now {sink.table}", fix="Plan again.")
     if erasure.state is ErasureState.APPLIED:

@@ -29,7 +29,7 @@ Modules::
 
 from tidemark.quality.conservation import Violation, ViolationKind, check_conservation
 from tidemark.quality.expectations import ExpectationError
-from tidemark.quality.suite import BadSuite, check_suite, load_suite
+from tidemark.quality.suite import BadSuite, check_suite, load_suite, suite_files
 from tidemark.quality.validation import unjudged, validate
 from tidemark.quality.verdict import ExpectationResult, Reaction, RunCounts, Severity, ValidatedRun, ValidationReport, Verdict, reaction
 from tidemark.quality.view import validated_view, validated_view_ddl
@@ -50,6 +50,7 @@ __all__ = [
     "check_suite",
     "load_suite",
     "reaction",
+    "suite_files",
     "unjudged",
     "validate",
     "validated_view",

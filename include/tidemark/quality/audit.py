@@ -65,7 +65,7 @@ def audit(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Audit
         group_id = group_number(cur, spec.group)
         cur.execute(SQL["accounts"], {"group_id": group_id})
         found = rows(cur)
-        violations = check_conservation(cur, spec.group, spec.sink.table, upsert=bool(spec.sink.key))
+        violations = check_conservation(cur, spec.group, spec.table_names, upsert=spec.upserts)
         cur.execute(SQL["registered"], {"group_id": group_id})
         registered = rows(cur)
     accounts = tuple(_account(row) for row in found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput
-from tidemark.sink.table import on_table
+from tidemark.sink.table import on_tables
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -60,7 +60,7 @@ class Violation:
 
 
 def check_conservation(
-    cursor: Cursor, group: str, table: str, *, batch_ids: Sequence[int] | None = None, upsert: bool = False
+    cursor: Cursor, group: str, tables: Sequence[str], *, batch_ids: Sequence[int] | None = None, upsert: bool = False
 ) -> list[Violation]:
     """Returns every disagreement between the group's ledger, sink, failed records and positions.
 
@@ -70,7 +70,8 @@ def check_conservation(
     - the sink has no rows of the group's topics, and ``tidemark.failed_record`` none of the group, outside the ledger.
 
     With ``batch_ids``, checks only these batches and the edges to their neighbours, and does not search for orphans. In an ``upsert`` sink
-    a later record may replace an earlier one's row, so fewer rows than in the ledger are not a violation.
+    a later record may replace an earlier one's row, so fewer rows than in the ledger are not a violation. The ledger counts the rows of all
+    ``tables`` together, so one upsert sink among them makes this true of all.
 
     Reads only; never commits. Use a REPEATABLE READ transaction if the group is running: each of the three statements is consistent, but
     they are not consistent with each other. Raises `BadInput` for an unknown group.
@@ -80,7 +81,7 @@ def check_conservation(
     names = ["batch_violations", "ledger_violations"] + (["orphans"] if batch_ids is None else [])
     found: list[Violation] = []
     for name in names:
-        cursor.execute(on_table(SQL[name], table), parameters)
+        cursor.execute(on_tables(SQL[name], tables), parameters)
         found += [_violation(row) for row in rows(cursor)]
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from tidemark.errors import Refused
 from tidemark.quality.ranges import Partition, Range, covers, predicate
 from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
 from tidemark.quality.verdict import ExpectationResult
-from tidemark.sink.table import LINEAGE, quoted, quoted_table
+from tidemark.sink.table import LINEAGE, on_tables, quoted, quoted_table
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
@@ -81,19 +81,21 @@ def expose(cursor: Cursor, table: str, ranges: Mapping[Partition, list[Range]]) 
     _only_read(cursor)
 
 
-def copy_loaded(cursor: Cursor, table: str) -> None:
-    """Creates `RUN_ROWS` from what drains loaded: the sink's rows of the records in ``tidemark_run_loaded``, as a temporary table.
+def copy_loaded(cursor: Cursor, tables: Sequence[str]) -> None:
+    """Creates `RUN_ROWS` from what drains loaded: the rows of the records in ``tidemark_run_loaded``, as a temporary table. Of several
+    tables, it has their lineage only.
 
     They are scattered among the rows of other runs, so a condition that names them all could be megabytes long. Each is looked up in the
     lineage index, however many the planner expects.
     """
     for method in ("hashjoin", "mergejoin"):
         cursor.execute(f"SET LOCAL enable_{method} = off")
-    cursor.execute(
+    statement = (
         f"CREATE TEMPORARY TABLE {RUN_ROWS} ON COMMIT DROP AS SELECT sink.* FROM tidemark_run_loaded record"  # noqa: S608 - quoted names
-        f" JOIN {quoted_table(table)} sink ON sink.kafka_topic_id = record.topic_id AND sink.kafka_partition = record.partition"
+        " JOIN {table} sink ON sink.kafka_topic_id = record.topic_id AND sink.kafka_partition = record.partition"
         " AND sink.kafka_offset = record.record_offset"
     )
+    cursor.execute(on_tables(statement, tables), {})
     for method in ("hashjoin", "mergejoin"):
         cursor.execute(f"SET LOCAL enable_{method} TO DEFAULT")
     _only_read(cursor)
@@ -137,13 +139,18 @@ def _batch(connection: Connection) -> Any:
     from great_expectations.data_context.types.base import ProgressBarsConfig
     from sqlalchemy.pool import StaticPool
 
+    class OurSession(StaticPool):
+        """Great Expectations disposes of its engine when it is garbage-collected, which may be while the next suite uses the session."""
+
+        def dispose(self) -> None: ...
+
     context = gx.get_context(mode="ephemeral", cloud_mode=False)
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_postgres(
         "sink",
         connection_string="postgresql+psycopg2://sink@sink/sink",  # never opened: the creator returns our own session
         create_temp_table=False,
-        kwargs={"creator": lambda: connection, "poolclass": StaticPool, "use_native_hstore": False},
+        kwargs={"creator": lambda: connection, "poolclass": OurSession, "use_native_hstore": False},
     )
     batch = source.add_table_asset(RUN_ROWS, table_name=RUN_ROWS).add_batch_definition_whole_table(RUN_ROWS).get_batch()
     _keep_transaction(connection, batch.data.execution_engine.engine)

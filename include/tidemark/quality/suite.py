@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidemark import project
 from tidemark.errors import Refused
 from tidemark.quality.verdict import Severity
+from tidemark.spec import ConsumerSpec
 from tidemark.text.wording import counted
 
 UNEXPECTED_ROWS = "unexpected_rows_expectation"
@@ -37,6 +39,12 @@ class Suite:
     name: str
     path: Path
     expectations: tuple[Expectation, ...]
+
+
+def suite_files(spec: ConsumerSpec) -> dict[str, Path | None]:
+    """A consumer's tables, each with its suite's file, if it has one."""
+    files = {name: project.expectations() / f"{suite}.json" for name, suite in spec.suites.items()}
+    return {sink.table: files.get(name) for name, sink in spec.tables.items()}
 
 
 @dataclass(kw_only=True, eq=False)

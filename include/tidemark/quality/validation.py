@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +35,14 @@ logger = logging.getLogger(__name__)
 
 
 def validate(
-    connection_url: DatabaseUrl, run: ValidatedRun, *, group: str, table: str, suite: Path | None, upsert: bool = False
+    connection_url: DatabaseUrl, run: ValidatedRun, *, group: str, suites: Mapping[str, Path | None], upsert: bool = False
 ) -> ValidationReport:
-    """Judges the rows that a run committed to ``table`` (``schema.table``), stores the verdict, and returns it.
+    """Judges the rows that a run committed, stores the verdict, and returns it. ``suites``: the consumer's tables (``schema.table``), each
+    with its suite file, if it has one.
 
     The ledger says which rows these are: those of all batches of the run that no rewind has removed; for a drain, the rows of the records
-    that it loaded, wherever they were first read. The verdict covers the conservation check (result number 0, critical) and the
-    expectations of the suite file, if any. ``upsert``: a later record may have replaced a row.
+    that it loaded, wherever they were first read. The verdict covers the conservation check of all tables together (result number 0,
+    critical) and the expectations of each table's suite. ``upsert``: a later record may have replaced a row.
 
     ① One read-only snapshot answers every question. ② One transaction stores the verdict with its results and failing rows, assigns it to
     the run's batches, and moves the validated offset of their partitions up to the first batch without a verdict or with a critical one.
@@ -65,8 +66,8 @@ def validate(
                 committed = _batches(cursor, group_number(cursor, group), run)
             if not committed:
                 return _nothing(group, run)
-            loaded = load_suite(suite) if suite is not None else None
-            return _validate(connection, run, group, table, loaded, upsert, started)
+            loaded = {table: None if suite is None else load_suite(suite) for table, suite in suites.items()}
+            return _validate(connection, run, group, loaded, upsert, started)
         except (psycopg2.OperationalError, psycopg2.InterfaceError, ExpectationError) as error:
             if connection.closed:  # so the expectation is not at fault
                 raise DatabaseUnavailable(cause=str(error).strip()) from error
@@ -86,34 +87,42 @@ def unjudged(connection: Connection, group: str) -> list[int]:
 
 
 def _validate(
-    connection: Connection, run: ValidatedRun, group: str, table: str, suite: Suite | None, upsert: bool, started: float
+    connection: Connection, run: ValidatedRun, group: str, suites: Mapping[str, Suite | None], upsert: bool, started: float
 ) -> ValidationReport:
     # ① one snapshot
     judged: list[Evaluated] = []
+    tables = list(suites)
     with _snapshot(connection) as cursor:
         group_id = group_number(cursor, group)
         batches = _batches(cursor, group_id, run)
         if not batches:  # a rewind has just removed them
             return _nothing(group, run)
-        _require_sink(cursor, table)
+        for table in tables:
+            _require_sink(cursor, table)
         batch_ids = [int(batch["batch_id"]) for batch in batches]
-        violations = check_conservation(cursor, group, table, batch_ids=batch_ids, upsert=upsert)
+        violations = check_conservation(cursor, group, tables, batch_ids=batch_ids, upsert=upsert)
         drained = batches[0]["drained"]  # all or none of them: no attempt does both
         slices = _loaded(cursor, group_id, batch_ids) if drained else batches
         ranges = merge_ranges((part["topic_id"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
         if drained and ranges:
-            copy_loaded(cursor, table)
-            violations += _rows_missing(cursor, upsert)
-        elif suite is not None and ranges:
-            expose(cursor, table, ranges)
-        if suite is not None and ranges:
-            judged = evaluate(connection, suite, ranges)
+            with _undone(cursor):
+                copy_loaded(cursor, tables)
+                violations += _rows_missing(cursor, upsert)
+        for table, suite in suites.items():
+            if suite is not None and ranges:
+                with _undone(cursor):
+                    if drained:
+                        copy_loaded(cursor, [table])
+                    else:
+                        expose(cursor, table, ranges)
+                    found = evaluate(connection, suite, ranges)
+                judged += [_numbered(each, len(judged), table if len(tables) > 1 else None) for each in found]
     results = (_conserved(violations, len(batches)), *(item.result for item in judged))
     topics = {part["topic_id"]: part["topic"] for part in slices}
     verdict = ValidationReport(
         verdict=outcome(results),
         group=group,
-        suite=suite.name if suite else None,
+        suite=", ".join(suite.name for suite in suites.values() if suite is not None) or None,
         ranges={f"{topics[topic_id]}/{partition}": [list(span) for span in spans] for (topic_id, partition), spans in ranges.items()},
         counts=_counts(batches),
         results=results,
@@ -153,6 +162,20 @@ def _snapshot(connection: Connection) -> Iterator[Cursor]:
     finally:
         if not connection.closed:
             connection.autocommit = False
+
+
+@contextmanager
+def _undone(cursor: Cursor) -> Iterator[None]:
+    """Rolls back at its end what was created and set in the block, because the rows of another table follow under the same name."""
+    cursor.execute("SAVEPOINT tidemark_table")
+    yield
+    cursor.execute("ROLLBACK TO SAVEPOINT tidemark_table")
+
+
+def _numbered(item: Evaluated, before: int, table: str | None) -> Evaluated:
+    """The result of an expectation with its number among those of all tables, and the name of its table, if there are several."""
+    result = replace(item.result, number=item.result.number + before)
+    return replace(item, result=result if table is None else replace(result, text=f"{table}: {result.text}"))
 
 
 def _batches(cursor: Cursor, group_id: int, run: ValidatedRun) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ GIVEN = ("kafka_topic", "kafka_partition", "kafka_offset")
 """The lineage columns that a transform gets and returns; the topic's id and the sequence number are added later."""
 OPTIONAL = ("disposition", "error")
 """Columns that a transform may add: what should become of a record, and why. The sink does not store them."""
+ONLY = ""
+"""The name of a consumer's only sink."""
 DELETED = "kafka_deleted"
 """The column of rows that says which ones delete their key's row; missing if none does."""
 
@@ -48,10 +50,10 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class TransformOutput:
-    """The transform's output for part of a slice: rows to load (sink columns, `GIVEN` and maybe `DELETED`), skipped offsets,
-    rejects."""
+    """The transform's output for part of a slice: rows to load for each sink (its columns, `GIVEN` and maybe `DELETED`), skipped
+    offsets, rejects."""
 
-    rows: pa.RecordBatch | None
+    rows: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
     skipped: Sequence[int] = ()
     rejects: Sequence[Reject] = field(default=())
 
@@ -97,17 +99,22 @@ def quoting(text: str, detail: str | None) -> str:
     return text if detail is None else f"{text}{DETAIL}{detail}"
 
 
+def only(rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+    """The rows of a consumer with one sink."""
+    return {ONLY: rows}
+
+
 def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> TransformOutput:
     """The output without these records of ``part``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rows = judged.rows
-    if rows is not None and rows.num_rows:
+    def kept(rows: pa.RecordBatch) -> pa.RecordBatch:
         gone = pc.is_in(pa.array(row_offsets(rows, part)), value_set=pa.array(sorted(offsets), pa.int64()))
-        rows = rows.filter(pc.invert(gone))
+        return rows.filter(pc.invert(gone))
+
     return TransformOutput(
-        rows,
+        {sink: kept(rows) if rows.num_rows else rows for sink, rows in judged.rows.items()},
         [offset for offset in judged.skipped if offset not in offsets],
         [reject_ for reject_ in judged.rejects if reject_.offset not in offsets],
     )
@@ -116,8 +123,8 @@ def without(judged: TransformOutput, offsets: Collection[int], part: Slice) -> T
 def skipping(judged: TransformOutput, offsets: Set[int], part: Slice) -> TransformOutput:
     """The output with these records of ``part`` skipped, whatever became of them. Others of ``offsets`` are not mentioned in it."""
     said = {*judged.skipped, *(reject_.offset for reject_ in judged.rejects)}
-    if judged.rows is not None:
-        said.update(row_offsets(judged.rows, part).tolist())
+    for rows in judged.rows.values():
+        said.update(row_offsets(rows, part).tolist())
     gone = said & offsets
     if not gone:
         return judged

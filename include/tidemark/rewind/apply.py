@@ -35,7 +35,7 @@ from tidemark.rewind.guards import RowsStay
 from tidemark.rewind.model import Plan, RewindState
 from tidemark.rewind.plan import ClusterOf, basis_of, digest_of, torn
 from tidemark.rewind.store import AlreadyDecided, read, read_plan
-from tidemark.sink.table import on_table
+from tidemark.sink.table import on_tables
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def apply(
             if moved:
                 raise StalePlan(rewind_id=rewind_id, moved=tuple(moved))
             for group in plan.groups:
-                if against := guards.problems(cur, {**key, "group_id": group.group_id}, group.table):
+                if against := guards.problems(cur, {**key, "group_id": group.group_id}, group.tables):
                     raise RowsStay(table=group.table, message=" ".join(against))
             _supersede(cur, plan, key, images, specs)  # ⑥
             if plan.undo_of is not None:  # ⑦
@@ -262,7 +262,7 @@ def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec
         if group["name_now"] != group["group_name"]:
             said.append(f"Group {group['group_name']} was deleted.")
         said += [
-            f"The spec of {group['consumer']} was changed: {name} was {was['spec'][name]} and is now {value}."
+            f"The spec of {group['consumer']} was changed: {name} was {was['spec'].get(name)} and is now {value}."
             for name, value in now["spec"].items()
             if was["spec"].get(name) != value
         ]
@@ -272,7 +272,7 @@ def _moved(cur: Cursor, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec
             said.append(f"Group {group['group_name']} has been rewound since.")
     if key["undo_of"] is not None:
         undo.keep(cur, key["undo_of"])
-        said += undo.problems(cur, key["undo_of"], {group_id: spec.sink.table for group_id, spec in specs.items()})
+        said += undo.problems(cur, key["undo_of"], {group_id: spec.table_names for group_id, spec in specs.items()})
     return said
 
 
@@ -305,22 +305,22 @@ def _crossed(plan: Plan, planned: Sequence[Mapping[str, Any]], positions: Sequen
 def _supersede(
     cur: Cursor, plan: Plan, key: Mapping[str, Any], images: Sequence[Mapping[str, Any]], specs: Mapping[int, ConsumerSpec]
 ) -> None:
-    sinks = {group.group_id: group.table for group in plan.groups}
-    for group_id, sink in sorted(sinks.items()):
-        going = sorted(
-            (image for image in images if image["group_id"] == group_id and not image["hold"]), key=lambda image: image["partition"]
-        )
-        take_out(
-            cur, plan.rewind_id, group_id, sink, [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in going]
-        )
-        numbers = {**key, "group_id": group_id}
-        deleted.park(cur, numbers, sink)
-        if plan.undo_of is None:  # an undo first puts back what was overwritten
-            deleted.put_back(cur, numbers, sink, specs[group_id].sink.key)
+    groups = sorted(plan.groups, key=lambda group: group.group_id)
+    for group in groups:
+        going = [image for image in images if image["group_id"] == group.group_id and not image["hold"]]
+        going.sort(key=lambda image: image["partition"])
+        spans = [Span(image["topic_id"], image["partition"], image["superseded_from"]) for image in going]
+        for sink in reversed(group.tables):  # rows that refer to others were loaded after them
+            take_out(cur, plan.rewind_id, group.group_id, sink, group.tables, spans)
+        numbers = {**key, "group_id": group.group_id}
+        for sink, columns in specs[group.group_id].keys.items():
+            deleted.park(cur, numbers, sink)
+            if plan.undo_of is None:  # an undo first puts back what was overwritten
+                deleted.put_back(cur, numbers, sink, columns)
     for name in ("archive_failed_records", "archive_batches", "archive_lost_ranges", "keep_lost_heads"):
         cur.execute(SQL[name], key)
-    for group_id, sink in sinks.items():
-        cur.execute(on_table(SQL["keep_heads"], sink), {**key, "group_id": group_id, "sink": sink})
+    for group in groups:
+        cur.execute(on_tables(SQL["keep_heads"], group.tables), {**key, "group_id": group.group_id, "sinks": list(group.tables)})
 
 
 def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[int, ConsumerSpec]) -> None:
@@ -328,12 +328,14 @@ def _put_back(cur: Cursor, plan: Plan, key: Mapping[str, Any], specs: Mapping[in
     for name in ("drop_heads", "drop_lost_heads", "put_batches_back", "put_failed_records_back", "put_lost_ranges_back"):
         cur.execute(SQL[name], key)
     for group in sorted(plan.groups, key=lambda group: group.group_id):
-        numbers, columns = {**key, "group_id": group.group_id}, specs[group.group_id].sink.key
-        overwritten.put_back(cur, numbers, group.table, columns)
-        deleted.put_back(cur, numbers, group.table, columns)
-        give_way = functools.partial(overwritten.give_way, cur, numbers, group.table, columns)
-        put_back(cur, plan.undo_of, group.group_id, group.table, give_way)
-        deleted.bring_back(cur, numbers, group.table, columns)
+        numbers, keys = {**key, "group_id": group.group_id}, specs[group.group_id].keys
+        overwritten.put_back(cur, numbers, keys)
+        for sink, columns in keys.items():
+            deleted.put_back(cur, numbers, sink, columns)
+            give_way = functools.partial(overwritten.give_way, cur, numbers, sink, columns)
+            put_back(cur, plan.undo_of, group.group_id, sink, give_way)
+        for sink, columns in reversed([*keys.items()]):
+            deleted.bring_back(cur, numbers, sink, columns)
         overwritten.unpark(cur, numbers)
 
 

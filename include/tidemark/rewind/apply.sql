@@ -107,10 +107,10 @@ SELECT whole.group_id, whole.topic_id, whole.partition, whole.start_offset, part
  CROSS JOIN LATERAL (
     SELECT sink.sink_rows + erased.rows AS sink_rows, sink.in_sink + erased.records AS in_sink, sink.deleted, record.*
       FROM (SELECT count(*) AS sink_rows, count(DISTINCT kafka_offset) AS in_sink, count(*) FILTER (WHERE deletes) AS deleted
-              FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, false AS deletes FROM {table}
+              FROM (SELECT kafka_topic_id, kafka_partition, kafka_offset, false AS deletes FROM {table} loaded
                      UNION ALL
                     SELECT kafka_topic_id, kafka_partition, kafka_offset, true FROM tidemark.deletion
-                     WHERE sink = %(sink)s AND parked_by IS NULL) written
+                     WHERE sink = ANY (%(sinks)s) AND parked_by IS NULL) written
              WHERE written.kafka_topic_id = whole.topic_id AND written.kafka_partition = whole.partition
                AND written.kafka_offset >= whole.start_offset AND written.kafka_offset < part.superseded_from
                AND NOT EXISTS (SELECT FROM tidemark.failed_record later -- rows that a retry made do not belong to the batch

@@ -90,15 +90,15 @@ class ArchiveForged(Broken):
         )
 
 
-def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, spans: Iterable[Span]) -> None:
-    """Move the rows of these spans into archives of the rewind and store their number; does not commit.
+def take_out(cur: Cursor, rewind_id: int, group_id: int, sink: str, sinks: Sequence[str], spans: Iterable[Span]) -> None:
+    """Move the rows of these spans into archives of the rewind and store their number; does not commit. ``sinks``: the group's tables.
 
     Memory use does not grow with the rows. If every row of a large table partition goes, it is moved whole where possible. Either way the
     rows of each span are counted before and after. Raises `RowsStay` if some stay, or if rows of other tables would go too.
     """
-    names, cascaded = guards.hooks(cur, sink, "DELETE"), guards.cascaded(cur, sink)
+    names, cascaded = guards.hooks(cur, sink, "DELETE"), guards.cascaded(cur, sink, sinks)
     _take_out(cur, {"rewind_id": rewind_id, "group_id": group_id}, sink, spans, names)
-    guards.require_alone(sink, cascaded, guards.cascaded(cur, sink))
+    guards.require_alone(sink, cascaded, guards.cascaded(cur, sink, sinks))
 
 
 def _take_out(cur: Cursor, key: Mapping[str, int], sink: str, spans: Iterable[Span], names: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ def put_back(cur: Cursor, rewind_id: int, group_id: int, sink: str, give_way: Ca
     instance for a key that another Kafka partition has taken since or rows that a trigger changes, and `ArchiveWrong`.
     """
     names = guards.hooks(cur, sink, "INSERT")
-    cur.execute(SQL["kept"], {"rewind_id": rewind_id, "group_id": group_id})
+    cur.execute(SQL["kept"], {"rewind_id": rewind_id, "group_id": group_id, "sink": sink})
     for kept in rows(cur):
         archive = relation_of(rewind_id, kept["number"], kept["relation"])
         give_way(archive)

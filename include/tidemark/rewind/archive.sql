@@ -50,13 +50,13 @@ INSERT INTO tidemark.rewind_archive (rewind_id, number, group_id, sink, relation
 VALUES (%(rewind_id)s, %(number)s, %(group_id)s, %(sink)s, %(relation)s, %(table_partition)s, %(rows)s);
 
 -- name: note_rows
-UPDATE tidemark.rewind_partition SET sink_rows = %(rows)s
+UPDATE tidemark.rewind_partition SET sink_rows = coalesce(sink_rows, 0) + %(rows)s
  WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND topic_id = %(topic_id)s AND partition = %(partition)s;
 
 -- name: kept
--- The archives of one group of a rewind. Locks their rows.
+-- The archives of a sink of one group of a rewind. Locks their rows.
 SELECT number, relation, rows FROM tidemark.rewind_archive
- WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number FOR UPDATE;
+ WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL AND removed_at IS NULL ORDER BY number FOR UPDATE;
 
 -- name: note_put_back
 UPDATE tidemark.rewind_archive SET put_back_at = clock_timestamp() WHERE rewind_id = %(rewind_id)s AND number = %(number)s;

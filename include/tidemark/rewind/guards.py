@@ -52,18 +52,29 @@ def hooks(cur: Cursor, sink: str, event: Literal["DELETE", "INSERT"]) -> list[st
     return [name for (name,) in cur.fetchall()]
 
 
-def problems(cur: Cursor, key: Mapping[str, Any], sink: str, moving: str = STORED) -> list[str]:
-    """Why the rows of a rewind (``rewind_id``, ``group_id``, ``undo_of``) cannot go, or not alone; empty if nothing was found. ``moving``
-    has its partitions; ``key`` has the parameters of that relation too."""
+def problems(cur: Cursor, key: Mapping[str, Any], sinks: Sequence[str], moving: str = STORED) -> list[str]:
+    """Why the rows of a rewind (``rewind_id``, ``group_id``, ``undo_of``) cannot go, or not alone; empty if nothing was found. ``sinks``:
+    the tables of the group. ``moving`` has its partitions; ``key`` has the parameters of that relation too."""
+    return [problem for sink in sinks for problem in _problems(cur, key, sink, sinks, moving)]
+
+
+def _problems(cur: Cursor, key: Mapping[str, Any], sink: str, sinks: Sequence[str], moving: str) -> list[str]:
     cur.execute(SQL["policies"], {"table": quoted_table(sink)})
     if hidden := cur.fetchone():
         said = f"{sink} has row security, and the role {hidden[1]} sees only some of its rows (policies: {hidden[0]})."
         return [f"{said} Rewind as the owner of the table, or as a role with BYPASSRLS."]
-    return [text for reference in _references(cur, sink) if (text := _refers(cur, key, sink, moving, reference)) is not None]
+    return [text for reference in _references(cur, sink, sinks) if (text := _refers(cur, key, sink, moving, reference)) is not None]
 
 
-def trial(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
-    """If the sink has triggers or rules, delete one row of the rewind, roll that back, and report what keeps the row."""
+def trial(cur: Cursor, key: Mapping[str, Any], sinks: Sequence[str]) -> list[str]:
+    """If a sink has triggers or rules, delete one row of the rewind, roll that back, and report what keeps the row. Not if another sink
+    refers to it, because the row's referring rows would have to go first."""
+    return [problem for sink in sinks for problem in _trial(cur, key, sink, sinks)]
+
+
+def _trial(cur: Cursor, key: Mapping[str, Any], sink: str, sinks: Sequence[str]) -> list[str]:
+    if len(sinks) > 1 and any(each["own"] for each in _references(cur, sink, sinks)):
+        return []
     names = hooks(cur, sink, "DELETE")
     cur.execute(SQL["may_delete"], {"table": quoted_table(sink)})
     (may,) = cur.fetchone() or (False,)
@@ -91,9 +102,10 @@ def trial(cur: Cursor, key: Mapping[str, Any], sink: str) -> list[str]:
     return said
 
 
-def cascaded(cur: Cursor, sink: str) -> dict[str, int]:
-    """For each foreign key that cascades from the sink, a counter that grows with each row deleted or changed in the referring table."""
-    found = {each["relid"]: each for each in _references(cur, sink) if each["action"] in _CASCADES and not each["own"]}
+def cascaded(cur: Cursor, sink: str, sinks: Sequence[str]) -> dict[str, int]:
+    """For each foreign key that cascades from the sink to a table that is none of ``sinks``, a counter that grows with each row deleted or
+    changed in the referring table."""
+    found = {each["relid"]: each for each in _references(cur, sink, sinks) if each["action"] in _CASCADES and not each["own"]}
     if not found:
         return {}
     cur.execute(SQL["cascaded"], {"relids": list(found)})
@@ -132,8 +144,8 @@ def answers(as_error: Callable[[str], Refused]) -> Iterator[None]:
 _FIX = "Let it return OLD, or disable it during the rewind."
 
 
-def _references(cur: Cursor, sink: str) -> list[dict[str, Any]]:
-    cur.execute(SQL["references"], {"table": quoted_table(sink)})
+def _references(cur: Cursor, sink: str, sinks: Sequence[str]) -> list[dict[str, Any]]:
+    cur.execute(SQL["references"], {"table": quoted_table(sink), "sinks": [quoted_table(each) for each in sinks]})
     return rows(cur)
 
 

@@ -28,8 +28,9 @@ HAVING row_security_active(to_regclass(%(table)s));
 
 -- name: references
 -- Foreign keys that refer to a table or one of its table partitions. ``readable``: this role may count the referring rows.
+-- ``own``: the referring table is a sink of the group.
 SELECT con.conrelid::bigint AS relid, format('%%I.%%I', space.nspname, child.relname) AS child, space.nspname || '.' || child.relname AS name,
-       conname, confdeltype::text AS action, condeferred AS deferred, conrelid = to_regclass(%(table)s) AS own,
+       conname, confdeltype::text AS action, condeferred AS deferred, conrelid IN (SELECT to_regclass(sink) FROM unnest(%(sinks)s::text[]) sink) AS own,
        ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS key (number, place)
                JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place) AS referring,
        ARRAY(SELECT attname::text FROM unnest(confkey) WITH ORDINALITY AS key (number, place)

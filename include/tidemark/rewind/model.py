@@ -158,7 +158,7 @@ class GroupPlan:
     consumer: str
     group: str
     group_id: int
-    table: str
+    tables: tuple[str, ...]
     partitions: tuple[PartitionPlan, ...]
     lag: int
     """Offsets between the new positions and the stable ends."""
@@ -170,6 +170,11 @@ class GroupPlan:
     """Number of running attempts."""
     told: tuple[str, ...]
     """Assets whose events announced rows that are superseded."""
+
+    @property
+    def table(self) -> str:
+        """The tables, for people."""
+        return ", ".join(self.tables)
 
     @property
     def catch_up_s(self) -> float | None:

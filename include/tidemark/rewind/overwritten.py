@@ -47,33 +47,39 @@ def problems(cur: Cursor, rewind_id: int) -> list[str]:
     ]
 
 
-def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[str]) -> None:
-    """②: put the rows overwritten since the undone rewind back into the sink; does not commit.
+def put_back(cur: Cursor, key: Mapping[str, Any], keys: Mapping[str, Sequence[str]]) -> None:
+    """②: put the rows overwritten since the undone rewind back into the group's tables; does not commit.
 
-    ``key`` has the ids of the undo (``rewind_id``), the undone rewind (``undo_of``) and the group (``group_id``). ``columns`` are the
-    sink's key; without a key, nothing is overwritten. Raises `RowsRefused`.
+    ``key`` has the ids of the undo (``rewind_id``), the undone rewind (``undo_of``) and the group (``group_id``). ``keys`` are the key
+    columns of each table; without a key, nothing is overwritten. Raises `RowsRefused`.
     """
-
-    def refused(why: str) -> RowsRefused:
-        return RowsRefused(table=sink, archive=KEPT, message=why)
-
-    since = SQL["since"]
-    if not columns:
+    upserts = {sink: columns for sink, columns in keys.items() if columns}
+    since, shown = SQL["since"], ", ".join(upserts or keys)
+    if not upserts:
         cur.execute(SQL["any_since"].replace("{since}", since), key)
         if _one(cur)[0]:
-            raise refused("the sink was an upsert sink when they were overwritten, and no longer is.")
+            raise _refused(shown, "the sink was an upsert sink when they were overwritten, and no longer is.")
         return
     for name in ("park", "take_over"):
         cur.execute(SQL[name].replace("{since}", since), key)
-    cur.execute(SQL["other_sinks"], {**key, "sink": sink})
+    cur.execute(SQL["other_sinks"], {**key, "sinks": list(upserts)})
     if other := cur.fetchone():
-        raise refused(f"they were overwritten in {other[0]}.")
+        raise _refused(shown, f"they were overwritten in {other[0]}.")
+    for sink, columns in upserts.items():
+        _put_back(cur, {**key, "sink": sink}, sink, columns)
+
+
+def _refused(sink: str, why: str) -> RowsRefused:
+    return RowsRefused(table=sink, archive=KEPT, message=why)
+
+
+def _put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[str]) -> None:
     cur.execute(SQL["shapes"], key)
     shapes = [shape for (shape,) in cur.fetchall()]
     now, hooks = kept_columns(cur, sink), guards.hooks(cur, sink, "INSERT")
     for shape in shapes:
         if gone := [name for name in shape if name not in now]:
-            raise refused(f"the column {gone[0]} no longer exists, and its values would be lost.")
+            raise _refused(sink, f"the column {gone[0]} no longer exists, and its values would be lost.")
         values = {name: _typed(name, now[name]) for name in shape}
         as_key = {name: values[name] for name in columns}
         first_after = deleted.first_after(sink, as_key.values())
@@ -87,6 +93,7 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
                     rewind_id=key["rewind_id"],
                     group_id=key["group_id"],
                     sink=quoted_table(sink),
+                    sink_name=literal(sink),
                     key=", ".join(as_key.values()),
                     same_key=" AND ".join(f"present.{quoted(name)} = {value}" for name, value in as_key.items()),
                     same_partition=f"({same_partition('newer')})",

@@ -24,19 +24,21 @@ UPDATE tidemark.rewound_row kept SET rewind_id = %(rewind_id)s
 -- name: other_sinks
 -- Other tables whose rows are among them. Locks nothing.
 SELECT DISTINCT kept.sink FROM tidemark.rewound_row kept
- WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink <> %(sink)s;
+ WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink <> ALL (%(sinks)s);
 
 -- name: shapes
 -- Their column lists; several if the table was changed meanwhile. Locks nothing.
 SELECT DISTINCT ARRAY(SELECT name FROM jsonb_object_keys(kept) name ORDER BY name COLLATE "C")
-  FROM tidemark.rewound_row WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND parked_by IS NULL;
+  FROM tidemark.rewound_row
+ WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND parked_by IS NULL;
 
 -- name: return
 -- Puts the last row of each key into the sink, unless the sink has a later one of the same partition, or a deletion follows. Keys with rows of several partitions
 -- are ordered by when they were overwritten. Returns how many rows were inserted, and how many of them arrived unchanged.
 WITH candidate AS (
     SELECT newer.*, bool_or(newer.elsewhere) OVER (PARTITION BY {key}) AS mixed
-      FROM tidemark.rewound_row newer WHERE rewind_id = {rewind_id} AND group_id = {group_id} AND parked_by IS NULL
+      FROM tidemark.rewound_row newer
+     WHERE rewind_id = {rewind_id} AND group_id = {group_id} AND sink = {sink_name} AND parked_by IS NULL
 ), latest AS MATERIALIZED (
     SELECT DISTINCT ON ({key}) newer.* FROM candidate newer
      ORDER BY {key}, CASE WHEN mixed THEN number END DESC, kafka_topic_id DESC, kafka_offset DESC, kafka_seq DESC
@@ -104,12 +106,13 @@ UPDATE tidemark.rewind_partition part SET floor_before = found.floor
 -- name: set_floors
 -- From now on no row below the point of the rewind may get lost. After an undo, rewinds from before the undone one can be undone too, so
 -- the greatest floor counts. Locks the floors.
-INSERT INTO tidemark.undo_floor (group_id, topic_id, partition, sink, rewind_id, floor)
-SELECT part.group_id, part.topic_id, part.partition, grp.sink, part.rewind_id, greatest(part.superseded_from, undone.floor_before)
+INSERT INTO tidemark.undo_floor (group_id, topic_id, partition, sink, sinks, rewind_id, floor)
+SELECT part.group_id, part.topic_id, part.partition, grp.sink, grp.sinks, part.rewind_id, greatest(part.superseded_from, undone.floor_before)
   FROM tidemark.rewind_partition part
   JOIN tidemark.rewind_group grp USING (rewind_id, group_id)
   LEFT JOIN tidemark.rewind_partition undone ON undone.rewind_id = %(undo_of)s AND undone.group_id = part.group_id
        AND undone.topic_id = part.topic_id AND undone.partition = part.partition
  WHERE part.rewind_id = %(rewind_id)s AND NOT part.hold
  ORDER BY part.group_id, part.topic_id, part.partition
-ON CONFLICT (group_id, topic_id, partition) DO UPDATE SET sink = excluded.sink, rewind_id = excluded.rewind_id, floor = excluded.floor;
+ON CONFLICT (group_id, topic_id, partition) DO UPDATE
+   SET sink = excluded.sink, sinks = excluded.sinks, rewind_id = excluded.rewind_id, floor = excluded.floor;

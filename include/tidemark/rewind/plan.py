@@ -27,9 +27,9 @@ from tidemark.rewind.model import Adopt, GroupPlan, PartitionPlan, Plan, Scenari
 from tidemark.rewind.scenario import EXPIRES_IN, to_json
 from tidemark.rewind.store import read_plan
 from tidemark.rewind.targets import Move, Outside, Place, TargetsOutOfRange, moves, strangers, targets, unvalidated, within
-from tidemark.sink.table import SinkMissing, on_table, read_columns
+from tidemark.sink.table import SinkMissing, on_tables, read_columns
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.model import Deletes, OnFailure
+from tidemark.spec.model import Deletes, OnFailure, SinkMode
 from tidemark.text.problems import check_reason
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def plan(
         key = {"rewind_id": made.rewind_id, "undo_of": made.undo_of}
         problems = torn(cur, key)
         for consumer in moved:
-            mine, table = {**key, "group_id": consumer.group_id}, consumer.spec.sink.table
-            problems += guards.problems(cur, mine, table) or guards.trial(cur, mine, table)
+            mine, tables = {**key, "group_id": consumer.group_id}, consumer.spec.table_names
+            problems += guards.problems(cur, mine, tables) or guards.trial(cur, mine, tables)
         if problems:
             raise PlanRefused(problems=tuple(problems))
     log.info("rewind planned rewind=%s consumers=%s by=%s", made.rewind_id, ",".join(spec.name for spec in consumers), by)
@@ -144,7 +144,7 @@ def preview(
         key = {"undo_of": undo_of, **_moving(moved)}
         problems = torn(cur, key, SQL["moving"])
         for consumer in moved:
-            problems += guards.problems(cur, {**key, "group_id": consumer.group_id}, consumer.spec.sink.table, SQL["moving"])
+            problems += guards.problems(cur, {**key, "group_id": consumer.group_id}, consumer.spec.table_names, SQL["moving"])
     if problems:
         raise PlanRefused(problems=tuple(problems))
     return groups
@@ -195,20 +195,36 @@ def _resolved(
 
 def basis_of(cur: Cursor, spec: ConsumerSpec, last_rewind: int) -> dict[str, Any]:
     """What must not change until the plan is applied: topics and sink of the spec, the sink's columns, the last rewind."""
-    columns = read_columns(cur, spec.sink.table)
-    if not columns:
-        raise SinkMissing(table=spec.sink.table)
+    columns = []
+    for sink in spec.tables.values():
+        found = read_columns(cur, sink.table)
+        if not found:
+            raise SinkMissing(table=sink.table)
+        prefix = f"{sink.table}." if len(spec.tables) > 1 else ""
+        columns += [[f"{prefix}{column.name}", column.type] for column in found]
     said = {
         "group": spec.group,
         "topics": list(spec.topics),
         "topic_pattern": spec.topic_pattern,
-        "sink": spec.sink.table,
-        "mode": spec.sink.mode.value,
-        "key": list(spec.sink.key),
-        **({"deletes": spec.sink.deletes.value} if spec.sink.deletes is not Deletes.REFUSE else {}),
+        **_sinks_of(spec),
         **({"partitions": str(spec.fixed)} if spec.partitions is not None else {}),
     }
-    return {"spec": said, "columns": [[column.name, column.type] for column in columns], "last_rewind": last_rewind}
+    return {"spec": said, "columns": columns, "last_rewind": last_rewind}
+
+
+def _sinks_of(spec: ConsumerSpec) -> dict[str, Any]:
+    sinks = [
+        {
+            "sink": sink.table,
+            "mode": sink.mode.value,
+            "key": list(sink.key),
+            **({"deletes": sink.deletes.value} if sink.deletes is not Deletes.REFUSE else {}),
+        }
+        for sink in spec.tables.values()
+    ]
+    if len(sinks) == 1:
+        return sinks[0]
+    return {"sink": spec.shown_tables, "mode": (SinkMode.UPSERT if spec.upserts else SinkMode.APPEND).value, "sinks": sinks}
 
 
 def torn(cur: Cursor, key: Mapping[str, Any], moving: str = guards.STORED) -> list[str]:
@@ -306,7 +322,7 @@ def _undo(
     """As `_resolve`, from the stored rewind; also returns why it cannot be undone."""
     before = undo.read_images(cur, scenario.rewind_id)
     places = {(consumer.group_id, place.topic_id, place.partition.partition): place for consumer in asked for place in consumer.places}
-    problems = undo.problems(cur, scenario.rewind_id, {consumer.group_id: consumer.spec.sink.table for consumer in asked})
+    problems = undo.problems(cur, scenario.rewind_id, {consumer.group_id: consumer.spec.table_names for consumer in asked})
     outside: list[Outside] = []
     for image in before:
         place = places.get((image.group_id, image.topic_id, image.partition.partition))
@@ -343,7 +359,7 @@ def _counted(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
     """What the consumer's moves would take out and put back, as of now."""
     spec, now = consumer.spec, consumer.now
     key = {**_moving([consumer]), "undo_of": undo_of}
-    cur.execute(on_table(SQL["count_superseded"].replace("{moving}", SQL["moving"]), spec.sink.table), key)
+    cur.execute(on_tables(SQL["count_superseded"].replace("{moving}", SQL["moving"]), spec.table_names), key)
     counts = {(row.pop("topic_id"), row.pop("partition")): row for row in rows(cur)}
     reports = spec.validation is not None and spec.validation.on_failure is OnFailure.REPORT
     cur.execute(SQL["told"].replace("{moving}", SQL["moving"]), {**key, "reports": reports})
@@ -352,7 +368,7 @@ def _counted(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
         consumer=spec.name,
         group=spec.group,
         group_id=consumer.group_id,
-        table=spec.sink.table,
+        tables=spec.table_names,
         partitions=tuple(
             PartitionPlan(
                 partition=move.place.partition,
@@ -369,7 +385,7 @@ def _counted(cur: Cursor, consumer: Consumer, undo_of: int | None) -> GroupPlan:
         records_per_s=now["records_per_s"],
         group_state=now["state"],
         in_flight=now["in_flight"],
-        told=(spec.sink.table,) if told else (),
+        told=spec.table_names if told else (),
     )
 
 
@@ -380,7 +396,8 @@ def _store(cur: Cursor, rewind: Mapping[str, Any], consumers: Sequence[Consumer]
         counted = _counted(cur, consumer, rewind["undo_of"])
         cur.execute(SQL["add_group"], {
             **consumer.now, "rewind_id": rewind_id, "group_id": consumer.group_id, "consumer": counted.consumer, "group": counted.group,
-            "sink": counted.table, "basis": json.dumps(consumer.basis), "lag": counted.lag, "told": list(counted.told),
+            "sink": counted.table, "sinks": list(counted.tables), "basis": json.dumps(consumer.basis), "lag": counted.lag,
+            "told": list(counted.told),
         })  # fmt: skip
         cur.execute(SQL["add_partitions"], {
             **_moving([consumer]),

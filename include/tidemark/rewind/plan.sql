@@ -40,9 +40,10 @@ VALUES (%(scenario)s, %(undo_of)s, %(allow_loss)s, %(backfill)s, %(reason)s, %(b
 RETURNING rewind_id;
 
 -- name: add_group
-INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, basis, group_state, in_flight, lag, records_per_s, told)
-VALUES (%(rewind_id)s, %(group_id)s, %(consumer)s, %(group)s, %(sink)s, %(basis)s, %(state)s, %(in_flight)s, %(lag)s, %(records_per_s)s,
-        %(told)s);
+INSERT INTO tidemark.rewind_group (rewind_id, group_id, consumer, group_name, sink, sinks, basis, group_state, in_flight, lag,
+                                   records_per_s, told)
+VALUES (%(rewind_id)s, %(group_id)s, %(consumer)s, %(group)s, %(sink)s, %(sinks)s, %(basis)s, %(state)s, %(in_flight)s, %(lag)s,
+        %(records_per_s)s, %(told)s);
 
 -- name: add_partitions
 INSERT INTO tidemark.rewind_partition (rewind_id, group_id, topic_id, partition, hold, target, planned_offset, new_offset, superseded_from,

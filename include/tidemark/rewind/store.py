@@ -129,7 +129,7 @@ def _group(row: dict[str, Any], partitions: Sequence[PartitionPlan]) -> GroupPla
         consumer=row["consumer"],
         group=row["group_name"],
         group_id=row["group_id"],
-        table=row["sink"],
+        tables=tuple(row["sinks"] or [row["sink"]]),
         partitions=tuple(partitions),
         lag=row["lag"],
         records_per_s=row["records_per_s"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,8 +57,8 @@ def keep(cur: Cursor, rewind_id: int) -> None:
         cur.execute(SQL[name], {"rewind_id": rewind_id})
 
 
-def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]:
-    """Why a rewind cannot be undone; empty if it can. ``sinks`` are the sinks of the requested groups, by group id."""
+def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, Collection[str]]) -> list[str]:
+    """Why a rewind cannot be undone; empty if it can. ``sinks`` are the tables of the requested groups, by group id."""
     plan = read_plan(cur, rewind_id)
     if plan.state in (RewindState.PLANNED, RewindState.REJECTED):
         return [f"Rewind {rewind_id} is {plan.state}: it was never applied, so there is nothing to undo."]
@@ -75,13 +75,14 @@ def problems(cur: Cursor, rewind_id: int, sinks: Mapping[int, str]) -> list[str]
     found += overwritten.problems(cur, rewind_id)
     cur.execute(SQL["archives"], {"rewind_id": rewind_id})
     for row in rows(cur):
-        sink, relation = sinks.get(row["group_id"]), relation_of(rewind_id, row["number"], row["relation"])
+        now, relation = sinks.get(row["group_id"]), relation_of(rewind_id, row["number"], row["relation"])
         if row["removed"] or not row["there"]:
             found.append(f"The rows that rewind {rewind_id} took out of {row['sink']} are no longer kept ({row['rows']:,}).")
-        elif sink is not None and sink != row["sink"]:
-            found.append(f"Rewind {rewind_id} took rows out of {row['sink']}, but the consumer's table is now {sink}.")
-        elif sink is not None:
-            found += _misfits(cur, sink, relation)
+        elif now is not None and row["sink"] not in now:
+            word = "table is" if len(now) == 1 else "tables are"
+            found.append(f"Rewind {rewind_id} took rows out of {row['sink']}, but the consumer's {word} now {', '.join(now)}.")
+        elif now is not None:
+            found += _misfits(cur, row["sink"], relation)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements, transaction
@@ -33,7 +33,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The result of one consumer's replay so far. Rows count only if their offsets have been read again."""
+    """The result of one consumer's replay into one table so far. Rows count only if their offsets have been read again."""
 
     consumer: str
     group: str
@@ -63,10 +63,11 @@ class NotVerifiable(Refused):
         return f"Rewind {self.rewind_id} cannot be verified: {self.why}"
 
 
-def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Sequence[str]]) -> list[Verified]:
-    """Compare the archive of an applied rewind with the rows that the sink has now, consumer by consumer. Changes nothing.
+def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Verified]:
+    """Compare the archive of an applied rewind with the rows that the tables have now, consumer by consumer and table by table. Changes
+    nothing.
 
-    ``keys`` are the key columns of each consumer's sink, none for an append sink. Raises `NotVerifiable` if the rewind is not applied, is
+    ``keys`` are the key columns of each consumer's tables, none for an append sink. Raises `NotVerifiable` if the rewind is not applied, is
     an undo, or no longer has its archive; `BadInput` if it does not exist.
     """
     with transaction(connection) as cur:
@@ -75,7 +76,11 @@ def verify(connection: Connection, rewind_id: int, keys: Mapping[str, Sequence[s
             raise NotVerifiable(rewind_id=rewind_id, why=f"it is {plan.state.lower()}, not applied.")
         if isinstance(plan.scenario, Undo):
             raise NotVerifiable(rewind_id=rewind_id, why="an undo puts rows back as they were; nothing is read again.")
-        return [_verified(cur, rewind_id, group, tuple(keys.get(group.consumer, ()))) for group in plan.groups]
+        return [
+            _verified(cur, rewind_id, replace(group, tables=(table,)), tuple(keys.get(group.consumer, {}).get(table, ())))
+            for group in plan.groups
+            for table in group.tables
+        ]
 
 
 def _verified(cur: Cursor, rewind_id: int, group: GroupPlan, key: tuple[str, ...]) -> Verified:
@@ -127,7 +132,7 @@ def _judged(
     kinds: Mapping[str, str],
 ) -> str:
     """The comparison as SQL for the rewind's archives of this group. ``kinds``: the column types of an upsert sink."""
-    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id})
+    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
     archives = rows(cur)
     relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in archives]
     if any(archive["gone"] for archive in archives):
@@ -154,7 +159,7 @@ def _judged(
 
 def _deletions(cur: Cursor, rewind_id: int, group: GroupPlan, key: Sequence[str], kinds: Mapping[str, str]) -> str:
     """SQL that compares deletions."""
-    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id})
+    cur.execute(SQL["archives"], {"rewind_id": rewind_id, "group_id": group.group_id, "sink": group.table})
     columns = ", ".join(map(_escaped, key))
     relations = [relation_of(rewind_id, archive["number"], archive["relation"]) for archive in rows(cur)]
     sources = [SQL["kept"].format(columns=columns, relation=relation) for relation in relations]

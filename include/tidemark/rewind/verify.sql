@@ -11,7 +11,7 @@ SELECT part.topic_id, part.partition, part.superseded_from AS start,
 -- name: archives
 SELECT number, relation, rows, removed_at IS NOT NULL OR to_regclass(relation) IS NULL AS gone
   FROM tidemark.rewind_archive
- WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND put_back_at IS NULL ORDER BY number;
+ WHERE rewind_id = %(rewind_id)s AND group_id = %(group_id)s AND sink = %(sink)s AND put_back_at IS NULL ORDER BY number;
 
 -- name: kept
 SELECT {columns} FROM {relation}

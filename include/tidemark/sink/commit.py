@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg2
@@ -29,8 +30,8 @@ from tidemark.retry.order import KeyOrder
 from tidemark.retry.store import read_blocked
 from tidemark.sink import suppressed
 from tidemark.sink.hand_off import Payloads, copy_failed
-from tidemark.sink.load import Refusals, load, load_carefully, translated
-from tidemark.sink.spool import spooled
+from tidemark.sink.load import Refusals, load_all, translated
+from tidemark.sink.spool import Spool, spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.tally import Tally
 from tidemark.sink.target import Target
@@ -85,25 +86,31 @@ def commit_slice(
 
     ``judged`` is consumed while Postgres receives the rows, so a slice of any size needs the memory of one batch. Safe to call again for
     the same slice: the second call finds the ledger row of the first. With ``isolate``, records whose rows Postgres rejects become failed
-    records, up to ``target.max_rejected``, and the others are loaded. That takes several COPYs, so ``judged`` is spooled before the
-    transaction begins. ``order`` gets the blocked keys before anything is read from ``judged``.
+    records, up to ``target.max_rejected``, and the others are loaded. That takes several COPYs, as do several sinks, so ``judged`` is
+    spooled before the transaction begins. ``order`` gets the blocked keys before anything is read from ``judged``.
 
     Raises `OffsetFenced` if the partition was taken away; `SinkRejected` (if its ``of_rows`` is set, ``isolate`` may help),
     `TooManyRejected`, `BadOutput` or `Broken` for bad rows; `BreakerTripped` if too many records fail; `HeldTooMany` if too many would be
     held; `KeysBlocked` (with ``isolate``: run the transform on the slice again); `DatabaseUnavailable` for an outage; and whatever
     ``judged`` or ``payloads`` raise. Then nothing is stored. After `CommitUnknown` the outcome is unknown.
     """
-    if isolate:
+    if isolate or len(target.layouts) > 1:
         if order is not None:
             with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
                 order.begin(read_blocked(cur, target.group_id, part))
         with spooled(judged) as answers:
-            return _commit_slice(target, part, iter(answers), payloads, isolate=True, order=order)
+            return _commit_slice(target, part, answers, payloads, isolate=isolate, order=order)
     return _commit_slice(target, part, judged, payloads, isolate=False, order=order)
 
 
 def _commit_slice(
-    target: Target, part: Slice, judged: Iterator[TransformOutput], payloads: Payloads, *, isolate: bool, order: KeyOrder | None
+    target: Target,
+    part: Slice,
+    judged: Iterator[TransformOutput] | Spool[TransformOutput],
+    payloads: Payloads,
+    *,
+    isolate: bool,
+    order: KeyOrder | None,
 ) -> Receipt:
     def store_slice(cur: Cursor) -> list[Receipt]:
         reached(Step.MOVE_OFFSET, part)
@@ -113,17 +120,13 @@ def _commit_slice(
         skip = suppressed.records(cur, target.group_id, target.position_of, part)
         if order is not None:
             blocked = read_blocked(cur, target.group_id, part)
-            if isolate:
+            if isinstance(judged, Spool):
                 order.confirm(part, blocked)
             else:
                 order.begin(blocked)
         reached(Step.COPY_ROWS, part)
-        tally = Tally(part, target.layout, skip)
-        rows = (rows for one in judged if (rows := tally.take(one)) is not None)
-        if isolate:
-            load_carefully(cur, part, target.layout, rows, tally, Refusals(target.max_rejected))
-        else:
-            load(cur, part, target.layout, rows)
+        refusals = Refusals(target.max_rejected) if isolate else None
+        tally = load_all(cur, part, target.layouts, lambda: iter(judged), partial(Tally, part, skip), refusals)
         counts, held = tally.counts(), tally.held()
         if target.breaker is not None:
             failures = [reject for reject in tally.rejects.values() if reject.disposition is not Disposition.HELD]
@@ -170,14 +173,14 @@ def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Curso
                 cur.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {limits}", (LOCK_TIMEOUT_MS, IDLE_TIMEOUT_MS))
                 receipts = store_parts(cur)
         except psycopg2.Error as error:
-            raise translated(error, target.layout.table, parts[0], of_rows=False) from None
+            raise translated(error, target.tables, parts[0], of_rows=False) from None
         if not all(receipt.twin for receipt in receipts):
             reached(Step.COMMIT, parts[0])
             try:
                 connection.commit()
             except psycopg2.Error as error:
                 if not is_outage(error):
-                    raise translated(error, target.layout.table, parts[0], of_rows=True) from None
+                    raise translated(error, target.tables, parts[0], of_rows=True) from None
                 log.warning("commit outcome unknown, reading the row slice=%s cause=%s", parts[0], str(error).strip())
                 _require_committed(target, parts[0], error)
     reached(Step.RECEIPT, parts[0])

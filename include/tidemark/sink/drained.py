@@ -14,9 +14,9 @@ held, and counted as retried.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import session, transaction
@@ -27,7 +27,7 @@ from tidemark.retry import store as retries
 from tidemark.retry.order import TurnOrder
 from tidemark.retry.store import Failure, Waiting
 from tidemark.sink.commit import Receipt, commit
-from tidemark.sink.load import Refusals, SinkRejected, load, load_carefully
+from tidemark.sink.load import Refusals, SinkRejected, load, load_all
 from tidemark.sink.spool import Spool, spooled
 from tidemark.sink.steps import Step, reached
 from tidemark.sink.table import Layout
@@ -66,12 +66,12 @@ def _commit_tried(target: Target, part: Slice, tried: Collection[tuple[int, int]
         locked = retries.lock_due(cur, target.group_id, part)
         records = _in_order(cur, target, [record for record in locked if (record.number, record.hop_offset) in tried])
         reached(Step.COPY_ROWS, part)
-        tallies = {_place(origin): TallyOfSome(origin, target.layout, offsets) for origin, offsets in origins(records).items()}
-        rows = _rows(target, records, answers, tallies)
-        if isolate or target.layout.key:
-            _load_by_origin(cur, target, part, rows, tallies, isolate=isolate)
+        tries = _tries(target, records, answers)
+        if isolate or len(target.layouts) > 1 or target.layouts[0].key:
+            tallies = _load_by_origin(cur, target, part, tries, isolate=isolate)
         else:
-            load(cur, part, target.layout, itertools.chain.from_iterable(rows.values()))
+            tallies = {_place(one.origin): one.tally() for one in tries}
+            load(cur, part, target.layouts[0], _rows(tries, tallies, target.layouts[0]))
         reached(Step.COPY_FAILED, part)
         counts = say_what_became(cur, target, part, records, lambda record: tallies[_place(record)].became(record))
         reached(Step.LEDGER, part)
@@ -107,13 +107,12 @@ def origins(records: Sequence[Waiting]) -> dict[Slice, list[int]]:
 class TallyOfSome(Tally):
     """Accounts for some records of a slice only."""
 
-    def __init__(self, part: Slice, layout: Layout, offsets: Sequence[int]) -> None:
+    def __init__(self, part: Slice, offsets: Sequence[int], tried: Set[int], refused: Mapping[int, Reject] = MappingProxyType({})) -> None:
         import numpy as np
 
-        self.origin = part
         self._offsets = np.array(offsets, dtype=np.int64)
-        self.tried: set[int] = set()
-        super().__init__(part, layout)
+        self._tried = tried
+        super().__init__(part, refused=refused)
 
     @property
     def _size(self) -> int:
@@ -139,8 +138,9 @@ class TallyOfSome(Tally):
         index = int(self._places(np.array([record.offset]))[0])
         said = int(self._said[index])
         if said:
-            return Outcome(Disposition(said), int(self._rows[index]), int(self._deleted[index]), self.rejects.get(record.offset))
-        return Outcome(Disposition.SKIP) if record.offset in self.tried else None
+            rows = sum(int(rows[index]) for rows in self._rows.values())
+            return Outcome(Disposition(said), rows, int(self._deleted[index]), self.rejects.get(record.offset))
+        return Outcome(Disposition.SKIP) if record.offset in self._tried else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,54 +199,65 @@ class _Turn:
         return self.record.offset
 
 
-def _rows(
-    target: Target, records: Sequence[Waiting], answers: Spool[Answer], tallies: Mapping[Place, TallyOfSome]
-) -> dict[Place, Iterator[pa.RecordBatch]]:
-    """The rows of each origin, accounted for as they are read, without those of records no longer among ``records``.
+@dataclass(frozen=True, slots=True)
+class _Tries:
+    """The answers for the records of one origin that are still waiting, ``here``, by offset. An order by key is checked again, because a
+    previous record may have changed."""
 
-    An order by key is checked again, because a previous record may have changed."""
+    origin: Slice
+    here: Mapping[int, Waiting]
+    answers: Spool[Answer]
+    places: Sequence[int]
+    """Where the origin's answers are among ``answers``."""
+    in_order: bool
+    tried: set[int] = field(default_factory=set)
+    """The offsets of records that have an answer. Complete once `outputs` is exhausted."""
+
+    def tally(self, refused: Mapping[int, Reject] = MappingProxyType({})) -> TallyOfSome:
+        return TallyOfSome(self.origin, sorted(self.here), self.tried, refused)
+
+    def outputs(self) -> Iterator[TransformOutput]:
+        """The transform's outputs, without those of records that no longer wait."""
+        order = TurnOrder[_Turn]() if self.in_order else None
+        for index in self.places:
+            origin, tried, judged = self.answers[index]
+            if gone := set(tried) - self.here.keys():
+                judged = without(judged, gone, origin)
+            still = [offset for offset in tried if offset in self.here]
+            self.tried.update(still)
+            if order is not None:
+                judged = order.sift(origin, [_Turn(self.here[offset]) for offset in still], judged)
+            yield judged
+
+
+def _tries(target: Target, records: Sequence[Waiting], answers: Spool[Answer]) -> list[_Tries]:
     of_place: dict[Place, list[int]] = {}
     for index, (origin, _, _) in enumerate(answers):
         of_place.setdefault(_place(origin), []).append(index)
-
-    still_there: dict[Place, dict[int, Waiting]] = {}
+    here: dict[Place, dict[int, Waiting]] = {}
     for record in records:
-        still_there.setdefault(_place(record), {})[record.offset] = record
+        here.setdefault(_place(record), {})[record.offset] = record
+    in_order = target.max_held is not None
+    return [
+        _Tries(origin, here[place], answers, of_place.get(place, ()), in_order)
+        for origin in origins(records)
+        for place in (_place(origin),)
+    ]
 
-    def rows_of(place: Place, tally: TallyOfSome) -> Iterator[pa.RecordBatch]:
-        here = still_there[place]
-        order = None if target.max_held is None else TurnOrder[_Turn]()
-        for index in of_place.get(place, ()):
-            origin, tried, judged = answers[index]
-            if gone := set(tried) - here.keys():
-                judged = without(judged, gone, origin)
-            still = [offset for offset in tried if offset in here]
-            tally.tried.update(still)
-            if order is not None:
-                judged = order.sift(origin, [_Turn(here[offset]) for offset in still], judged)
-            rows = tally.take(judged)
+
+def _rows(tries: Sequence[_Tries], tallies: Mapping[Place, TallyOfSome], layout: Layout) -> Iterator[pa.RecordBatch]:
+    """The rows of all origins, accounted for as they are read."""
+    for one in tries:
+        for judged in one.outputs():
+            rows = tallies[_place(one.origin)].take(judged, layout)
             if rows is not None:
                 yield rows
 
-    return {place: rows_of(place, tally) for place, tally in tallies.items()}
 
-
-def _load_by_origin(
-    cur: Cursor,
-    target: Target,
-    part: Slice,
-    rows: Mapping[Place, Iterator[pa.RecordBatch]],
-    tallies: Mapping[Place, TallyOfSome],
-    *,
-    isolate: bool,
-) -> None:
+def _load_by_origin(cur: Cursor, target: Target, part: Slice, tries: Sequence[_Tries], *, isolate: bool) -> dict[Place, TallyOfSome]:
     """Loads one origin at a time: within it rows have an order, and a bad record can be isolated."""
-    refusals = Refusals(target.max_rejected)
-    for place, tally in tallies.items():
-        try:
-            if isolate:
-                load_carefully(cur, tally.origin, target.layout, rows[place], tally, refusals)
-            else:
-                load(cur, tally.origin, target.layout, rows[place])
-        except SinkRejected as error:
-            raise replace(error, part=part) from error  # the caller retries the slice of the retry topic
+    refusals = Refusals(target.max_rejected) if isolate else None
+    try:
+        return {_place(one.origin): load_all(cur, one.origin, target.layouts, one.outputs, one.tally, refusals) for one in tries}
+    except SinkRejected as error:
+        raise replace(error, part=part) from error  # the caller retries the slice of the retry topic

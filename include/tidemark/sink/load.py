@@ -1,12 +1,13 @@
 """Writes rows to the sink: an append sink by one COPY, an upsert sink by COPY and merge.
 
-`load` is used for every slice. `load_carefully` is for a slice that `load` failed on: in the same transaction, it finds the records whose
-rows cannot be stored, marks them as failed and loads the rest.
+`load_all` loads all sinks of a consumer. `load` is used for every slice. `load_carefully` is for a slice that `load` failed on: in the same
+transaction, it finds the records whose rows cannot be stored, marks them as failed and loads the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ import psycopg2.errors
 
 from tidemark.db import complaint, is_outage, statements, unavailable
 from tidemark.errors import Broken, Refused
-from tidemark.records.outcome import quoting
+from tidemark.records.outcome import Reject, TransformOutput, quoting
 from tidemark.records.ranges import Slice
 from tidemark.sink import deleted, suppressed
 from tidemark.sink import overwritten as kept
@@ -30,14 +31,17 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Tally)
+P = TypeVar("P", int, tuple[int, int])
 
 SQL = statements("tidemark.sink", "load.sql")
 
-SLICE = "pg_temp.tidemark_slice"
-"""Temporary table for an upsert's rows before the merge; dropped at the end of the transaction."""
 NOT_FOUND = frozenset({"42P01", "42883", "42704"})
 """SQLSTATEs for a table, a function or operator, and a type that does not exist on the search_path."""
 KEY_OF_OTHER_PARTITION = "KeyOfOtherPartition"
+OF_OTHER_ROWS = frozenset(("UniqueViolation", "ExclusionViolation", "ForeignKeyViolation", "RaiseException", KEY_OF_OTHER_PARTITION))
+"""Errors that may come from rows of other records."""
+MOST_PASSES = 20
 CARE_ROWS = 8192
 """Number of rows that `load_carefully` tries at once."""
 
@@ -97,15 +101,59 @@ class CopyCountWrong(Broken):
         return f"{self.part}: sent {sent} to {self.table}, Postgres stored {self.stored:,}. Nothing of this slice was stored."
 
 
+def load_all(
+    cur: Cursor,
+    part: Slice,
+    layouts: Sequence[Layout],
+    judged: Callable[[], Iterator[TransformOutput]],
+    tally_of: Callable[[Mapping[int, Reject]], A],
+    refusals: Refusals | None,
+) -> A:
+    """Loads the rows of all sinks, one after the other, and returns the tally. With several sinks, ``judged`` is called once for each.
+
+    With ``refusals``, a record fails whose rows one sink rejects, and the others are loaded. Its rows in a sink before that one have been
+    stored by then, so all of this starts over without it. Raises what `load` raises.
+    """
+    tally = tally_of({})
+    if len(layouts) > 1:
+        cur.execute("SAVEPOINT tidemark_sinks")
+    for passes in itertools.count(1):
+        for layout in layouts:
+            rows = (rows for one in judged() if (rows := tally.take(one, layout)) is not None)
+            if refusals is None:
+                load(cur, part, layout, rows)
+            else:
+                load_carefully(cur, part, layout, rows, tally, refusals)
+        if not tally.torn:
+            return tally
+        if refusals is None:
+            first = next(iter(tally.refused.values()))
+            raise SinkRejected(part=part, table=layouts[0].table, error_type=first.error_type, message=first.error_text, of_rows=True)
+        cur.execute("ROLLBACK TO SAVEPOINT tidemark_sinks")
+        kept = certain(tally.refused, min(tally.torn), passes)
+        refusals.refused -= len(tally.refused) - len(kept)
+        tally = tally_of(kept)
+    raise AssertionError
+
+
+def certain(refused: Mapping[P, Reject], first: P, passes: int) -> dict[P, Reject]:
+    """The refusals, by place, that do not depend on rows of other refused records, the first of which is at ``first``. In the next pass,
+    their rows are missing, so the other refused records are tried again. After `MOST_PASSES`, all refusals are kept."""
+    again = passes < MOST_PASSES
+    return {place: reject for place, reject in refused.items() if not (again and place > first and reject.error_type in OF_OTHER_ROWS)}
+
+
 def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch]) -> None:
     """Stores rows in the form that `Tally.take` returns. Raises `SinkRejected`, `CopyCountWrong`, or what ``batches`` raises."""
     if not layout.key:
         copy(cur, part, layout.table, layout.copy_columns, batches, sink=layout.table)
         return
-    cur.execute(SQL["make_slice"].format(columns=deleted.slice_columns(layout), sink=quoted_table(layout.table)))
-    copy(cur, part, SLICE, layout.copy_columns, batches, sink=layout.table)
-    merge(cur, [part], layout, SLICE)
-    cur.execute(f"TRUNCATE {SLICE}")  # more batches may follow in the same transaction
+    name = f"tidemark_slice_{layout.sink}" if layout.sink else "tidemark_slice"
+    slice_ = quoted_table(f"pg_temp.{name}")
+    cur.execute(SQL["make_slice"].format(name=quoted(name), columns=deleted.slice_columns(layout), sink=quoted_table(layout.table)))
+    copy(cur, part, f"pg_temp.{name}", layout.copy_columns, batches, sink=layout.table)
+    merge(cur, [part], layout, slice_)
+    cur.execute(f"TRUNCATE {slice_}")  # more batches may follow in the same transaction
 
 
 def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBatch], tally: Tally, refusals: Refusals) -> None:
@@ -113,7 +161,7 @@ def load_carefully(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[p
 
     def refuse(rows: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
-        tally.refuse(rows.column("kafka_offset")[0].as_py(), rows.num_rows, error.error_type, error.text(layout))
+        tally.refuse(rows.column("kafka_offset")[0].as_py(), rows.num_rows, error.error_type, error.text(layout), layout.sink)
 
     check_at_once(cur)
     for rows in _whole_records(batches):
@@ -237,7 +285,7 @@ def copy(
 ) -> int:
     """One binary COPY of ``columns`` (name, type). Returns the number of rows. ``sink``: the sink that the user's rows are meant for."""
     stream = CopyStream(columns, batches)
-    target = table if table == SLICE else quoted_table(table)
+    target = quoted_table(table)
     try:
         cur.copy_expert(
             f"COPY {target} ({listed([name for name, _ in columns])}) FROM STDIN (FORMAT binary)", stream, size=COPY_BUFFER_BYTES

@@ -2,7 +2,7 @@
 
 -- name: make_slice
 -- The temporary table for an upsert's rows before the merge. Dropped at the end of the transaction.
-CREATE TEMP TABLE IF NOT EXISTS tidemark_slice ON COMMIT DROP AS SELECT {columns} FROM {sink} WITH NO DATA;
+CREATE TEMP TABLE IF NOT EXISTS {name} ON COMMIT DROP AS SELECT {columns} FROM {sink} WITH NO DATA;
 
 -- name: merge
 -- Writes the last row of each key, replacing the sink's row if that is older. Locks the rows that it finds.

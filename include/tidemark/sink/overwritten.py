@@ -104,6 +104,7 @@ def _parts(layout: Layout, source: str, columns: Sequence[str], kept: Mapping[st
         "latest": SQL["latest"].format(key=listed(layout.key), columns=listed(columns), source=source),
         "sink": quoted_table(layout.table),
         "sink_name": literal(layout.table),
+        "of_sink": f"{literal(layout.table)} = ANY (coalesce(floor.sinks, ARRAY[floor.sink]))",
         "names": array(map(literal, kept)),
         "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),
     }

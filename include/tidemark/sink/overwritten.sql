@@ -3,7 +3,7 @@
 -- name: floors
 -- The floors of these partitions of a sink. Locks them, so that writers of the same partition take turns.
 SELECT topic_id, partition FROM tidemark.undo_floor
- WHERE sink = %(sink)s AND (topic_id, partition) IN (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[]))
+ WHERE %(sink)s = ANY (coalesce(sinks, ARRAY[sink])) AND (topic_id, partition) IN (SELECT * FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[]))
  ORDER BY topic_id, partition FOR NO KEY UPDATE;
 
 -- name: columns
@@ -20,11 +20,11 @@ SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kaf
 WITH latest AS MATERIALIZED ({latest})
 INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
                                   kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
-SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.sink,
+SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, {sink_name},
        (present.kafka_topic_id, present.kafka_partition) <> (floor.topic_id, floor.partition) AND {any_partition},
        present.kafka_topic_id, present.kafka_partition, present.kafka_offset, present.kafka_seq, jsonb_object({names}, {values})
   FROM latest newer
-  JOIN tidemark.undo_floor floor ON floor.sink = {sink_name} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
+  JOIN tidemark.undo_floor floor ON {of_sink} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
   JOIN {sink} present ON {same_key}
  WHERE ({replaceable})
    AND ((present.kafka_topic_id, present.kafka_partition) <> (floor.topic_id, floor.partition) OR present.kafka_offset < floor.floor)
@@ -35,10 +35,10 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.s
 WITH latest AS MATERIALIZED ({latest})
 INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
                                   kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
-SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.sink, false,
+SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, {sink_name}, false,
        newer.kafka_topic_id, newer.kafka_partition, newer.kafka_offset, newer.kafka_seq, jsonb_object({names}, {values})
   FROM latest newer
-  JOIN tidemark.undo_floor floor ON floor.sink = {sink_name} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
+  JOIN tidemark.undo_floor floor ON {of_sink} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
   JOIN {sink} present ON {same_key}
  WHERE ({newer_there}) AND newer.kafka_offset < floor.floor;
 
@@ -47,10 +47,10 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.s
 WITH latest AS MATERIALIZED ({latest})
 INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
                                   kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
-SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, floor.sink, false,
+SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, {sink_name}, false,
        newer.kafka_topic_id, newer.kafka_partition, newer.kafka_offset, newer.kafka_seq, jsonb_object({names}, {values})
   FROM latest newer
-  JOIN tidemark.undo_floor floor ON floor.sink = {sink_name} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
+  JOIN tidemark.undo_floor floor ON {of_sink} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
  WHERE newer.kafka_offset < floor.floor;
 
 -- name: same_partition

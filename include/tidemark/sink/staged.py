@@ -10,6 +10,7 @@ crash of Postgres empties an unlogged table.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.store import OffsetFenced
 from tidemark.profiles import Profile
-from tidemark.records.outcome import DELETED, GIVEN, BadOutput, Disposition, RecordCounts, Reject, reject
+from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, RecordCounts, Reject, reject
 from tidemark.records.ranges import Slice
 from tidemark.retry import store as retries
 from tidemark.retry.store import Waiting
@@ -31,10 +32,22 @@ from tidemark.sink import suppressed
 from tidemark.sink.commit import Receipt, commit, enter
 from tidemark.sink.drained import Outcome, origins, say_what_became
 from tidemark.sink.hand_off import Payloads, copy_failed
-from tidemark.sink.load import KEY_OF_OTHER_PARTITION, CopyCountWrong, Refusals, SinkRejected, check_at_once, copy, halve, merge, translated
+from tidemark.sink.load import (
+    KEY_OF_OTHER_PARTITION,
+    CopyCountWrong,
+    Refusals,
+    SinkRejected,
+    certain,
+    check_at_once,
+    copy,
+    halve,
+    merge,
+    translated,
+)
+from tidemark.sink.overwritten import literal
 from tidemark.sink.spool import spooled
 from tidemark.sink.steps import Step, reached
-from tidemark.sink.table import LINEAGE, listed, quoted, quoted_table
+from tidemark.sink.table import LINEAGE, Layout, listed, quoted, quoted_table
 from tidemark.sink.tally import data_columns, dispositions, errors, wrong_deletes
 from tidemark.sink.target import Target
 from tidemark.sink.types import arrow_type
@@ -49,8 +62,8 @@ if TYPE_CHECKING:
 
 SQL = statements("tidemark.sink", "staged.sql")
 
-READY = "pg_temp.tidemark_ready"
-"""A view of the staged rows to load, in the sink's form."""
+OF_SINK = "kafka_sink"
+"""The column that says which of several sinks a row is for. Its data columns have names from `column_of`."""
 BESIDE = (
     ("kafka_topic_id", "smallint"),
     ("kafka_partition", "integer"),
@@ -58,8 +71,9 @@ BESIDE = (
     ("disposition", "text"),
     ("error", "text"),
     ("try_id", "bigint"),
+    (OF_SINK, "text"),
 )
-"""The columns of a staged row besides its data. Without lineage the first three are null."""
+"""The columns of a staged row besides its data. Without lineage the first three are null; with one sink, so is the last."""
 REFUSED = "refused"
 """The disposition of a staged row whose data Postgres rejected: its record fails."""
 
@@ -87,13 +101,23 @@ class StagedRowsGone(Unavailable):
         )
 
 
+def column_of(sink: str, name: str) -> str:
+    """The name of a sink's column among those of all sinks."""
+    return name if sink == ONLY else f"{sink}:{name}"
+
+
 def make_staging(target: Target, number: int) -> str:
     """Creates the staging table for a batch of an attempt and returns its name. Drops tables left behind by ended attempts.
 
     Raises `RoleLacks` if the role may not create tables.
     """
     table = f"tidemark.staged_{target.attempt_id}_{number}"
-    columns = listed([column.name for column in target.layout.columns])
+    columns = ", ".join(
+        f"{_alias(at)}.{quoted(column.name)} AS {quoted(name)}"
+        for at, layout in enumerate(target.layouts)
+        for column, name in zip(layout.columns, _own_names(target, layout), strict=True)
+    )
+    sinks = ", ".join(f"{quoted_table(layout.table)} {_alias(at)}" for at, layout in enumerate(target.layouts))
     beside = ", ".join(f"ADD {quoted(name)} {kind}" for name, kind in BESIDE)
     with session(target.database_url, application=target.application) as connection:
         require(connection, Profile.STAGER)
@@ -106,7 +130,7 @@ def make_staging(target: Target, number: int) -> str:
                 cur.execute(f"DROP TABLE IF EXISTS {quoted_table(name)}")
         with transaction(connection) as cur:
             cur.execute(f"DROP TABLE IF EXISTS {table}")
-            cur.execute(SQL["make_staging"].format(table=table, columns=columns, sink=quoted_table(target.layout.table)))
+            cur.execute(SQL["make_staging"].format(table=table, columns=columns, sinks=sinks))
             cur.execute(f"ALTER TABLE {table} {beside}")
     return table
 
@@ -124,24 +148,24 @@ def stage(target: Target, table: str, parts: Sequence[Slice], batches: Iterator[
     """
     part = parts[0]
     try_id = secrets.randbits(63)
-    columns = [(column.name, column.type) for column in target.layout.columns] + list(BESIDE)
+    columns = [*_columns(target), *BESIDE]
     count = 0
 
     def store_rows(batch: pa.RecordBatch) -> None:
-        copy(cur, part, table, columns, iter((batch,)), sink=target.layout.table)
+        copy(cur, part, table, columns, iter((batch,)), sink=target.tables)
 
     def refuse(batch: pa.RecordBatch, error: SinkRejected) -> None:
         refusals.count(error)
         copy(cur, part, table, columns, iter((_without_data(batch, target, error),)))
 
-    staged = (_staged(batch, target, parts, try_id) for batch in batches)
+    staged = (_staged(own, target, layout, parts, try_id) for batch in batches for layout, own in _by_sink(batch, target))
     with contextlib.ExitStack() as stack:
         ready = stack.enter_context(spooled(staged)) if isolate else staged  # so that no COPY waits for the transform
         connection = stack.enter_context(session(target.database_url, application=target.application))
         cur = stack.enter_context(transaction(connection))
         refusals = Refusals(target.max_rejected)
         if not isolate:
-            count = copy(cur, part, table, columns, staged, sink=target.layout.table)
+            count = copy(cur, part, table, columns, staged, sink=target.tables)
         for batch in ready:
             count += batch.num_rows
             halve(cur, batch, store_rows, _halves, refuse)
@@ -156,7 +180,7 @@ def promote(
     Returns a receipt for each part. Raises the same errors as `commit_slice`, and `StagedRowsGone`; then nothing is stored.
     """
     parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
-    by_record = target.layout.by_record
+    by_record = target.by_record
 
     def store_parts(cur: Cursor) -> list[Receipt]:
         for part in parts:
@@ -173,8 +197,10 @@ def promote(
         if isolate and by_record:
             _load_carefully(cur, target, parts, table)
         else:
-            _load(cur, target, parts, READY)
-        found = _account(cur, parts, table, staged) if by_record else {parts[0]: {"sink_rows": _count(cur, READY)}}
+            for layout in target.layouts:
+                _load(cur, layout, parts, _ready(layout))
+        rows_ = 0 if by_record else sum(_count(cur, _ready(layout)) for layout in target.layouts)
+        found = _account(cur, parts, table, staged) if by_record else {parts[0]: {"sink_rows": rows_}}
         if target.breaker is not None and by_record:
             for part in parts:
                 _check_breaker(cur, target.breaker, part, table, staged, found.get(part, {}))
@@ -191,8 +217,7 @@ def promote(
         ids = [enter(cur, target, receipt.part, receipt.counts) for receipt in receipts]
         if not by_record:
             store.anchor_batches(cur, ids)
-        cur.execute(f"DROP VIEW {READY}")
-        cur.execute(f"DROP TABLE {table}")
+        _drop(cur, target, table)
         return receipts
 
     return commit(target, parts, store_parts)
@@ -223,7 +248,8 @@ def promote_drained(
         if isolate:
             _load_carefully(cur, target, list(origins(still)), table)
         else:
-            _load(cur, target, list(origins(still)) or parts, READY)
+            for layout in target.layouts:
+                _load(cur, layout, list(origins(still)) or parts, _ready(layout))
         reached(Step.COPY_FAILED, parts[0])
         outcomes = _outcomes(cur, parts[0], table, staged)
 
@@ -236,8 +262,7 @@ def promote_drained(
         receipts = [Receipt(part, each) for part, each in zip(parts, counts, strict=True)]
         for receipt in receipts:
             store.insert_batch(cur, target.group_id, target.attempt_id, receipt.part, receipt.counts)
-        cur.execute(f"DROP VIEW {READY}")
-        cur.execute(f"DROP TABLE {table}")
+        _drop(cur, target, table)
         return receipts
 
     return commit(target, parts, store_parts)
@@ -282,9 +307,9 @@ def _require_all(cur: Cursor, table: str, staged: Sequence[Staged]) -> None:
 
 
 def _make_ready(cur: Cursor, target: Target, first: Slice, table: str, staged: Sequence[Staged]) -> None:
-    """Creates the view `READY`, with the lineage of the records, or of the batch: the start of its first slice."""
+    """Creates a view of each sink's rows, with the lineage of the records, or of the batch: the start of its first slice."""
     heard = _heard(staged)
-    if target.layout.by_record:
+    if target.by_record:
         record = "kafka_topic_id, kafka_partition, kafka_offset"
         lineage = f"{record}, (row_number() OVER (PARTITION BY {record}) - 1)::integer AS kafka_seq"
         cur.execute(SQL["fail_refused"].format(table=table, heard=heard, refused=REFUSED))
@@ -293,10 +318,25 @@ def _make_ready(cur: Cursor, target: Target, first: Slice, table: str, staged: S
             f"{first.topic_id}::smallint AS kafka_topic_id, {first.partition.partition} AS kafka_partition, "
             f"{first.start}::bigint AS kafka_offset, (row_number() OVER () - 1)::integer AS kafka_seq"
         )
-    columns = listed([column.name for column in target.layout.columns])
-    if target.layout.deletes is not Deletes.REFUSE:
-        lineage += f", disposition = 'delete' AS {DELETED}"
-    cur.execute(SQL["make_ready"].format(table=table, columns=columns, lineage=lineage, heard=heard))
+    for layout in target.layouts:
+        names = zip(layout.columns, _own_names(target, layout), strict=True)
+        fill = {
+            "columns": ", ".join(f"{quoted(name)} AS {quoted(column.name)}" for column, name in names),
+            "lineage": lineage if layout.deletes is Deletes.REFUSE else f"{lineage}, disposition = 'delete' AS {DELETED}",
+            "of_sink": "true" if len(target.layouts) == 1 else f"{OF_SINK} = {literal(layout.sink)}",
+        }
+        cur.execute(SQL["make_ready"].format(ready=_ready(layout), table=table, heard=heard, **fill))
+
+
+def _ready(layout: Layout) -> str:
+    """The view of a sink's staged rows to load."""
+    return quoted_table(f"pg_temp.tidemark_ready_{layout.sink}" if layout.sink else "pg_temp.tidemark_ready")
+
+
+def _drop(cur: Cursor, target: Target, table: str) -> None:
+    for layout in target.layouts:
+        cur.execute(f"DROP VIEW {_ready(layout)}")
+    cur.execute(f"DROP TABLE {table}")
 
 
 def _heard(staged: Sequence[Staged]) -> str:
@@ -304,11 +344,11 @@ def _heard(staged: Sequence[Staged]) -> str:
     return f"try_id = ANY (ARRAY[{', '.join(str(one.try_id) for one in staged)}]::bigint[])"
 
 
-def _load(cur: Cursor, target: Target, parts: Sequence[Slice], source: str) -> None:
-    """Loads the rows of ``source``, a relation in the form of `READY`, made from ``parts``, into the sink."""
-    layout, part = target.layout, parts[0]
+def _load(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: str) -> None:
+    """Loads the rows of ``source``, a relation in the form of `_ready`, made from ``parts``, into the sink."""
+    part = parts[0]
     if layout.key:
-        _require_one_place(cur, target, part, source)
+        _require_one_place(cur, layout, part, source)
         merge(cur, parts, layout, source, any_partition=not layout.by_record)
         return
     names = listed([column.name for column in layout.columns] + [name for name, _ in LINEAGE])
@@ -322,22 +362,59 @@ def _load(cur: Cursor, target: Target, parts: Sequence[Slice], source: str) -> N
 
 
 def _load_carefully(cur: Cursor, target: Target, parts: Sequence[Slice], table: str) -> None:
-    """Like `_load`, but marks records whose rows are rejected as failed in the staging table."""
+    """Like `_load` for all sinks, but marks records whose rows are rejected as failed in the staging table.
+
+    Rows of such a record may be in a sink before the one that rejects it, so then all of this starts over without it, as in `load_all`.
+    """
     refusals = Refusals(target.max_rejected)
-    check_at_once(cur)
     cur.execute(f"CREATE INDEX ON {table} (kafka_topic_id, kafka_partition, kafka_offset)")
+    cur.execute("SAVEPOINT tidemark_sinks")
+    refused: dict[Place, Reject] = {}
+    for passes in itertools.count(1):
+        check_at_once(cur)
+        for place, reject_ in refused.items():
+            _fail(cur, table, parts, place, reject_)
+        torn: set[Place] = set()
+        for layout in target.layouts:
+            before = set(refused)
+            for number in range(len(parts)):
+                _load_part_carefully(cur, layout, parts, number, table, refusals, refused)
+            if layout is not target.layouts[0]:
+                torn |= refused.keys() - before
+        if not torn:
+            return
+        cur.execute("ROLLBACK TO SAVEPOINT tidemark_sinks")
+        kept = certain(refused, min(torn), passes)
+        refusals.refused -= len(refused) - len(kept)
+        refused = kept
 
-    for part in parts:
 
-        def load_span(span: range, part: Slice = part) -> None:
-            _load(cur, target, [part], SQL["ready_span"].format(span=_of_span(part, span)))
+Place = tuple[int, int]
+"""A record: the number of its slice in the batch, and its offset."""
 
-        def refuse(span: range, error: SinkRejected, part: Slice = part) -> None:
-            refusals.count(error)
-            said = {"error": f"{error.error_type}: {error.text(target.layout)}"}
-            cur.execute(SQL["fail_span"].format(table=table, span=_of_span(part, span)), said)
 
-        halve(cur, range(part.start, part.end), load_span, _half_spans, refuse)
+def _load_part_carefully(
+    cur: Cursor, layout: Layout, parts: Sequence[Slice], number: int, table: str, refusals: Refusals, refused: dict[Place, Reject]
+) -> None:
+    part = parts[number]
+
+    def load_span(span: range) -> None:
+        _load(cur, layout, [part], SQL["ready_span"].format(ready=_ready(layout), span=_of_span(part, span)))
+
+    def refuse(span: range, error: SinkRejected) -> None:
+        refusals.count(error)
+        place = number, span.start
+        refused[place] = Reject(span.start, Disposition.FAIL, error.error_type, error.text(layout))
+        _fail(cur, table, parts, place, refused[place])
+
+    halve(cur, range(part.start, part.end), load_span, _half_spans, refuse)
+
+
+def _fail(cur: Cursor, table: str, parts: Sequence[Slice], place: Place, reject_: Reject) -> None:
+    """Marks a record as failed in the staging table."""
+    number, offset = place
+    span = _of_span(parts[number], range(offset, offset + 1))
+    cur.execute(SQL["fail_span"].format(table=table, span=span), {"error": f"{reject_.error_type}: {reject_.error_text}"})
 
 
 def _of_span(part: Slice, span: range) -> str:
@@ -351,20 +428,20 @@ def _half_spans(span: range) -> list[range]:
     return [span[:middle], span[middle:]] if middle else []
 
 
-def _require_one_place(cur: Cursor, target: Target, part: Slice, source: str) -> None:
+def _require_one_place(cur: Cursor, layout: Layout, part: Slice, source: str) -> None:
     """For an upsert: all rows of a key must come from one partition. Without lineage a key must be unique, as no row would be the last."""
-    key = listed(target.layout.key)
-    several = "count(DISTINCT (kafka_topic_id, kafka_partition)) > 1" if target.layout.by_record else "count(*) > 1"
+    key = listed(layout.key)
+    several = "count(DISTINCT (kafka_topic_id, kafka_partition)) > 1" if layout.by_record else "count(*) > 1"
     cur.execute(SQL["key_twice"].format(key=key, source=source, several=several))
     found = cur.fetchone()
     if found is None:
         return
-    if target.layout.by_record:
-        cur.execute(SQL["places"].format(source=source, same_key=" AND ".join(f"{quoted(name)} = %s" for name in target.layout.key)), found)
+    if layout.by_record:
+        cur.execute(SQL["places"].format(source=source, same_key=" AND ".join(f"{quoted(name)} = %s" for name in layout.key)), found)
         places = " and ".join(f"{topic}/{partition} offset {offset}" for topic, partition, offset in cur.fetchall())
         problem = f"records of one key came from several partitions ({places}), which have no order. All must come from one partition."
-        raise SinkRejected(part=part, table=target.layout.table, error_type=KEY_OF_OTHER_PARTITION, message=problem, of_rows=False)
-    columns = ", ".join(target.layout.key)
+        raise SinkRejected(part=part, table=layout.table, error_type=KEY_OF_OTHER_PARTITION, message=problem, of_rows=False)
+    columns = ", ".join(layout.key)
     raise BadOutput(part=part, problem=f"the output has a key ({columns}) more than once. Without lineage columns no row is the last.")
 
 
@@ -412,29 +489,51 @@ def _copy_failed(cur: Cursor, target: Target, part: Slice, table: str, staged: S
     copy_failed(cur, target, part, _rejects(cur, part, table, staged), payloads)
 
 
-def _staged(batch: pa.RecordBatch, target: Target, parts: Sequence[Slice], try_id: int) -> pa.RecordBatch:
-    """A task's rows in the form of the staging table: only rows to load have data."""
+def _by_sink(batch: pa.RecordBatch, target: Target) -> Iterator[tuple[Layout, pa.RecordBatch]]:
+    """The rows of each sink, with the names of its own columns."""
+    import pyarrow.compute as pc
+
+    if len(target.layouts) == 1:
+        yield target.layouts[0], batch
+        return
+    for layout in target.layouts:
+        of_sink = pc.fill_null(batch[OF_SINK], target.layouts[0].sink)  # the engine's own rows for records that failed have none
+        own = batch.filter(pc.equal(of_sink, layout.sink))
+        names = {name: name for name in (*GIVEN, *OPTIONAL) if name in batch.schema.names}
+        names |= {name: name.partition(":")[2] for name in batch.schema.names if name.partition(":")[0] == layout.sink}
+        if own.num_rows:
+            yield layout, own.select(list(names)).rename_columns(list(names.values()))
+
+
+def _staged(batch: pa.RecordBatch, target: Target, layout: Layout, parts: Sequence[Slice], try_id: int) -> pa.RecordBatch:
+    """A task's rows for a sink in the form of the staging table: only rows to load have data."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     said, error_texts = dispositions(batch, parts[0]), errors(batch, parts[0])
     deletes = pc.equal(said, "delete")
-    if pc.any(deletes).as_py() and not target.layout.by_record:
+    if pc.any(deletes).as_py() and not layout.by_record:
         raise BadOutput(
             part=parts[0], problem="a row without lineage columns has the disposition delete: deletes need their record's lineage."
         )
-    while (wrong := wrong_deletes(batch, deletes, target.layout)) is not None:
+    while (wrong := wrong_deletes(batch, deletes, layout)) is not None:
         mask, error_type, text = wrong
         said, deletes = pc.if_else(mask, "fail", said), pc.and_(deletes, pc.invert(mask))
         error_texts = pc.if_else(mask, f"{error_type}: {text}", error_texts)
     loads = pc.or_(deletes, pc.equal(said, "load"))
-    arrays = [pc.if_else(loads, values, pa.scalar(None, values.type)) for values in data_columns(batch, target.layout, parts[0])]
     count = batch.num_rows
-    if target.layout.by_record:
+    arrays = []
+    for each in target.layouts:
+        if each is layout:
+            arrays += [pc.if_else(loads, values, pa.scalar(None, values.type)) for values in data_columns(batch, layout, parts[0])]
+        else:
+            arrays += [pa.nulls(count, arrow_type(column.type)) for column in each.columns]
+    if layout.by_record:
         arrays += _lineage(batch, parts)
     else:
         arrays += [pa.nulls(count, arrow_type(kind)) for _, kind in BESIDE[:3]]
     arrays += [said, error_texts, pa.repeat(pa.scalar(try_id, pa.int64()), count)]
+    arrays.append(pa.repeat(pa.scalar(layout.sink or None, pa.string()), count))
     return pa.RecordBatch.from_arrays(arrays, names=_names(target))
 
 
@@ -461,8 +560,10 @@ def _without_data(batch: pa.RecordBatch, target: Target, error: SinkRejected) ->
     """A row that could not be staged, without its data."""
     import pyarrow as pa
 
-    said = {"disposition": REFUSED, "error": f"{error.error_type}: {error.text(target.layout)}".replace("\0", "\\0")}
-    data = {column.name for column in target.layout.columns}
+    sink = batch[OF_SINK][0].as_py() or ONLY
+    layout = next(each for each in target.layouts if each.sink == sink)
+    said = {"disposition": REFUSED, "error": f"{error.error_type}: {error.text(layout)}".replace("\0", "\\0")}
+    data = {name for name, _ in _columns(target)}
     arrays = [
         pa.nulls(1, values.type) if name in data else pa.array([said[name]], pa.string()) if name in said else values
         for name, values in zip(batch.schema.names, batch.columns, strict=True)
@@ -476,4 +577,22 @@ def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _names(target: Target) -> list[str]:
-    return [column.name for column in target.layout.columns] + [name for name, _ in BESIDE]
+    return [name for name, _ in (*_columns(target), *BESIDE)]
+
+
+def _columns(target: Target) -> list[tuple[str, str]]:
+    """Names and types of the data columns in the staging table, sink by sink."""
+    return [
+        (name, column.type) for layout in target.layouts for column, name in zip(layout.columns, _own_names(target, layout), strict=True)
+    ]
+
+
+def _own_names(target: Target, layout: Layout) -> list[str]:
+    """The names that a sink's columns have in the staging table: numbers, if there are several sinks, because of Postgres' limit."""
+    if len(target.layouts) == 1:
+        return [column.name for column in layout.columns]
+    return [f"{target.layouts.index(layout)}_{number}" for number in range(len(layout.columns))]
+
+
+def _alias(number: int) -> str:
+    return f"sink_{number}"

@@ -36,14 +36,14 @@ SELECT kafka_offset, disposition, min(error) FROM {table}
  GROUP BY 1, 2 ORDER BY 1;
 
 -- name: make_staging
-CREATE UNLOGGED TABLE {table} AS SELECT {columns} FROM {sink} WITH NO DATA;
+CREATE UNLOGGED TABLE {table} AS SELECT {columns} FROM {sinks} WITH NO DATA;
 
 -- name: count
 SELECT count(*) FROM {source} AS source;
 
 -- name: make_ready
--- The staged rows to load, in the sink's form.
-CREATE TEMP VIEW tidemark_ready AS SELECT {columns}, {lineage} FROM {table} WHERE {heard} AND disposition IN ('load', 'delete');
+-- The staged rows to load into a sink, in the sink's form.
+CREATE TEMP VIEW {ready} AS SELECT {columns}, {lineage} FROM {table} WHERE {heard} AND {of_sink} AND disposition IN ('load', 'delete');
 
 -- name: append
 INSERT INTO {sink} ({columns}) SELECT {columns} FROM {source} AS source;
@@ -58,7 +58,7 @@ SELECT topic.name, kafka_partition, min(kafka_offset) FROM {source} AS source JO
  WHERE {same_key} GROUP BY 1, 2 ORDER BY 1, 2 LIMIT 3;
 
 -- name: ready_span
-(SELECT * FROM pg_temp.tidemark_ready WHERE {span})
+(SELECT * FROM {ready} WHERE {span})
 
 -- name: fail_span
 UPDATE {table} SET disposition = 'fail', error = %(error)s WHERE {span};

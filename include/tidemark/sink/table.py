@@ -10,7 +10,7 @@ import psycopg2.errors
 
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
-from tidemark.records.outcome import GIVEN, OPTIONAL
+from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL
 from tidemark.sink.types import arrow_type, fits, postgres_type
 from tidemark.spec.model import Deletes
 
@@ -60,6 +60,8 @@ class Layout:
     by_record: bool = True
     error_detail: bool = False
     deletes: Deletes = Deletes.REFUSE
+    sink: str = ONLY
+    """The sink's name in the consumer's file."""
 
     @property
     def copy_columns(self) -> list[tuple[str, str]]:
@@ -145,6 +147,14 @@ def quoted_table(table: str) -> str:
 def on_table(statement: str, table: str) -> str:
     """The statement with ``{table}`` filled in, ready for parameter substitution."""
     return statement.replace("{table}", quoted_table(table).replace("%", "%%"))
+
+
+def on_tables(statement: str, tables: Sequence[str]) -> str:
+    """As `on_table`, for several tables: ``{table}`` has the lineage of all their rows."""
+    if len(tables) == 1:
+        return on_table(statement, tables[0])
+    union = " UNION ALL ".join(on_table(SQL["lineage"], table) for table in tables)
+    return statement.replace("{table}", f"({union})")
 
 
 def listed(identifiers: Sequence[str]) -> str:

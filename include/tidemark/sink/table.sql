@@ -30,3 +30,7 @@ SELECT EXISTS (
 -- The kind of a relation that is not a table; null for a table or partitioned table.
 SELECT CASE relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END
   FROM pg_class WHERE oid = to_regclass(%(table)s);
+
+-- name: lineage
+-- The lineage of a table's rows. Part of other statements.
+SELECT kafka_topic_id, kafka_partition, kafka_offset, kafka_seq FROM {table}

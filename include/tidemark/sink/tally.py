@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tidemark.records.outcome import (
     DELETED,
     DETAIL,
     GIVEN,
+    ONLY,
     OPTIONAL,
     BadOutput,
     Disposition,
     RecordCounts,
     Reject,
     TransformOutput,
+    only,
     reject,
     row_offsets,
     skipping,
@@ -39,7 +42,7 @@ def split_output(batch: pa.RecordBatch, part: Slice) -> TransformOutput:
         raise BadOutput(part=part, problem=f"the output lacks the lineage columns {', '.join(missing)}.")
     rows = batch.drop_columns([name for name in OPTIONAL if name in names])
     if "disposition" not in names:
-        return TransformOutput(rows)
+        return TransformOutput(only(rows))
     said = dispositions(batch, part)
     skipped = row_offsets(batch.filter(pc.equal(said, "skip")), part).tolist()
     not_loaded = pc.is_in(said, value_set=_strings("retry", "fail"))
@@ -52,7 +55,7 @@ def split_output(batch: pa.RecordBatch, part: Slice) -> TransformOutput:
     deletes = pc.equal(said, "delete")
     if pc.any(deletes).as_py():
         rows = rows.append_column(DELETED, deletes)
-    return TransformOutput(rows.filter(pc.or_(deletes, pc.equal(said, "load"))), skipped, rejects)
+    return TransformOutput(only(rows.filter(pc.or_(deletes, pc.equal(said, "load")))), skipped, rejects)
 
 
 def dispositions(batch: pa.RecordBatch, part: Slice) -> pa.Array:
@@ -105,21 +108,27 @@ def wrong_deletes(rows: pa.RecordBatch, deletes: pa.Array, layout: Layout) -> tu
 
 
 class Tally:
-    """Accounts for the records of one slice, output by output. Needs nine bytes of memory per offset of the slice.
+    """Accounts for the records of one slice, output by output. Needs five bytes of memory per offset of the slice, and four for each sink.
 
-    ``suppressed``: offsets of records that are skipped, whatever the transform made of them.
+    ``suppressed``: offsets of records that are skipped, whatever the transform made of them. ``refused``: records that fail because of
+    their rows, which an earlier tally of the same slice has found.
     """
 
-    def __init__(self, part: Slice, layout: Layout, suppressed: Set[int] = frozenset()) -> None:
+    def __init__(self, part: Slice, suppressed: Set[int] = frozenset(), refused: Mapping[int, Reject] = MappingProxyType({})) -> None:
         import numpy as np
 
         self._part = part
-        self._layout = layout
         self._suppressed = suppressed
         self._said = np.zeros(self._size, dtype=np.uint8)
-        self._rows = np.zeros(self._size, dtype=np.int32)
+        self._rows: dict[str, Any] = {}
         self._deleted = np.zeros(self._size, dtype=np.int32)
-        self.rejects: dict[int, Reject] = {}
+        self.rejects: dict[int, Reject] = dict(refused)
+        self.refused: dict[int, Reject] = dict(refused)
+        """Records that fail because of their rows, not because of the transform."""
+        self.torn: set[int] = set()
+        """Those that have rows in another sink, which may have been stored already."""
+        for offset in refused:
+            self._said[self._places(np.array([offset]))] = Disposition.FAIL
 
     @property
     def _size(self) -> int:
@@ -138,40 +147,48 @@ class Tally:
         """The offsets at these array indexes."""
         return index + self._part.start
 
-    def take(self, judged: TransformOutput) -> pa.RecordBatch | None:
-        """Accounts for an output and returns its rows in COPY form (`Layout.copy_columns`), or `None` if it has none.
+    def take(self, judged: TransformOutput, layout: Layout) -> pa.RecordBatch | None:
+        """Accounts for an output and returns its rows for one sink in COPY form (`Layout.copy_columns`), or `None` if it has none.
 
-        Raises `BadOutput` for a row of another partition, an offset outside the slice, or a record with two dispositions.
+        With several sinks, all outputs are taken for the first one, then for the next. Raises `BadOutput` for a row of another partition,
+        an offset outside the slice, or a record with two dispositions.
         """
         import numpy as np
 
         if self._suppressed:
             judged = skipping(judged, self._suppressed, self._part)
-        judged = self._with_deletes_judged(judged)
+        if self.refused:
+            judged = without(judged, self.refused, self._part)
+        judged = self._with_deletes_judged(judged, layout)
         for reject_ in judged.rejects:
             self._mark(np.array([reject_.offset]), reject_.disposition)
             self.rejects[reject_.offset] = reject_
         if judged.skipped:
             self._mark(np.asarray(judged.skipped, dtype=np.int64), Disposition.SKIP)
-        if judged.rows is None or judged.rows.num_rows == 0:
+        rows = judged.rows.get(layout.sink)
+        if rows is None or rows.num_rows == 0:
             return None
-        index = self._mark(row_offsets(judged.rows, self._part), Disposition.LOAD)
-        if DELETED in judged.rows.schema.names:
-            np.add.at(self._deleted, index[judged.rows.column(DELETED).to_numpy(zero_copy_only=False)], 1)
-        return self._with_lineage(judged.rows, index, self._number(index))
+        index = self._mark(row_offsets(rows, self._part), Disposition.LOAD)
+        if DELETED in rows.schema.names:
+            np.add.at(self._deleted, index[rows.column(DELETED).to_numpy(zero_copy_only=False)], 1)
+        return self._with_lineage(rows, layout, index, self._number(index, layout))
 
-    def refuse(self, offset: int, rows: int, error_type: str, error: str) -> None:
-        """Marks a record as failed because its ``rows`` were rejected."""
+    def refuse(self, offset: int, rows: int, error_type: str, error: str, sink: str = ONLY) -> None:
+        """Marks a record as failed because its ``rows`` for a sink were rejected."""
         import numpy as np
 
         index = int(self._places(np.array([offset]))[0])
-        if self._rows[index] != rows:
+        if sink in self._rows and self._rows[sink][index] != rows:
             said = error.partition(DETAIL)[0]
             problem = f"rows of record {offset} were rejected ({said}), but its other rows came separately: return them together."
             raise BadOutput(part=self._part, problem=problem)
+        if any(written[index] for name, written in self._rows.items() if name != sink):
+            self.torn.add(offset)
         self._said[index] = Disposition.FAIL
-        self._rows[index] = self._deleted[index] = 0
-        self.rejects[offset] = reject(offset, Disposition.FAIL, error, error_type)
+        self._deleted[index] = 0
+        for written in self._rows.values():
+            written[index] = 0
+        self.rejects[offset] = self.refused[offset] = reject(offset, Disposition.FAIL, error, error_type)
 
     def counts(self) -> RecordCounts:
         """The outcome of the slice's offsets so far. Offsets that were not mentioned are unaccounted."""
@@ -184,7 +201,7 @@ class Tally:
             retried=int(by[Disposition.RETRY] + by[Disposition.HELD]),
             failed=int(by[Disposition.FAIL]),
             unaccounted=int(by[0]),
-            sink_rows=int(self._rows.sum()),
+            sink_rows=sum(int(rows.sum()) for rows in self._rows.values()),
             deleted=int(self._deleted.sum()),
         )
 
@@ -200,16 +217,17 @@ class Tally:
         ends = np.flatnonzero(np.diff(np.concatenate(([0], failed.view(np.int8), [0]))))
         return int((ends[1::2] - ends[::2]).max(initial=0))
 
-    def _with_deletes_judged(self, judged: TransformOutput) -> TransformOutput:
-        """The output in which records with a delete that cannot be carried out fail."""
-        rows = judged.rows
-        while rows is not None and DELETED in rows.schema.names and (wrong := wrong_deletes(rows, rows.column(DELETED), self._layout)):
+    def _with_deletes_judged(self, judged: TransformOutput, layout: Layout) -> TransformOutput:
+        """The output without records with a delete that cannot be carried out: they fail."""
+        while (rows := judged.rows.get(layout.sink)) is not None and DELETED in rows.schema.names:
+            wrong = wrong_deletes(rows, rows.column(DELETED), layout)
+            if wrong is None:
+                break
             mask, error_type, text = wrong
             offsets = sorted(set(row_offsets(rows.filter(mask), self._part).tolist()))
             judged = without(judged, offsets, self._part)
-            rejects = [reject(offset, Disposition.FAIL, text, error_type) for offset in offsets]
-            judged = TransformOutput(judged.rows, judged.skipped, [*judged.rejects, *rejects])
-            rows = judged.rows
+            for offset in offsets:
+                self.refuse(offset, 0, error_type, text, layout.sink)
         return judged
 
     def _mark(self, offsets: Any, disposition: Disposition) -> Any:
@@ -225,28 +243,29 @@ class Tally:
         self._said[index] = disposition
         return index
 
-    def _number(self, index: Any) -> Any:
-        """Each row's number among its record's rows, in order of arrival."""
+    def _number(self, index: Any, layout: Layout) -> Any:
+        """Each row's number among its record's rows for this sink, in order of arrival."""
         import numpy as np
 
+        rows = self._rows.setdefault(layout.sink, np.zeros(self._size, dtype=np.int32))
         if (index[1:] > index[:-1]).all():
-            numbers = self._rows[index]
-            self._rows[index] += 1
+            numbers = rows[index]
+            rows[index] += 1
             return numbers
         order = np.argsort(index, kind="stable")
         ordered = index[order]
         first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
         rank = np.arange(len(ordered)) - np.maximum.accumulate(np.where(first, np.arange(len(ordered)), 0))
         numbers = np.empty(len(index), dtype=np.int32)
-        numbers[order] = self._rows[ordered] + rank
-        np.add.at(self._rows, index, 1)
+        numbers[order] = rows[ordered] + rank
+        np.add.at(rows, index, 1)
         return numbers
 
-    def _with_lineage(self, rows: pa.RecordBatch, index: Any, numbers: Any) -> pa.RecordBatch:
+    def _with_lineage(self, rows: pa.RecordBatch, layout: Layout, index: Any, numbers: Any) -> pa.RecordBatch:
         import numpy as np
         import pyarrow as pa
 
-        arrays = data_columns(rows, self._layout, self._part)
+        arrays = data_columns(rows, layout, self._part)
         count = rows.num_rows
         arrays += [
             pa.array(np.full(count, self._part.topic_id, dtype=np.int16)),
@@ -254,10 +273,10 @@ class Tally:
             pa.array(self._offsets_at(index).astype(np.int64)),
             pa.array(numbers.astype(np.int32)),
         ]
-        if self._layout.deletes is not Deletes.REFUSE:
+        if layout.deletes is not Deletes.REFUSE:
             said = rows.schema.names
             arrays.append(rows.column(DELETED) if DELETED in said else pa.array(np.zeros(count, dtype=bool)))
-        return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in self._layout.copy_columns])
+        return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in layout.copy_columns])
 
 
 def _text(batch: pa.RecordBatch, name: str, part: Slice) -> pa.Array:

@@ -16,7 +16,8 @@ class Target:
     database_url: str = field(repr=False)
     group_id: int
     attempt_id: int
-    layout: Layout
+    layouts: tuple[Layout, ...]
+    """The tables, in the order in which their rows are loaded."""
     max_rejected: int = 1000
     """Maximum number of records of one slice that Postgres may reject before the slice is given up."""
     ladder: Ladder = NO_LADDER
@@ -26,6 +27,16 @@ class Target:
     """With an order by key: maximum number of held records per partition. `None`: no order."""
     side_id: int | None = None
     """For a backfill: the side group whose positions move. Ledger, failed records and rows still belong to ``group_id``."""
+
+    @property
+    def tables(self) -> str:
+        """The names of the tables, for people."""
+        return ", ".join(layout.table for layout in self.layouts)
+
+    @property
+    def by_record(self) -> bool:
+        """Whether each row comes from one record. See `Layout`."""
+        return all(layout.by_record for layout in self.layouts)
 
     @property
     def application(self) -> str:

@@ -8,6 +8,7 @@ of several slices: then the tasks stage their rows, and the driver commits the b
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemark.connections import Connections
 from tidemark.consume.decode import Decoding, decoded_here, learning, undecodable
-from tidemark.consume.describe import layout_of
+from tidemark.consume.describe import layouts_of
 from tidemark.consume.drained import batch_of, read_all_tries
 from tidemark.consume.forms import TransformFailed, Work
 from tidemark.consume.messages import payloads, records
@@ -30,12 +31,12 @@ from tidemark.formats.decoder import Decoder, SchemasMissing
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import jvm
 from tidemark.kafka.reader import read
-from tidemark.records.outcome import GIVEN, BadOutput, Reject
+from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL, BadOutput, Reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt, commit_slice
 from tidemark.sink.drained import commit_drained, origins
 from tidemark.sink.load import SinkRejected
-from tidemark.sink.staged import Staged, drop_staging, make_staging, promote, promote_drained, stage
+from tidemark.sink.staged import OF_SINK, Staged, column_of, drop_staging, make_staging, promote, promote_drained, stage
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
@@ -113,10 +114,10 @@ class SparkEngine:
                 result = _transformed(self._transform.function, kafka_records(self._spark, self._connections, sample))
                 result.mapInArrow(_drained, "id long").collect()
 
-    def layout(self, connection: Connection) -> Layout:
+    def layouts(self, connection: Connection) -> tuple[Layout, ...]:
         with lost_jvm():
             given = self._decoding.input_schema()
-            return layout_of(self._transform, self._spec.sink, connection, partial(output_schema, self._spark), given)
+            return layouts_of(self._transform, self._spec.tables, connection, partial(output_schema, self._spark), given)
 
     def run(self, target: Target, slices: Sequence[Slice], *, isolate: bool) -> list[Receipt | TidemarkError]:
         self._connections = self._given.read()
@@ -152,7 +153,7 @@ class SparkEngine:
 
         ``undecodable``: records that the transform does not get, because they fail. They make it a staged commit.
         """
-        if undecodable and not target.layout.by_record:
+        if undecodable and not target.by_record:
             first = min(offset.offset for rejects in undecodable.values() for offset in rejects)
             problem = (
                 f"the record at offset {first} cannot be decoded, and rows that no single record explains cannot be loaded without it."
@@ -168,11 +169,11 @@ class SparkEngine:
                     raise
             if headers:
                 result, job, marks = self._planned(target, slices, isolate, undecodable or {}, headers=True)
-            why = why_staged(job)
+            why = "several sinks" if len(target.layouts) > 1 else why_staged(job)
         if why is not None:
             log.info("staged commit, the plan may mix rows of several slices group=%s plan=%s", self._spec.group, why)
             return self._staged(target, slices, result, isolate)
-        if not target.layout.by_record:
+        if not target.by_record:
             problem = f"each row comes from one record, so it must name that record: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
         with translated():
@@ -275,7 +276,7 @@ class SparkEngine:
                 drop_staging(target, table)
             if not isinstance(error, SinkRejected):
                 return [error]
-            of_rows = error.of_rows and target.layout.by_record  # otherwise there is no single record to exclude
+            of_rows = error.of_rows and target.by_record  # otherwise there is no single record to exclude
             return [replace(error, part=part, of_rows=of_rows) for part in slices]  # the batch is tried again as a whole
 
     def _drained(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
@@ -285,9 +286,9 @@ class SparkEngine:
             return [commit_drained(target, part, lambda _: iter(())) for part in slices]
         batch, wrong = decoded_here(self._decoding, batch_of(tries))
         result = _transformed(self._transform.function, _frame(self._spark, batch))
-        if wrong and target.layout.by_record:
+        if wrong and target.by_record:
             result = result.unionByName(_failed(self._spark, wrong), allowMissingColumns=True)
-        if not target.layout.by_record:
+        if not target.by_record:
             problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as given."
             return [BadOutput(part=slices[0], problem=problem)]
         tried = [each.record for each in tries]
@@ -353,8 +354,8 @@ def kafka_records(spark: SparkSession, connections: Connections, slices: Sequenc
     return source.select(*_given(F))
 
 
-def output_schema(spark: SparkSession, function: Callable[..., Any], given: pa.Schema) -> pa.Schema:
-    """The output schema of a Spark-form transform, found by calling it with an empty DataFrame of the columns ``given``."""
+def output_schema(spark: SparkSession, function: Callable[..., Any], given: pa.Schema) -> dict[str, pa.Schema]:
+    """The output schema of a Spark-form transform for each sink, found by calling it with an empty DataFrame of the columns ``given``."""
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     try:
@@ -362,13 +363,13 @@ def output_schema(spark: SparkSession, function: Callable[..., Any], given: pa.S
     except ValueError as error:  # a decimal of more than 38 digits
         problem = f"Spark cannot hold a decoded field: {error}. Use the Arrow or the function form."
         raise TransformFailed(where="building its DataFrame", problem=problem) from error
-    return to_arrow_schema(_transformed(function, empty).schema, timezone="UTC")
+    return {sink: to_arrow_schema(result.schema, timezone="UTC") for sink, result in _results(function, empty).items()}
 
 
-def rows_of(spark: SparkSession, function: Callable[..., Any], batch: pa.RecordBatch) -> pa.Table:
-    """What a Spark-form transform makes of these records. Raises `TransformFailed` or `SparkFailed`."""
+def rows_of(spark: SparkSession, function: Callable[..., Any], batch: pa.RecordBatch) -> dict[str, pa.Table]:
+    """What a Spark-form transform makes of these records, for each sink. Raises `TransformFailed` or `SparkFailed`."""
     with lost_jvm(), translated():
-        return _transformed(function, _frame(spark, batch)).toArrow()
+        return {sink: result.toArrow() for sink, result in _results(function, _frame(spark, batch)).items()}
 
 
 def _frame(spark: SparkSession, batch: pa.RecordBatch) -> DataFrame:
@@ -383,15 +384,37 @@ def _given(F: Any) -> list[Any]:
 
 
 def _transformed(function: Callable[..., Any], records: DataFrame) -> DataFrame:
+    """The transform's result. Of several sinks, all rows, with `OF_SINK` and the columns of each sink under the names of `column_of`."""
+    from pyspark.sql import functions as F
+
+    results = _results(function, records)
+    if list(results) == [ONLY]:
+        return results[ONLY]
+    ours = (*GIVEN, *OPTIONAL)
+    marked_ = [
+        result.select(
+            F.lit(sink).alias(OF_SINK),
+            *(F.col(f"`{name}`").alias(name if name in ours else column_of(sink, name)) for name in result.columns),
+        )
+        for sink, result in results.items()
+    ]
+    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), marked_)
+
+
+def _results(function: Callable[..., Any], records: DataFrame) -> dict[str, DataFrame]:
     from pyspark.sql import DataFrame
 
+    where = "building its DataFrame"
     try:
-        result = function(records)
+        answer = function(records)
     except Exception as error:
-        raise TransformFailed(where="building its DataFrame", problem=f"{type(error).__name__}: {error}.") from error
-    if not isinstance(result, DataFrame):
-        raise TransformFailed(where="building its DataFrame", problem=f"it returned {type(result).__name__}; it must return a DataFrame.")
-    return result
+        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {error}.") from error
+    results = dict(answer) if isinstance(answer, Mapping) else {ONLY: answer}
+    for result in results.values():
+        if not isinstance(result, DataFrame):
+            problem = f"it returned {type(result).__name__}; it must return a DataFrame, or a dict with one for each sink."
+            raise TransformFailed(where=where, problem=problem)
+    return results
 
 
 def _idle(_function: Any, given: Iterator[Any]) -> Iterator[Any]:

@@ -23,6 +23,8 @@ KAFKA_NAME_LIMIT = 249
 """Maximum length of a topic's name (Kafka's ``Topic.MAX_NAME_LENGTH``), and of a group's, because topics are named after groups."""
 POSTGRES_NAME_LIMIT = 63
 """Maximum bytes of an identifier: Postgres truncates longer ones (``NAMEDATALEN - 1``)."""
+SINK_NAME_LIMIT = 40
+"""Maximum length of a sink's name, which is part of the name of a temporary table."""
 ROLE_NAME_LIMIT = 64
 """Maximum length of a role's name (Flask-AppBuilder's ``Role.name``)."""
 
@@ -104,6 +106,12 @@ def table_name(text: str) -> str:
     if schema.startswith("pg_") or schema == "information_schema":
         raise NotThis("is in a schema of Postgres itself", "put the table in a schema of your own")
     return f"{schema}.{table}"
+
+
+def sink_name(text: str) -> str:
+    if len(text) > SINK_NAME_LIMIT:
+        raise NotThis("is too long for a sink's name", f"use at most {SINK_NAME_LIMIT} characters")
+    return _identifier(text, "a sink's name", "use lower-case letters, digits and _")
 
 
 def column_name(text: str) -> str:

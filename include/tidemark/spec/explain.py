@@ -45,6 +45,8 @@ _WORDS: dict[str, tuple[str, str]] = {
     "sink.key[]": ("is not a column's name", "write it in lower case, as Postgres names it without quotes"),
     "sink.deletes": ("is not a way to delete", "write hard, soft or refuse"),
     "sink.error_detail": ("is not true or false", "write true or false"),
+    "sinks": ("is not a mapping", "write {orders: {table: shop.orders}, lines: {table: shop.order_lines}}"),
+    "sinks.*": ("is not a mapping", "write {table: schema.table}"),
     "mirror": ("is not true or false", "write true or false"),
     "connections": ("is not a mapping", "write {postgres: tidemark_postgres}, or remove the key"),
     "connections.postgres": _CONNECTION,
@@ -85,6 +87,8 @@ _WORDS: dict[str, tuple[str, str]] = {
     "schedule": ("is not a schedule", 'write five fields in quotes, "*/5 * * * *", a preset, "@hourly", or null for none'),
     "validation": ("is not a mapping", "write {suite: name}, or remove the key"),
     "validation.suite": ("is not a suite's name", "write the name of a file in include/expectations, without its extension"),
+    "validation.suites": ("is not a mapping", "write a suite for each sink: {orders: orders, lines: order_lines}"),
+    "validation.suites.*": ("is not a suite's name", "write the name of a file in include/expectations, without its extension"),
     "validation.on_failure": ("is not a reaction to a failure", "write block, report or rewind"),
     "slo": ("is not a mapping", "write {lag: 10m}, or remove the key"),
     "slo.lag": ("is not a duration", "write a number and a unit without a space: 30s, 5m, 1h"),
@@ -108,9 +112,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "spark.conf.*": ("is not text, a number or true/false", "write one value, in quotes if in doubt"),
 }
 _REQUIRED = {
-    "sink": "name the table for the rows: sink: {table: schema.table}",
     "sink.table": "name the table: table: schema.table",
-    "validation.suite": "name the suite: suite: name",
 }
 
 
@@ -150,13 +152,16 @@ def _fix_for(pattern: str, value: Any) -> str | None:
         return None
     if f"{pattern}[]" in _WORDS:
         return f"write a list: [{value}]"
-    return f"write {{table: {value}}}" if pattern == "sink" else f"write {{suite: {value}}}" if pattern == "validation" else None
+    return (
+        f"write {{table: {value}}}" if pattern in ("sink", "sinks.*") else f"write {{suite: {value}}}" if pattern == "validation" else None
+    )
 
 
 def _keys(above: KeyPath) -> tuple[str, ...]:
     kind: type[BaseModel] | None = model.ConsumerSpec
-    for part in above:
-        kind = _model_of(kind.model_fields[str(part)].annotation) if kind else None
+    for at, part in enumerate(above):
+        if at != 1 or above[0] != "sinks":  # the name of a sink
+            kind = _model_of(kind.model_fields[str(part)].annotation) if kind else None
     return tuple(name for name in kind.model_fields if name not in model.FILLED_IN or kind is not model.ConsumerSpec) if kind else ()
 
 
@@ -172,6 +177,10 @@ def _pattern(path: KeyPath) -> str:
         return "spark.conf.*"
     if path[:1] in (("partitions",), ("columns",), ("skip_if",)) and len(path) > 1:
         return f"{path[0]}.*"
+    if path[:2] == ("validation", "suites") and len(path) > 2:
+        return "validation.suites.*"
+    if path[:1] == ("sinks",) and len(path) > 1:
+        return _pattern(("sink", *path[2:])) if len(path) > 2 else "sinks.*"
     return "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
+from tidemark.records.outcome import ONLY
 from tidemark.records.ranges import TopicPartition
 from tidemark.spec import checks
 from tidemark.spec.problem import KeyPath, Problem, SpecInvalid
@@ -228,8 +229,10 @@ class Batch(_Part):
 class Validation(_Part):
     """Validation with Great Expectations. If omitted, only the conservation check runs."""
 
-    suite: Annotated[str, AfterValidator(checks.suite_name)]
-    """The suite's file in ``include/expectations``, without its extension."""
+    suite: Annotated[Annotated[str, AfterValidator(checks.suite_name)] | None, _GIVEN] = None
+    """The suite's file in ``include/expectations``, without its extension. Required with ``sink``."""
+    suites: Mapping[str, Annotated[str, AfterValidator(checks.suite_name)]] = Field(default_factory=dict)
+    """With ``sinks``: the suite of each of them. Sinks without a suite pass."""
     on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.BLOCK
     """The reaction to a failed critical expectation. ``block``: nothing is published. ``report``: the asset event is published anyway.
     ``rewind``: as ``block``, and the run is rewound once, so that the next run reads it again."""
@@ -356,7 +359,10 @@ class ConsumerSpec(_Part):
     flatten: Annotated[Text | None, _GIVEN] = None
     """Without ``transform``: fields of nested records become columns, with this text between the names. None: a nested record becomes one
     JSON column."""
-    sink: Sink
+    sink: Annotated[Sink | None, _GIVEN] = None
+    """Exactly one of this and ``sinks`` is required."""
+    sinks: Mapping[str, Sink] = Field(default_factory=dict)
+    """Several tables, by the names that the transform gives them. A batch loads them in this order, in one transaction."""
     mirror: bool = False
     """Whether positions are also published to Kafka under the group's name, for Kafka's tools. Nothing reads them back."""
     connections: Connections = Connections()
@@ -386,6 +392,37 @@ class ConsumerSpec(_Part):
     """None: Airflow's permissions apply, until another consumer has this key; then administrators only."""
     airflow: AirflowSettings = AirflowSettings()
     spark: SparkSettings = SparkSettings()
+
+    @property
+    def tables(self) -> Mapping[str, Sink]:
+        """The sinks by name, in the order in which rows are loaded. The only one of a consumer with ``sink`` has the name `ONLY`."""
+        return self.sinks or ({} if self.sink is None else {ONLY: self.sink})
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        return tuple(sink.table for sink in self.tables.values())
+
+    @property
+    def keys(self) -> Mapping[str, tuple[str, ...]]:
+        """The key columns of each table, in load order; none for an append sink."""
+        return {sink.table: sink.key for sink in self.tables.values()}
+
+    @property
+    def shown_tables(self) -> str:
+        """The names of the tables, for people."""
+        return ", ".join(self.table_names)
+
+    @property
+    def upserts(self) -> bool:
+        """Whether a later record may replace a row in one of the tables."""
+        return any(sink.key for sink in self.tables.values())
+
+    @property
+    def suites(self) -> Mapping[str, str]:
+        """The suite of each sink that has one."""
+        if self.validation is None:
+            return {}
+        return self.validation.suites if self.validation.suite is None else {ONLY: self.validation.suite}
 
     @property
     def fixed(self) -> Scope:

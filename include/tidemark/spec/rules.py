@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from tidemark.errors import BadInput
+from tidemark.spec import checks
 from tidemark.spec.checks import KAFKA_NAME_LIMIT
 from tidemark.spec.problem import SECRET, KeyPath, key_text
 from tidemark.spec.retry_topics import failed_topic, is_own, retry_topic
@@ -34,7 +35,8 @@ class Finding:
 def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _where_records_come_from(data)
     yield from _fixed_partitions(data)
-    yield from _key_of_the_sink(data)
+    yield from _sinks(data)
+    yield from _suites(data)
     yield from _how_it_runs(data)
     yield from _lists(data)
     yield from _retries(data)
@@ -79,22 +81,80 @@ def _fixed_partitions(data: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(("partitions",), f"partitions has no entry for {quoted(topic)}", fix, at_key=True)
 
 
-def _key_of_the_sink(data: Mapping[str, Any]) -> Iterator[Finding]:
-    sink = data.get("sink")
+def _sinks(data: Mapping[str, Any]) -> Iterator[Finding]:
+    if "sink" in data and "sinks" in data:
+        yield Finding(("sinks",), "sink and sinks are both given", "keep one of them", at_key=True)
+    if "sink" not in data and "sinks" not in data:
+        yield Finding(("sink",), "sink is missing", "name the table for the rows: sink: {table: schema.table}")
+    if "sinks" not in data:
+        yield from _one_sink(data, ("sink",))
+        return
+    sinks = data["sinks"]
+    if "transform" not in data:
+        fix = "name the function, transform: module:function, or load one table: sink: {table: schema.table}"
+        yield Finding(("sinks",), "sinks needs a transform, which says what goes into which table", fix, at_key=True)
+    if not isinstance(sinks, Mapping):
+        return
+    if not sinks:
+        yield Finding(("sinks",), "sinks is empty", "write {orders: {table: shop.orders}, lines: {table: shop.order_lines}}")
+    tables: dict[str, str] = {}
+    for name in sinks:
+        try:
+            checks.sink_name(str(name))
+        except checks.NotThis as error:
+            wrong = error.context or {}
+            yield Finding(("sinks", name), f"{quoted(str(name))} {wrong['clause']}", wrong["fix"], at_key=True)
+        yield from _one_sink(data, ("sinks", name))
+        table = _at(data, ("sinks", name, "table"))
+        if isinstance(table, str):
+            full = table if "." in table else f"public.{table}"
+            if (other := tables.setdefault(full, name)) != name:
+                said = f"sinks.{name} and sinks.{other} have the same table"
+                yield Finding(("sinks", name, "table"), said, "give each sink a table of its own")
+
+
+def _one_sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Finding]:
+    sink, name = _at(data, path), key_text(path)
     if not isinstance(sink, Mapping):
         return
     upsert = sink.get("mode") == "upsert"
-    if upsert and "key" not in sink:
-        yield Finding(("sink", "key"), "sink.key is missing", "upsert needs the columns of a unique index: key: [flight_id]")
-    if upsert and sink.get("key") == ():
-        yield Finding(("sink", "key"), "sink.key is empty", "upsert needs the columns of a unique index: key: [flight_id]")
+    if upsert and sink.get("key", ()) == ():
+        said = f"{name}.key is {'empty' if 'key' in sink else 'missing'}"
+        yield Finding((*path, "key"), said, "upsert needs the columns of a unique index: key: [flight_id]")
     if not upsert and "key" in sink and sink.get("mode", "append") == "append":
-        yield Finding(("sink", "key"), "sink.key has no use in an append sink", "remove the key", at_key=True)
-    if upsert and sink.get("deletes", "refuse") != "refuse" and "transform" not in data and _at(data, ("format", "key")) in (None, "bytes"):
+        yield Finding((*path, "key"), f"{name}.key has no use in an append sink", "remove the key", at_key=True)
+    deletes = sink.get("deletes", "refuse") != "refuse"
+    if upsert and deletes and "transform" not in data and _at(data, ("format", "key")) in (None, "bytes"):
         fix = "say what the keys are, for example: format: {key: string}"
-        yield Finding(("sink", "deletes"), "sink.deletes needs format.key, because a record without a value has nothing but its key", fix)
-    if not upsert and sink.get("deletes", "refuse") != "refuse":
-        yield Finding(("sink", "deletes"), "sink.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
+        yield Finding((*path, "deletes"), f"{name}.deletes needs format.key, because a record without a value has nothing but its key", fix)
+    if not upsert and deletes:
+        yield Finding((*path, "deletes"), f"{name}.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
+
+
+def _suites(data: Mapping[str, Any]) -> Iterator[Finding]:
+    said, sinks = data.get("validation"), data.get("sinks")
+    if not isinstance(said, Mapping):
+        return
+    if sinks is None:
+        if "suites" in said:
+            fix = "name the suite of the table: suite: name"
+            yield Finding(("validation", "suites"), "validation.suites has no use without sinks", fix, at_key=True)
+        elif "suite" not in said:
+            yield Finding(("validation", "suite"), "validation.suite is missing", "name the suite: suite: name")
+        return
+    if "suite" in said:
+        fix = "write a suite for each sink: suites: {orders: orders, lines: order_lines}"
+        yield Finding(("validation", "suite"), "validation.suite has no use with sinks", fix, at_key=True)
+    elif not said.get("suites"):
+        fix = "write a suite for each sink: suites: {orders: orders, lines: order_lines}"
+        yield Finding(("validation", "suites"), "validation.suites is missing", fix)
+    suites = said.get("suites")
+    if isinstance(suites, Mapping) and isinstance(sinks, Mapping):
+        for name in suites:
+            if name not in sinks:
+                near = nearest(str(name), [str(each) for each in sinks])
+                fix = f"write {near}" if near else f"write one of {', '.join(map(str, sinks))}"
+                yield Finding(("validation", "suites", name), f"{quoted(str(name))} is none of sinks", fix, at_key=True)
 
 
 def _how_it_runs(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -121,6 +181,7 @@ def _length(value: Any) -> timedelta | None:
 
 def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
     """Lists that must not be empty, and lists without duplicates."""
+    sinks = data["sinks"] if isinstance(data.get("sinks"), Mapping) else ()
     for key, fix in (("topics", "write at least one topic: [flights]"), ("assignment", "write at least one: [range]")):
         if data.get(key) == ():
             yield Finding((key,), f"{key} is empty", fix)
@@ -129,6 +190,7 @@ def _lists(data: Mapping[str, Any]) -> Iterator[Finding]:
         ("assignment",),
         ("listeners",),
         ("sink", "key"),
+        *(("sinks", name, "key") for name in sinks),
         ("retry", "permanent"),
         ("access", "edit"),
         ("access", "view"),

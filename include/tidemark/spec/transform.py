@@ -9,9 +9,11 @@ import builtins
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -95,7 +97,7 @@ def form_of(function: object) -> Form:
     """The form of a transform: from the type of its first parameter or of its result, else from the first parameter's name."""
     first, returned = _signature(function)
     given = _form_of_annotation(first.annotation, function)
-    made = _form_of_annotation(returned, function)
+    made = _form_of_annotation(_of_each(returned), function)
     if given is None and made in (Form.SPARK, Form.ARROW):
         return made
     by_name = _NAMES.get(first.name)
@@ -131,6 +133,15 @@ def _signature(function: object) -> tuple[inspect.Parameter, object]:
     if needed:
         raise _Unclear(f"needs more than one parameter: {', '.join(needed)}", "give all but the first one a default")
     return positional[0], signature.return_annotation
+
+
+def _of_each(annotation: object) -> object:
+    """The type of the results in a dict of them; any other type as it is."""
+    if isinstance(annotation, str):
+        match = re.fullmatch(r"[\"']?(?:\w+\.)*(?:dict|Dict|Mapping)\[str, *(.+)\][\"']?", annotation.strip())
+        return match[1] if match else annotation
+    arguments = typing.get_args(annotation)
+    return arguments[1] if typing.get_origin(annotation) in (dict, Mapping) and arguments[:1] == (str,) else annotation
 
 
 def _form_of_annotation(annotation: object, function: object) -> Form | None:

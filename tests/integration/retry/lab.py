@@ -310,7 +310,7 @@ class Lab:
     def check(self) -> None:
         """Every record is accounted for (I3), by the ledger and by the audit."""
         with self.watch.cursor() as cur:
-            assert check_conservation(cur, self.group, self.table, upsert=bool(self.spec.sink.key)) == []
+            assert check_conservation(cur, self.group, [self.table], upsert=bool(self.spec.sink.key)) == []
         with session(self.url) as connection:
             found = audit(connection, self.cluster, self.spec)
         assert found.differences == ()

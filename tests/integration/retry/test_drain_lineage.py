@@ -21,7 +21,7 @@ def test_drain_has_its_retry_topics_as_inputs(lab: Lab) -> None:
         "SELECT name, start_offset, end_offset FROM tidemark.batch JOIN tidemark.topic USING (topic_id) WHERE drained"
     )
     servers = lab.consumer.connections.kafka["bootstrap.servers"]
-    lineage = of_attempts([Consumed(lab.group, lab.consumer.attempt_id, lab.table, (), servers, lab.url)])
+    lineage = of_attempts([Consumed(lab.group, lab.consumer.attempt_id, (lab.table,), (), servers, lab.url)])
     assert [(one.name, one.inputFacets["tidemark_offsets"].ranges) for one in lineage.inputs] == [
         (retry_topic, [{"partition": 0, "start": start, "end": end}])
     ]

@@ -32,7 +32,7 @@ def judge(lab: Lab, run: ValidatedRun | str, *expectations: dict[str, Any]) -> V
     suite = lab.consumer.folder / "suite.json"
     suite.write_text(json.dumps({"name": "suite", "expectations": expectations}))
     run = ValidatedRun(DAG, run) if isinstance(run, str) else run
-    return validate(lab.url, run, group=lab.group, table=lab.table, suite=suite, upsert=bool(lab.spec.sink.key))
+    return validate(lab.url, run, group=lab.group, suites={lab.table: suite}, upsert=bool(lab.spec.sink.key))
 
 
 def spoil(lab: Lab, *offsets: int) -> None:
@@ -94,7 +94,7 @@ def test_row_that_a_drain_has_loaded_and_that_is_not_there_is_critical(lab: Lab)
     lab.run()
     drain(lab, "loaded", a="three")
     lab.sql(f"DELETE FROM {lab.table} WHERE kafka_offset = 1 AND kafka_seq = 2")
-    verdict = validate(lab.url, ValidatedRun(DAG, "loaded"), group=lab.group, table=lab.table, suite=None)
+    verdict = validate(lab.url, ValidatedRun(DAG, "loaded"), group=lab.group, suites={lab.table: None})
     assert verdict.verdict is Verdict.CRITICAL
     assert verdict.results[0].text == f"conservation: {lab.topic}/0 [1, 2): rows written: 3 in the ledger, 2 in the sink"
 

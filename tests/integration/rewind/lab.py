@@ -18,7 +18,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
-from tidemark.records.outcome import Disposition, TransformOutput, reject
+from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Slice, TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
@@ -56,7 +56,7 @@ def of_all_kinds(part: Slice, transform: Transform = one_city) -> Iterator[Trans
             if offset % 10 in (1, 2)
         ]
         skipped = [offset for offset in span if offset % 10 == 0 or (offset in loaded and not loaded[offset])]
-        yield TransformOutput(rows(part, offsets, lambda _, names=names: next(names)) if offsets else None, skipped, rejects)
+        yield TransformOutput(only(rows(part, offsets, lambda _, names=names: next(names))) if offsets else {}, skipped, rejects)
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Lab:
         with self.watch.cursor() as cur:
             attempt = store.new_attempt(cur, self.group_id, task or TaskIdentity())
             store.end_attempt(cur, attempt)
-        return Target(self.url, self.group_id, attempt, self.layout)
+        return Target(self.url, self.group_id, attempt, (self.layout,))
 
     def read(
         self, end: int, partition: int = 0, transform: Transform = one_city, *, step: int = 1000, task: TaskIdentity | None = None
@@ -236,7 +236,7 @@ class Lab:
     def check(self) -> None:
         """Every record is accounted for (I3)."""
         with self.watch.cursor() as cur:
-            assert check_conservation(cur, self.spec.group, self.table, upsert=bool(self.key)) == []
+            assert check_conservation(cur, self.spec.group, [self.table], upsert=bool(self.key)) == []
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from tests.ledger import rows as made_rows
 from tests.sampling import examples
 from tests.scenario import Scenario as Consumer
 
-from tidemark.records.outcome import DELETED, TransformOutput
+from tidemark.records.outcome import DELETED, TransformOutput, only
 from tidemark.rewind.model import ToOffset
 from tidemark.rewind.retention import remove_archives
 from tidemark.rewind.verify import verify
@@ -48,11 +48,11 @@ def read(lab: Lab, end: int, script: Script, step: int = END) -> None:
         part = lab.slice(min(end, lab.position() + step))
         made = [(offset, word) for offset in range(part.start, part.end) for word in script.get(offset, ())]
         cities = iter([word.lstrip("-") for _, word in made])
-        output = TransformOutput(None, [offset for offset in range(part.start, part.end) if not script.get(offset)])
+        output = TransformOutput({}, [offset for offset in range(part.start, part.end) if not script.get(offset)])
         if made:
             batch = made_rows(part, [offset for offset, _ in made], lambda _, cities=cities: next(cities))
             batch = batch.append_column(DELETED, pa.array([word.startswith("-") for _, word in made]))
-            output = TransformOutput(batch, output.skipped)
+            output = TransformOutput(only(batch), output.skipped)
         commit_slice(target, part, iter([output]), payloads)
 
 
@@ -211,7 +211,7 @@ def test_verify_compares_deletions(lab: Lab) -> None:
     done = lab.rewind(ToOffset(10), f"{lab.topic}:0")
     read(lab, 20, {10: ["-ulm"], 12: ["york"], 13: ["-rom"]})
     with lab.session() as connection:
-        (found,) = verify(connection, done.rewind_id, {lab.spec.name: lab.key})
+        (found,) = verify(connection, done.rewind_id, {lab.spec.name: {lab.consumer.table: lab.key}})
     assert (found.equal, found.changed, found.gone, found.new) == (2, 0, 1, 1)
     assert [example.was for example in found.examples["gone"]] == [{"city": "rom"}]
     assert [example.now for example in found.examples["new"]] == [{"city": "bonn"}]

@@ -342,7 +342,7 @@ def promoted(lab: Lab, ends: tuple[int, ...], city: Callable[[int, int], str]) -
 def totals(lab: Lab, *ends: int, cities: dict[str, int]) -> None:
     """One staged batch up to these ends, of rows that no single record explains."""
     parts = [lab.slice(end, partition) for partition, end in enumerate(ends) if end > lab.position(partition)]
-    target = replace(lab.target(), layout=Layout(lab.table, COLUMNS, lab.key, by_record=False))
+    target = replace(lab.target(), layouts=(Layout(lab.table, COLUMNS, lab.key, by_record=False),))
     columns = {"city": pa.array(list(cities), pa.string()), "population": pa.array(list(cities.values()), pa.int64())}
     table = make_staging(target, 1)
     staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(columns)]), isolate=False)
@@ -475,7 +475,7 @@ def test_verify_tells_what_the_replay_has_changed_of_older_rows(lab: Lab) -> Non
     done = lab.rewind(ToOffset(30), f"{lab.topic}:0")
     lab.read(60, transform=lambda offset: [f"city {offset - 30}" if offset % 10 < 8 else f"town {offset}"])
     with lab.session() as connection:
-        (seen,) = verify(connection, done.rewind_id, {lab.spec.name: lab.key})
+        (seen,) = verify(connection, done.rewind_id, {lab.spec.name: {lab.consumer.table: lab.key}})
     assert (seen.equal, seen.changed, seen.gone, seen.new) == (0, 5, 7, 2)
     assert {(example.was or {})["kafka_offset"] for example in seen.examples["changed"]} == {3, 4, 5, 6, 7}
 
@@ -519,4 +519,4 @@ def test_a_rewind_to_the_start_and_back_leaves_nothing_behind(lab: Lab) -> None:
     lab.undo(done.rewind_id)
     assert lab.image() == before
     with lab.watch.cursor() as cur:
-        assert check_conservation(cur, lab.spec.group, lab.table, upsert=True) == []
+        assert check_conservation(cur, lab.spec.group, [lab.table], upsert=True) == []

@@ -85,7 +85,7 @@ def test_a_key_that_another_partition_has_taken_since_refuses_the_undo(upsert: L
 def total(lab: Lab, *ends: int) -> None:
     """Reads partitions to these ends in one staged batch, which makes one row without lineage."""
     parts = [lab.slice(end, partition) for partition, end in enumerate(ends) if end > lab.position(partition)]
-    target = replace(lab.target(), layout=Layout(lab.table, COLUMNS, (), by_record=False))
+    target = replace(lab.target(), layouts=(Layout(lab.table, COLUMNS, (), by_record=False),))
     row = {"city": pa.array(["all"], pa.string()), "population": pa.array([sum(part.span for part in parts)], pa.int64())}
     table = make_staging(target, 1)
     staged = stage(target, table, parts, iter([pa.RecordBatch.from_pydict(row)]), isolate=False)

@@ -10,7 +10,7 @@ from tests.integration.rewind.lab import Lab
 from tests.ledger import payloads, rows
 
 from tidemark.errors import BadInput
-from tidemark.records.outcome import TransformOutput
+from tidemark.records.outcome import TransformOutput, only
 from tidemark.rewind.apply import StalePlan
 from tidemark.rewind.archive import RowsRefused
 from tidemark.rewind.model import RewindState, ShiftBy, ToCurrent, ToLatest, ToOffset, Undo
@@ -289,7 +289,7 @@ def test_a_head_says_of_its_records_what_is_known(lab: Lab) -> None:
     """Rows and failed records are counted. The rest are the skipped ones, or, where the batch had unaccounted ones, unaccounted."""
     lab.read(40, step=40)
     part = lab.slice(80)
-    judged = iter([TransformOutput(rows(part, range(45, 80)), [40, 41])])
+    judged = iter([TransformOutput(only(rows(part, range(45, 80))), [40, 41])])
     commit_slice(lab.target(), part, judged, payloads)
     counts = "SELECT start_offset, end_offset, loaded, skipped, retried, failed, unaccounted, sink_rows FROM tidemark.batch ORDER BY 1"
     assert lab.sql(counts) == [(0, 40, 28, 4, 4, 4, 0, 36), (40, 80, 35, 2, 0, 0, 3, 35)]

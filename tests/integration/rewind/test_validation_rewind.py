@@ -45,7 +45,7 @@ class Judge:
         return ValidatedRun(DAG, f"run {self.runs}")
 
     def verdict(self, run: ValidatedRun) -> ValidationReport:
-        return validate(self.lab.url, run, group=self.lab.spec.group, table=self.lab.table, suite=self.suite)
+        return validate(self.lab.url, run, group=self.lab.spec.group, suites={self.lab.table: self.suite})
 
     def react(self, run: ValidatedRun) -> TakenBack:
         verdict = self.verdict(run)

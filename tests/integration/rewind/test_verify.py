@@ -16,7 +16,7 @@ from tidemark.rewind.verify import NotVerifiable, Verified, verify
 
 def verified(lab: Lab, rewind_id: int) -> Verified:
     with lab.session() as connection:
-        (found,) = verify(connection, rewind_id, {lab.spec.name: lab.key})
+        (found,) = verify(connection, rewind_id, {lab.spec.name: {lab.consumer.table: lab.key}})
     return found
 
 

@@ -111,7 +111,7 @@ def form(one: Readable, user: GetUserDep) -> Response:
     """What the forms for a rewind, a redrive and a discard offer."""
     words = [{"name": each.name, "does": each.does, "value": each.value, "example": each.example} for each in WORDS.values()]
     said = {"consumer": one.spec.name, "own": one.spec.access is not None, "forms": guards.forms(user, one), "scenarios": words}
-    return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.sink.table})
+    return _json(said | {"reason_characters": REASON_CHARACTERS, "approval": one.spec.rewind.approval, "table": one.spec.shown_tables})
 
 
 @app.get("/api/groups/{consumer}/rewind-preview")

@@ -59,7 +59,7 @@ def rewind(one: Declared, rewind_id: int, readable: Mapping[str, Declared]) -> d
 def verified(one: Declared, rewind_id: int, payloads: Mapping[str, bool]) -> dict[str, Any]:
     """What the replay after a rewind has changed, for those of its consumers that are in ``payloads``; of each with true, example rows
     too. ``unknown``: why that cannot be said."""
-    keys = {name: each.spec.sink.key for name, each in declared().items()}
+    keys = {name: each.spec.keys for name, each in declared().items()}
     try:
         with database(one.spec) as connection:
             with transaction(connection) as cur:

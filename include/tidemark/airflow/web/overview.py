@@ -82,7 +82,7 @@ def _row(one: Declared, found: Mapping[str, Any] | None, silent: Mapping[str, An
         "group": spec.group,
         "description": spec.description,
         "topics": list(spec.topics) or [spec.topic_pattern or ""],
-        "table": spec.sink.table,
+        "table": spec.shown_tables,
         "owner": spec.airflow.owner,
         "tags": list(spec.airflow.tags),
         "dag_id": dag_id(CONSUME, spec.name),

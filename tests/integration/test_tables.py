@@ -1,0 +1,211 @@
+"""Consumers that load several tables: from each form of a transform, together or not at all."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.integration.retry.lab import Lab
+from tests.kafka_topics import Topics
+from tests.sampling import examples
+from tests.scenario import Scenario
+from tests.shop import FORMS, Order, Shop
+
+from tidemark.consume.forms import TransformFailed
+from tidemark.records.outcome import BadOutput
+
+
+@pytest.fixture(params=list(FORMS))
+def form(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    if found == "spark":
+        request.getfixturevalue("session_here")
+    return found
+
+
+@pytest.fixture
+def shop(scenario: Scenario, form: str) -> Shop:
+    return Shop(scenario, form)
+
+
+def test_all_tables_of_a_slice_commit_together(shop: Shop) -> None:
+    """With the lineage of the record in each, and its rows numbered for each table."""
+    shop.produce({"id": 1, "lines": [3, 4]}, {"id": 2}, {"id": 3, "word": "skip"}, {"id": 4, "lines": [5]})
+    shop.run()
+    assert shop.loaded() == {1: [3, 4], 2: [], 4: [5]}
+    assert shop.scenario.counts() == {"loaded": 3, "skipped": 1, "sink_rows": 6}
+    places = "SELECT kafka_offset, kafka_seq FROM {} ORDER BY 1, 2"
+    assert shop.scenario.sql(places.format(shop.orders)) == [(0, 0), (1, 0), (3, 0)]
+    assert shop.scenario.sql(places.format(shop.lines)) == [(0, 0), (0, 1), (3, 0)]
+    assert shop.violations() == []
+
+
+@pytest.mark.parametrize("bad", [{"lines": [7, -1]}, {"customer": "nobody", "lines": [7]}], ids=["second", "first"])
+def test_a_record_that_one_table_refuses_is_loaded_into_none(shop: Shop, bad: Order) -> None:
+    """Whichever table it is; the others are loaded."""
+    shop.produce({"id": 1, "lines": [3]}, {"id": 2, **bad}, {"id": 3, "lines": [4, 5]})
+    shop.run()
+    assert shop.loaded() == {1: [3], 3: [4, 5]}
+    ((offset, disposition, error, _),) = shop.scenario.failed()
+    assert (offset, disposition, error) == (1, "fail", "CheckViolation")
+    assert shop.scenario.counts() == {"loaded": 2, "failed": 1, "sink_rows": 5}
+    assert shop.violations() == []
+
+
+def test_rows_that_need_a_refused_record_are_refused_too(shop: Shop) -> None:
+    """Lines of an order that came in a record of its own, which failed."""
+    shop.produce({"id": 1, "customer": "nobody"}, {"id": 1, "orphan": True, "lines": [3]}, {"id": 2, "lines": [4]})
+    shop.run()
+    assert shop.loaded() == {2: [4]}
+    assert [(offset, error) for offset, _, error, _ in shop.scenario.failed()] == [(0, "CheckViolation"), (1, "ForeignKeyViolation")]
+    assert shop.violations() == []
+
+
+def test_a_record_does_not_fail_because_of_one_that_fails_too(shop: Shop) -> None:
+    """The second order takes the number of the first, whose lines are refused."""
+    shop.produce({"id": 1, "lines": [3]}, {"id": 2, "lines": [-1]}, {"id": 2, "lines": [4]})
+    shop.run()
+    assert shop.loaded() == {1: [3], 2: [4]}
+    assert [(offset, error) for offset, _, error, _ in shop.scenario.failed()] == [(1, "CheckViolation")]
+    assert shop.violations() == []
+
+
+def test_a_record_may_delete_from_one_table(shop: Shop) -> None:
+    """The last record of a key wins, within a slice and after it."""
+    shop.produce({"id": 1, "lines": [3, 4]}, {"id": 1, "line": 0, "word": "delete"})
+    shop.run()
+    shop.produce({"id": 2, "lines": [5]}, {"id": 2, "line": 0, "word": "delete"}, {"id": 1, "line": 1, "word": "delete"})
+    shop.run()
+    assert shop.loaded() == {1: [], 2: []}
+    assert shop.violations() == []
+
+
+def test_a_delete_without_a_key_fails_its_record_in_all_tables(shop: Shop) -> None:
+    """It is found before the COPY, when the rows for another table have been stored."""
+    shop.produce({"id": 1, "lines": [3]}, {"id": 1, "line": None, "word": "delete"})
+    shop.run()
+    assert shop.loaded() == {1: [3]}
+    assert [(offset, error) for offset, _, error, _ in shop.scenario.failed()] == [(1, "DeleteWithoutKey")]
+
+
+RECORD = st.fixed_dictionaries(
+    {"lines": st.lists(st.sampled_from([1, 2, -1]), max_size=3)},
+    optional={"customer": st.just("nobody"), "word": st.sampled_from(["skip", "retry"])},
+)
+
+
+@pytest.mark.parametrize("form", ["function", "arrow"])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(RECORD, min_size=1, max_size=40))
+def test_whatever_is_refused_where(scenario: Scenario, form: str, records: list[Order]) -> None:
+    """The loaded orders are those that both tables take, whole."""
+    scenario.name = f"c{uuid.uuid4().hex[:10]}"
+    scenario.table = f"lake.{scenario.name}"
+    shop = Shop(scenario, form)
+    shop.produce(*({"id": number, **record} for number, record in enumerate(records)))
+    shop.run()
+    good = {
+        number: record["lines"]
+        for number, record in enumerate(records)
+        if "word" not in record and "customer" not in record and min(record["lines"], default=1) > 0
+    }
+    assert shop.loaded() == good
+    assert shop.violations() == []
+
+
+def test_a_retried_record_is_loaded_into_all_tables(scenario: Scenario, topics: Topics, form: str) -> None:
+    """Or into none, if one of them refuses its row then."""
+    lab = Lab(scenario, topics)
+    shop = Shop(scenario, form, topic=lab.topic)
+    scenario.set(retry={"delays": ["1m"]})
+    shop.produce(*({"id": number, "lines": [quantity], "word": "retry"} for number, quantity in ((1, 3), (2, 4), (3, -1))))
+    shop.run()
+    assert shop.loaded() == {}
+    scenario.transform(FORMS[form].replace("retry", "never").replace("word IS NULL", "word = 'retry'"))
+    lab.age(timedelta(minutes=2))
+    assert lab.relay() == 3
+    shop.run(drain=True)
+    assert shop.loaded() == {1: [3], 2: [4]}
+    assert scenario.failed("record_offset, state") == [(0, "LOADED"), (1, "LOADED"), (2, "FAILED")]
+    assert shop.violations() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ('return to("order", {"id": 1})', "it returned rows for 'order'; the consumer's sinks are orders, lines"),
+        ('return {"id": 1}', "it returned rows without the name of a sink; the consumer has orders, lines"),
+    ],
+)
+def test_rows_for_no_sink_are_refused(scenario: Scenario, source: str, problem: str) -> None:
+    """Nothing is stored."""
+    shop = Shop(scenario, "function")
+    scenario.transform(f"from tidemark.transform import Record, to\n\ndef transform(record: Record):\n    {source}\n")
+    shop.produce({"id": 1})
+    with pytest.raises(TransformFailed, match=problem):
+        shop.run()
+    assert scenario.counts() == {}
+
+
+def test_one_sink_needs_no_name(scenario: Scenario) -> None:
+    """A row with a name is refused, because the name says nothing."""
+    scenario.write(
+        'from tidemark.transform import Record, to\n\ndef transform(record: Record):\n    return to("orders", {"payload": record.value})\n',
+        topics=scenario.topics.create(),
+    ).make_sink("payload bytea")
+    scenario.topics.produce(scenario.spec.topics[0], [b"x"])
+    with pytest.raises(TransformFailed, match="it names the sink 'orders', but the consumer has one sink without a name"):
+        scenario.run()
+
+
+def test_different_words_for_one_record_are_refused(scenario: Scenario) -> None:
+    """A record has one outcome, whatever the number of tables."""
+    shop = Shop(scenario, "arrow")
+    source = FORMS["arrow"].replace('orders.append({**lineage, "id"', 'orders.append({**lineage, "disposition": "skip", "id"')
+    scenario.transform(source)
+    shop.produce({"id": 1, "lines": [3]})
+    with pytest.raises(BadOutput, match="record 0 has rows with dispositions skip and load"):
+        shop.run()
+
+
+def test_a_transform_must_return_all_its_sinks(scenario: Scenario) -> None:
+    """Its columns are compared with the tables before anything is read."""
+    shop = Shop(scenario, "arrow")
+    scenario.transform(FORMS["arrow"].replace('"lines": pa.RecordBatch', '# "lines": pa.RecordBatch'))
+    shop.produce({"id": 1})
+    with pytest.raises(TransformFailed, match="it returned nothing for lines"):
+        shop.run()
+
+
+def test_try_shows_the_rows_of_each_table(scenario: Scenario, tmp_path: Path) -> None:
+    """Nothing is stored."""
+    shop = Shop(scenario, "function")
+    shop.produce({"id": 1, "lines": [3]})
+    found = scenario.command("try", scenario.name, "--output", "json")
+    assert found.returncode == 0, found.stderr
+    (record,) = json.loads(found.stdout)["records"]
+    assert record["rows"] == [{"orders": {"id": 1, "customer": "ann"}}, {"lines": {"order_id": 1, "line": 0, "quantity": 3}}]
+    assert shop.loaded() == {}
+
+
+def test_ddl_and_check_cover_all_tables(scenario: Scenario) -> None:
+    """In the order of the file; the first table that is missing is reported with its DDL."""
+    shop = Shop(scenario, "arrow")
+    good = scenario.command("consumers", "check", scenario.name)
+    assert good.returncode == 0, good.stdout
+    assert [line.split()[1] for line in good.stdout.splitlines() if line.split()[:1] == ["sink"]] == [shop.orders, shop.lines]
+    scenario.sql(f"DROP TABLE {shop.lines}")
+    bad = scenario.command("consumers", "check", scenario.name)
+    assert bad.returncode == 1
+    assert f"Table {shop.lines} does not exist" in bad.stdout
+    scenario.sql(f"DROP TABLE {shop.orders}")
+    ddl = scenario.command("sink", "ddl", scenario.name).stdout
+    scenario.sql(ddl)
+    shop.produce({"id": 1, "lines": [3]})
+    shop.run()
+    assert shop.loaded() == {1: [3]}
