@@ -360,7 +360,7 @@ def _looks_for_writers(cur: Any) -> bool:
 def test_a_run_whose_transform_shuffles_needs_the_profile_stager(story: Story) -> None:
     story.run()
     runner, stager = (
-        Target(story.roles.url(story.only[profile]), 1, story.consumer.attempt_id, Layout(story.table, (Column("payload", "bytea"),)))
+        Target(story.roles.url(story.only[profile]), 1, story.consumer.attempt_id, (Layout(story.table, (Column("payload", "bytea"),)),))
         for profile in (Profile.RUNNER, Profile.STAGER)
     )
     with pytest.raises(RoleLacks, match="profile stager"):
