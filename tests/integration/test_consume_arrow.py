@@ -27,7 +27,7 @@ UNFIT: dict[str, tuple[str, type[TidemarkError], str]] = {
         SinkMismatch,
         "lineage column kafka_offset is binary",
     ),
-    "a dictionary": ("return given.to_pydict()", TransformFailed, "it returned dict; it must return a pyarrow.RecordBatch"),
+    "a dictionary": ("return given.to_pydict()", TransformFailed, "it returned list; it must return a pyarrow.RecordBatch"),
     "a table": ("return pa.table(given.to_pydict())", TransformFailed, "it returned Table; it must return a pyarrow.RecordBatch"),
     "nothing": ("return None", TransformFailed, "it returned NoneType; it must return a pyarrow.RecordBatch"),
     "an exception": (

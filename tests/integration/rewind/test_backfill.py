@@ -36,7 +36,7 @@ from tidemark.local import LocalStack
 from tidemark.offsets import store
 from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import OffsetFenced, TaskIdentity
-from tidemark.records.outcome import TransformOutput
+from tidemark.records.outcome import ONLY, TransformOutput
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.rewind import backfill
 from tidemark.rewind.backfill import Backfill, SkippedTopicRecreated
@@ -114,9 +114,8 @@ class FillLab(Lab):
         """Each record below ``end`` has been read once and made the rows that it makes."""
         self.check()
         part = Slice(self.slice_all(partition).partition, self.topic_id, 0, end, self.slice_all(partition).epoch)
-        wanted = [
-            offset for judged in of_all_kinds(part) if judged.rows is not None for offset in judged.rows.column("kafka_offset").to_pylist()
-        ]
+        rows = [judged.rows[ONLY] for judged in of_all_kinds(part) if judged.rows]
+        wanted = [offset for table in rows for offset in table.column("kafka_offset").to_pylist()]
         if self.key:
             wanted = sorted(set(wanted))
         found = self.sql(f"SELECT kafka_offset FROM {self.table} WHERE kafka_partition = %s ORDER BY kafka_offset, kafka_seq", partition)
