@@ -151,7 +151,7 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     names = ", ".join(topic.name for topic in topics)
     if all(message.value() is None for message in messages):
         fix = "Produce a record first, or create the table yourself, with the lineage columns."
-        raise BadInput(what=names, found="it has no records with values, from which columns could come", fix=fix)
+        raise BadInput(what=names, found="it has no records with values to derive columns from", fix=fix)
     kinds = {name: _sampled(names, steps, spec, messages) for name, steps in function.columns if steps[0] in function.json}
     used = {steps for _, steps in function.columns}
     own = [
@@ -265,7 +265,7 @@ def _of_sample(topic: str, encoding: Encoding, messages: Sequence[Message]) -> l
     objects = [each for each in _parsed(topic, encoding, messages) if isinstance(each, dict)]
     names = list(dict.fromkeys(name for each in objects for name in each))
     if not names:
-        raise NoSketch(topic=topic, problem="none of its latest values is a JSON object with fields, from which columns could come")
+        raise NoSketch(topic=topic, problem="none of its latest values is a JSON object with fields to derive columns from")
     values = {name: [each[name] for each in objects if each.get(name) is not None] for name in names}
     return [Field(name, column_type(some), len(some) == len(objects)) for name, some in values.items()]
 

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import statements
+from tidemark.records.outcome import DELETED
 from tidemark.rewind import guards
 from tidemark.rewind.archive import changed, refusals
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink import deleted
 from tidemark.sink.overwritten import array, kept_columns, literal
-from tidemark.sink.table import DELETED, listed, quoted, quoted_table
+from tidemark.sink.table import listed, quoted, quoted_table
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -38,7 +39,7 @@ def put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[s
     if not columns or not _one(cur)[0]:
         return
     now = kept_columns(cur, sink)
-    if DELETED[0] in now:
+    if DELETED in now:
         cur.execute(SQL["unmark"].format(**_parts(key, sink, columns, now)))
     cur.execute(SQL["shapes"], {**key, "sink": sink})
     shapes = [shape for (shape,) in cur.fetchall()]
@@ -87,7 +88,7 @@ def bring_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence
         return
     now = kept_columns(cur, sink)
     parts = _parts(key, sink, columns, now)
-    if DELETED[0] in now:
+    if DELETED in now:
         cur.execute(SQL["mark"].format(**parts))
     else:
         hooks = guards.hooks(cur, sink, "DELETE")

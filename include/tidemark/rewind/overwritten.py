@@ -21,12 +21,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import rows, statements
+from tidemark.records.outcome import DELETED
 from tidemark.rewind import guards
 from tidemark.rewind.archive import RowsRefused, changed, refusals
 from tidemark.rewind.guards import RowsStay
 from tidemark.sink import deleted
 from tidemark.sink.overwritten import array, kept_columns, literal, same_partition
-from tidemark.sink.table import DELETED, LINEAGE, listed, quoted, quoted_table
+from tidemark.sink.table import LINEAGE, listed, quoted, quoted_table
 
 if TYPE_CHECKING:
     from tidemark.db import Cursor
@@ -83,9 +84,9 @@ def _put_back(cur: Cursor, key: Mapping[str, Any], sink: str, columns: Sequence[
         values = {name: _typed(name, now[name]) for name in shape}
         as_key = {name: values[name] for name in columns}
         first_after = deleted.first_after(sink, as_key.values())
-        soft = DELETED[0] in values
+        soft = DELETED in values
         if soft:
-            values[DELETED[0]] = f"({first_after} IS NOT NULL)"
+            values[DELETED] = f"({first_after} IS NOT NULL)"
         compared = shape if hooks else [name for name, _ in LINEAGE]
         with refusals(sink, KEPT):
             cur.execute(

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from tidemark.db import statements
 from tidemark.errors import Refused
+from tidemark.records.outcome import DELETED
 from tidemark.records.ranges import Slice
 from tidemark.sink import overwritten
 from tidemark.sink.overwritten import array, kept_columns, literal
-from tidemark.sink.table import DELETED, Layout, listed, quoted, quoted_table
+from tidemark.sink.table import Layout, listed, quoted, quoted_table
 from tidemark.spec.model import Deletes
 from tidemark.text.wording import counted
 
@@ -48,7 +49,7 @@ def slice_columns(layout: Layout) -> str:
     """The SELECT list that gives a temporary table the columns of rows on their way to the sink."""
     names = [name for name, _ in layout.copy_columns]
     if layout.deletes is Deletes.HARD:  # the sink does not have the mark
-        return f"{listed(names[:-1])}, NULL::{DELETED[1]} AS {DELETED[0]}"
+        return f"{listed(names[:-1])}, NULL::boolean AS {DELETED}"
     return listed(names)
 
 
@@ -83,7 +84,7 @@ def carry_out(cur: Cursor, layout: Layout, source: str, *, floor: bool) -> str:
         return SQL["marked"].format(**fill)
     if floor:
         overwritten.keep_replaced(cur, layout, deletes(source), any_partition=False)
-        overwritten.keep_buried(cur, layout, SQL["dying"].format(**fill))
+        overwritten.keep_late(cur, layout, SQL["dying"].format(**fill))
     cur.execute(SQL["delete"].format(**fill))
     found, gone = cur.fetchone() or (0, 0)
     if found != gone:
@@ -120,7 +121,7 @@ def _parts(cur: Cursor, layout: Layout, source: str) -> dict[str, str]:
         "sink_name": literal(layout.table),
         "source": source,
         "key": key,
-        "columns": listed([name for name in layout.sink_columns if name != DELETED[0]]),
+        "columns": listed([name for name in layout.sink_columns if name != DELETED]),
         "digest": hashed(values),
         "key_values": f"jsonb_object({array(map(literal, layout.key))}, {array(f'{value}::text' for value in values)})",
         "same_key": " AND ".join(f"present.{name} = newer.{name}" for name in map(quoted, layout.key)),

@@ -259,7 +259,7 @@ def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, a
         if latest != written + late:
             raise CopyCountWrong(part=part, table=layout.table, encoded=latest, stored=written + late)
         if floor:
-            kept.keep_older(cur, layout, source, any_partition=any_partition)
+            kept.keep_late(cur, layout, source, newer=fill["newer_there"])
     except psycopg2.Error as error:
         raise translated(error, layout.table, part, of_rows=True) from None
 

@@ -8,7 +8,7 @@ or a retry) that loses to a newer row is copied as well, because the undo may re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements
@@ -43,26 +43,17 @@ def keep_replaced(cur: Cursor, layout: Layout, source: str, *, any_partition: bo
     )
 
 
-def keep_older(cur: Cursor, layout: Layout, source: str, *, any_partition: bool) -> None:
-    """Copies the rows below the floor that a merge of ``source`` did not store because of newer rows. Otherwise like `keep_replaced`."""
-    columns = kept_columns(cur, layout.table)
+def keep_late(cur: Cursor, layout: Layout, source: str, *, newer: str | None = None) -> None:
+    """Copies the rows of ``source`` below the floor that come too late for the sink. Otherwise like `keep_replaced`.
+
+    ``newer``: an SQL condition, true of the newer row that keeps one out (`newer_there`). Without it, a deletion keeps out all of them.
+    """
     given = set(layout.sink_columns)
+    columns = [name for name in kept_columns(cur, layout.table) if newer or name in given]
     values = array(f"{'newer' if name in given else 'present'}.{quoted(name)}::text" for name in columns)
-    cur.execute(
-        SQL["keep_older"].format(
-            **_parts(layout, source, layout.sink_columns, columns),
-            values=values,
-            newer_there=newer_there("newer", any_partition=any_partition),
-        )
-    )
-
-
-def keep_buried(cur: Cursor, layout: Layout, source: str) -> None:
-    """Copies the rows of ``source`` below the floor, which a deletion keeps out of the sink. Otherwise like `keep_replaced`."""
-    given = set(layout.sink_columns)
-    columns = [name for name in kept_columns(cur, layout.table) if name in given]
-    parts = _parts(layout, source, layout.sink_columns, dict.fromkeys(columns, ""))
-    cur.execute(SQL["keep_buried"].format(**parts, values=array(f"newer.{quoted(name)}::text" for name in columns)))
+    parts = _parts(layout, source, layout.sink_columns, columns)
+    newer_row = f"JOIN {parts['sink']} present ON {parts['same_key']} AND ({newer})" if newer else ""
+    cur.execute(SQL["keep_late"].format(**parts, values=values, newer_row=newer_row))
 
 
 def kept_columns(cur: Cursor, table: str) -> dict[str, str]:
@@ -99,7 +90,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _parts(layout: Layout, source: str, columns: Sequence[str], kept: Mapping[str, str]) -> dict[str, str]:
+def _parts(layout: Layout, source: str, columns: Sequence[str], kept: Iterable[str]) -> dict[str, str]:
     return {
         "latest": SQL["latest"].format(key=listed(layout.key), columns=listed(columns), source=source),
         "sink": quoted_table(layout.table),

@@ -30,8 +30,8 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, {sink_n
    AND ((present.kafka_topic_id, present.kafka_partition) <> (floor.topic_id, floor.partition) OR present.kafka_offset < floor.floor)
    FOR NO KEY UPDATE OF present;
 
--- name: keep_older
--- Copies the rows below the floor that a merge did not store because of a newer row: an undo may remove the newer one.
+-- name: keep_late
+-- Copies rows below the floor that come too late for the sink: an undo may remove the newer row, or take the deletion back.
 WITH latest AS MATERIALIZED ({latest})
 INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
                                   kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
@@ -39,18 +39,7 @@ SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, {sink_n
        newer.kafka_topic_id, newer.kafka_partition, newer.kafka_offset, newer.kafka_seq, jsonb_object({names}, {values})
   FROM latest newer
   JOIN tidemark.undo_floor floor ON {of_sink} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
-  JOIN {sink} present ON {same_key}
- WHERE ({newer_there}) AND newer.kafka_offset < floor.floor;
-
--- name: keep_buried
--- Copies rows below the floor that do not reach the sink because a deletion follows: an undo may take the deletion back.
-WITH latest AS MATERIALIZED ({latest})
-INSERT INTO tidemark.rewound_row (rewind_id, group_id, topic_id, partition, sink, elsewhere,
-                                  kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, kept)
-SELECT floor.rewind_id, floor.group_id, floor.topic_id, floor.partition, {sink_name}, false,
-       newer.kafka_topic_id, newer.kafka_partition, newer.kafka_offset, newer.kafka_seq, jsonb_object({names}, {values})
-  FROM latest newer
-  JOIN tidemark.undo_floor floor ON {of_sink} AND floor.topic_id = newer.kafka_topic_id AND floor.partition = newer.kafka_partition
+  {newer_row}
  WHERE newer.kafka_offset < floor.floor;
 
 -- name: same_partition

@@ -10,7 +10,7 @@ import psycopg2.errors
 
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
-from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL
+from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL
 from tidemark.sink.types import arrow_type, fits, postgres_type
 from tidemark.spec.model import Deletes
 
@@ -28,7 +28,7 @@ LINEAGE = (
     ("kafka_seq", "integer"),
 )
 """The record that a row was made from, and the row's number among that record's rows."""
-DELETED = ("kafka_deleted", "boolean")
+MARK = (DELETED, "boolean")
 """Whether a row is deleted: a column of a sink with soft deletes, and of the rows on their way to a sink with deletes."""
 
 
@@ -66,13 +66,13 @@ class Layout:
     @property
     def copy_columns(self) -> list[tuple[str, str]]:
         """Names and types of the columns of rows on their way to the sink."""
-        deleted = () if self.deletes is Deletes.REFUSE else (DELETED,)
+        deleted = () if self.deletes is Deletes.REFUSE else (MARK,)
         return [(column.name, column.type) for column in self.columns] + [*LINEAGE, *deleted]
 
     @property
     def sink_columns(self) -> list[str]:
         """The columns of the sink that are written."""
-        deleted = (DELETED,) if self.deletes is Deletes.SOFT else ()
+        deleted = (MARK,) if self.deletes is Deletes.SOFT else ()
         return [column.name for column in self.columns] + [name for name, _ in (*LINEAGE, *deleted)]
 
 
@@ -206,10 +206,10 @@ def create_ddl(
     ]
     if unknown:
         raise SinkMismatch(table=table, problems=unknown, output=_shown(output), columns=[], ddl="")
-    own = [*LINEAGE, *([DELETED] if soft else [])]
+    own = [*LINEAGE, *([MARK] if soft else [])]
     width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in own])
     lines = [f"    {quoted(field.name):<{width}} {_kind(field)}{' NOT NULL' * (field.name in key)}" for field in data]
-    lines += [f"    {quoted(name):<{width}} {kind} NOT NULL{' DEFAULT false' * ((name, kind) == DELETED)}" for name, kind in own]
+    lines += [f"    {quoted(name):<{width}} {kind} NOT NULL{' DEFAULT false' * ((name, kind) == MARK)}" for name, kind in own]
     lines += [f"    {_unique(columns)}" for columns in (key, _LINEAGE_NAMES) if columns]
     schema = table.split(".")[0]
     parts = [f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};"] if schema != "public" else []
@@ -299,7 +299,7 @@ def _key_differences(
 
 
 def _deletes_differences(table: str, have: Mapping[str, Column], output: pa.Schema, deletes: Deletes) -> Iterator[Difference]:
-    name, kind = DELETED
+    name, kind = MARK
     if name in output.names:
         yield f"the output has the column {name}, which Tidemark fills in: remove it", None
     elif deletes is Deletes.SOFT and name not in have:
@@ -342,7 +342,7 @@ def _difference(table: str, field: pa.Field, column: Column | None) -> Differenc
 
 
 def _not_given(columns: Sequence[Column], output: pa.Schema) -> Iterator[Difference]:
-    lineage = {name for name, _ in (*LINEAGE, DELETED)}
+    lineage = {name for name, _ in (*LINEAGE, MARK)}
     for column in columns:
         if column.must_be_given and column.name not in output.names and column.name not in lineage:
             yield f"column {column.name} is NOT NULL without a default, but the output lacks it", None

@@ -22,6 +22,7 @@ from tidemark.records.outcome import DELETED, TransformOutput, only
 from tidemark.rewind.model import ToOffset
 from tidemark.rewind.retention import remove_archives
 from tidemark.rewind.verify import verify
+from tidemark.sink import deleted
 from tidemark.sink.commit import commit_slice
 from tidemark.spec.model import Deletes
 
@@ -200,6 +201,27 @@ def test_deletes_rewinds_and_undos_in_any_order(lab: Lab, data: st.DataObject) -
         assert found.items() <= expected.items()
         assert expected.keys() - found.keys() <= overwritten
         lab.check()
+
+
+# ---- how they are found
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_next_deletion_of_a_key_is_one_look_into_the_index(lab: Lab, *, analyzed: bool) -> None:
+    """With and without statistics of the table: Postgres never searches the deletions of a partition, or sorts those of a key."""
+    lab.sql(
+        "INSERT INTO tidemark.deletion (sink, kafka_topic_id, kafka_partition, kafka_offset, kafka_seq, digest, key)"
+        f" SELECT %s, %s, 0, number, 0, {deleted.hashed(['city'])}, jsonb_build_object('city', city)"
+        "   FROM (SELECT number, 'city ' || number %% 5000 AS city FROM generate_series(1, 20000) number) made",
+        lab.table, lab.topic_id,
+    )  # fmt: skip
+    if analyzed:
+        lab.sql("ANALYZE tidemark.deletion")
+    found = deleted.first_after(lab.table, ["newer.city"])
+    plan = "\n".join(line for (line,) in lab.sql(f"EXPLAIN SELECT {found} FROM {lab.table} newer"))
+    assert "Index Scan using deletion_key on deletion present" in plan
+    assert plan.count("on deletion present") == 1, plan
+    assert "Sort" not in plan
 
 
 # ---- what else sees deletions
