@@ -265,7 +265,7 @@ class Scenario:
 
     def counts(self) -> dict[str, int]:
         """The whole ledger's sums; those that are not 0."""
-        names = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
+        names = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows", "deleted")
         (sums,) = self.sql(f"SELECT {', '.join(f'coalesce(sum({name}), 0)::bigint' for name in names)} FROM tidemark.batch")
         return {name: value for name, value in zip(names, sums, strict=True) if value}
 

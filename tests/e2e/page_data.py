@@ -29,10 +29,10 @@ EVIL = '<script>globalThis.stolen = 1</script><img src=x onerror="globalThis.sto
 REASON = "fares were doubled since noon"
 
 TRANSFORM = """
-    from tidemark.transform import Fail, Record, Retry, Skip
+    from tidemark.transform import Delete, Fail, Record, Retry, Skip
 
 
-    def transform(record: Record) -> dict:
+    def transform(record: Record) -> dict | Delete:
         word = (record.value or b"").decode()
         if word.startswith("<"):
             raise Fail(f"no city: {word}")
@@ -40,7 +40,8 @@ TRANSFORM = """
             raise Fail("no carrier")
         if word == "later":
             raise Retry("the service is busy")
-        return {"number": int(word)}
+        number = int(word)
+        return Delete(number=-number) if number < 0 else {"number": number}
 """
 SUITE = {
     "name": "numbers",
@@ -87,10 +88,11 @@ class Data:
         self.topics.produce(topic("rides"), ["4", "later", "5"], partition=1)
         self.run(rides)
 
-        fares = self.consumer("fares", 1, validation={"suite": "numbers"})
+        sink = {"table": "lake.fares", "mode": "upsert", "key": ["number"], "deletes": "hard"}
+        fares = self.consumer("fares", 1, "number bigint NOT NULL UNIQUE", validation={"suite": "numbers"}, sink=sink)
         self.topics.produce(topic("fares"), ["1", "2"])
         self.run(fares)
-        self.topics.produce(topic("fares"), ["50", "400", "500"])
+        self.topics.produce(topic("fares"), ["50", "400", "500", "-2"])
         self.run(fares)
 
         trips = self.consumer("trips", 1)
@@ -102,13 +104,13 @@ class Data:
 
         self.consumer("away", 1, connections={"postgres": "elsewhere"}, make=False)
 
-    def consumer(self, name: str, partitions: int, *, make: bool = True, **keys: Any) -> Scenario:
+    def consumer(self, name: str, partitions: int, ddl: str = "number bigint", *, make: bool = True, **keys: Any) -> Scenario:
         made = Scenario(self.folder, self.url, self.topics)
         made.name, made.table = name, f"lake.{name}"
         made.write(TRANSFORM, topics=topic(name), **keys)
         if make:
             self.topics.create(partitions, name=topic(name))
-            made.make_sink("number bigint")
+            made.make_sink(ddl)
         return made
 
     def task(self, one: Scenario, try_number: int = 1, seat: int = -1) -> TaskIdentity:
@@ -152,7 +154,7 @@ class Data:
             assert failing
         else:
             suite = self.folder / "expectations" / "numbers.json" if one.spec.validation else None
-            validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, suites={one.table: suite})
+            validate(self.url, ValidatedRun(task.dag_id, task.run_id), group=one.name, suites={one.table: suite}, upsert=one.spec.upserts)
 
     def age(self, group: str) -> None:
         """As if 25 minutes lay between its runs, and 12 between its generations."""

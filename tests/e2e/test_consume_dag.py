@@ -86,6 +86,7 @@ def test_asset_event_carries_ranges_counts_and_verdict(lab, finished):
         "failed": 0,
         "unaccounted": 0,
         "sink_rows": RECORDS,
+        "deleted": 0,
     }
     assert events[0].extra["verdict"] == "passed"
     assert events[0].extra["group"] == "happy"
@@ -94,7 +95,7 @@ def test_asset_event_carries_ranges_counts_and_verdict(lab, finished):
 def test_xcoms_are_small_and_hold_no_data(lab, finished):
     """Counts and ranges; not a record, whatever the size of the run."""
     consumed, verdict = finished.run.xcom("consume"), finished.run.xcom("validate")
-    assert (consumed["records"], consumed["loaded"], consumed["sink_rows"]) == (RECORDS, RECORDS, RECORDS)
+    assert (consumed["records"], consumed["loaded"], consumed["sink_rows"], consumed["deleted"]) == (RECORDS, RECORDS, RECORDS, 0)
     assert verdict["ranges"] == {"happy/0": [[0, RECORDS]]}
     assert len(json.dumps(consumed)) < 500
     assert len(json.dumps(verdict)) < 2000
@@ -107,13 +108,23 @@ def test_task_log_has_the_drivers_lines_and_progress(lab, finished):
     assert log.count("slice committed group=happy") == 3
     assert f"committed=0 of={RECORDS}" in log  # as soon as the run is planned; then every few seconds while it lasts
     assert f"attempt is committed group=happy attempt_id={finished.run.xcom('consume')['attempt_id']} records={RECORDS}" in log
+    assert "deleted=" not in log
     assert "Traceback" not in log
 
 
 def test_airflows_statistics_get_the_counts_of_a_run(lab, finished):
     """Tagged, and with the consumer in the name for a StatsD without tags. What is zero is sent too."""
     tags = "consumer=happy,group=happy,task_id=consume"
-    expected = {"records": RECORDS, "loaded": RECORDS, "skipped": 0, "retried": 0, "failed": 0, "unaccounted": 0, "sink_rows": RECORDS}
+    expected = {
+        "records": RECORDS,
+        "loaded": RECORDS,
+        "skipped": 0,
+        "retried": 0,
+        "failed": 0,
+        "unaccounted": 0,
+        "sink_rows": RECORDS,
+        "deleted": 0,
+    }
     names = {name: [f"airflow.tidemark.{name},{tags}", f"airflow.tidemark.happy.consume.{name}"] for name in expected}
     eventually(lambda: {one for both in names.values() for one in both} <= set(lab.statsd.counters), what="all counters")
     assert {name: [lab.statsd.counters[sent] for sent in names[name]] for name in expected} == {

@@ -207,13 +207,19 @@ def test_group_says_how_fast_where_each_partition_moved_and_which_try_was_fenced
         cur.execute(orders["queries"]["batches"])
         assert [row["batch_id"] for row in rows(cur)] == [row["batch_id"] for row in orders["batches"]] != []
     source = site.json("api/groups/orders/transform")
-    assert source["text"].splitlines()[source["line"] - 1] == "def transform(record: Record) -> dict:"
+    assert source["text"].splitlines()[source["line"] - 1] == "def transform(record: Record) -> dict | Delete:"
     assert (
         orders["source"]
         == {name: source[name] for name in ("transform", "file")}
         == {"transform": "orders:transform", "file": "transforms/orders.py"}
     )
     assert site.get("api/groups/bad/transform").status_code == 404
+
+
+def test_group_says_how_many_rows_each_attempt_and_batch_deleted(site: Site) -> None:
+    fares = site.json("api/groups/fares")
+    for shown in ("attempts", "batches"):
+        assert [(each["loaded"], each["deleted"]) for each in fares[shown]] == [(4, 1), (2, 0)]
 
 
 def test_retries_say_of_each_error_whether_it_grows(site: Site) -> None:
@@ -475,7 +481,17 @@ def test_group_shows_rates_rebalances_and_the_fenced_try(site: Site, browser: Br
     page.get_by_label("Members").get_by_text("shop.orders:0-2").wait_for()
     assert (page.get_by_role("link", name="code", exact=True).get_attribute("href") or "").endswith("/dags/consume__orders/code")
     page.get_by_role("link", name="orders:transform").click()
-    page.get_by_text("def transform(record: Record) -> dict:").wait_for()
+    page.get_by_text("def transform(record: Record) -> dict | Delete:").wait_for()
+    assert visitor.errors == []
+    visitor.context.close()
+
+
+def test_group_shows_deletes_where_there_are_any(site: Site, browser: Browser) -> None:
+    visitor = Visitor(browser, site, "vic")
+    page = visitor.open("groups/fares", "Spec in force")
+    assert page.get_by_label("Attempts").get_by_text("delete").all_inner_texts() == ["1 delete"]
+    titles = page.locator("svg[aria-label*='batches of'] title").all_text_contents()
+    assert [title.partition("; ")[2] for title in titles] == ["4 loaded, 0 to retry, 0 failed, 1 delete", "2 loaded, 0 to retry, 0 failed"]
     assert visitor.errors == []
     visitor.context.close()
 

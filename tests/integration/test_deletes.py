@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from tests.orders import Orders, order
 from tests.scenario import Scenario
 from tests.spark_here import run_here
 
+from tidemark.consume import launch
 from tidemark.db import session, transaction
-from tidemark.quality import check_conservation
+from tidemark.metrics.families import of_work
+from tidemark.metrics.ledger import Ledger
+from tidemark.quality import RunCounts, ValidatedRun, check_conservation, validate
 from tidemark.sink.deleted import RowsKept
 
 FORMS = {
@@ -75,11 +79,6 @@ def ran(scenario: Scenario, form: str, *words: str) -> None:
         assert check_conservation(cur, scenario.spec.group, [scenario.table], upsert=True) == []
 
 
-def deleted(scenario: Scenario) -> int:
-    ((count,),) = scenario.sql("SELECT sum(deleted)::bigint FROM tidemark.batch")
-    return int(count)
-
-
 def test_each_form_deletes(scenario: Scenario, form: str) -> None:
     """A delete without a key fails alone."""
     consumer(scenario, form, "hard")
@@ -88,8 +87,7 @@ def test_each_form_deletes(scenario: Scenario, form: str) -> None:
     assert [each[:3] for each in scenario.failed()] == [(3, "fail", "DeleteWithoutKey")]
     ran(scenario, form, "-rom", "ulm")
     assert scenario.rows("city, place") == [("bonn", 1), ("ulm", 7)]
-    assert scenario.counts() == {"loaded": 7, "failed": 1, "sink_rows": 7}
-    assert deleted(scenario) == 3
+    assert scenario.counts() == {"loaded": 7, "failed": 1, "sink_rows": 7, "deleted": 3}
 
 
 def test_sink_that_refuses_deletes_fails_the_record(scenario: Scenario, form: str) -> None:
@@ -134,7 +132,7 @@ def test_record_that_is_retried_does_not_bring_a_deleted_row_back(scenario: Scen
         (scenario.folder / "transforms" / "up").touch()
         lab.climb(timedelta(minutes=5))
         assert scenario.rows("city") == ["bonn", "york"]
-        assert deleted(scenario) == 3
+        assert scenario.counts()["deleted"] == 3
     finally:
         lab.close()
 
@@ -169,6 +167,53 @@ def test_key_of_another_partition_is_not_deleted(scenario: Scenario) -> None:
     scenario.run()
     assert scenario.rows("city") == ["ulm", "bonn"]
     assert [each[:3] for each in scenario.failed()] == [(0, "fail", "KeyOfOtherPartition")]
+
+
+# ---- how many
+
+
+def judged(scenario: Scenario) -> RunCounts:
+    """What a validation of the last run counts."""
+    run = ValidatedRun(attempt_id=scenario.attempt_id)
+    return validate(scenario.database_url, run, group=scenario.spec.group, suites={scenario.table: None}, upsert=True).counts
+
+
+def test_deletes_are_shown_with_the_rows_that_they_are_of(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
+    """Programs always get the number, people only if it is not 0."""
+    caplog.set_level(logging.INFO)
+    consumer(scenario, "function", "hard")
+    ledger = Ledger()
+
+    def scraped() -> dict[str, float]:
+        with session(scenario.database_url) as connection, transaction(connection) as cur:
+            ledger.read(cur)
+        samples = [one for family in of_work({"g": ledger.totals[scenario.spec.group]}) for one in family.samples]
+        return {one.name: one.value for one in samples if one.name in ("tidemark_rows_total", "tidemark_deleted_rows_total")}
+
+    scraped()
+    ran(scenario, "function", "ulm bonn")
+    assert judged(scenario).deleted == 0
+    assert (len(caplog.records) > 0, "deleted=" in caplog.text) == (True, False)
+    assert scraped() == {"tidemark_rows_total": 2, "tidemark_deleted_rows_total": 0}
+    ran(scenario, "function", "-ulm rom", "-york")
+    assert "unaccounted=0 deleted=2 twin=False" in caplog.text
+    assert judged(scenario) == RunCounts(loaded=2, sink_rows=3, deleted=2)
+    assert "rows=3 deleted=2" in caplog.text
+    assert scraped() == {"tidemark_rows_total": 5, "tidemark_deleted_rows_total": 2}
+    progress = launch.progress(scenario.database_url, scenario.attempt_id)
+    assert (progress.counts["sink_rows"], progress.counts["deleted"]) == (3, 2)
+
+
+def test_command_line_shows_deletes(scenario: Scenario) -> None:
+    consumer(scenario, "function", "hard")
+    (topic,) = scenario.keys["topics"]
+    scenario.topics.produce(topic, ["ulm bonn", "-ulm rom", "-york"])
+    lines = [line.split() for line in scenario.command("consume", scenario.name).stdout.splitlines()]
+    seen = {line[0]: line[-2:] for line in lines if line}
+    assert (seen["partition"], seen[f"{topic}/0"], seen["total"]) == (["rows", "deletes"], ["5", "2"], ["5", "2"])
+    ran(scenario, "function", "bern")
+    lines = [line.split() for line in scenario.command("validate", scenario.name).stdout.splitlines()]
+    assert [line[1:3] for line in lines if line and line[-1] in ("verdict", "passed")] == [["rows", "deletes"], ["5", "2"], ["1", "0"]]
 
 
 # ---- without code

@@ -99,7 +99,8 @@ class ConsumeOperator(BaseOperator):
         counts = statistics.counts_of(done)
         statistics.report(spec, self.task_id, counts)
         summary = {"attempt_id": attempt_id, **counts}
-        self.log.info("attempt is committed group=%s %s", spec.group, " ".join(f"{name}={value}" for name, value in summary.items()))
+        told = " ".join(f"{name}={value}" for name, value in summary.items() if value or name != "deleted")
+        self.log.info("attempt is committed group=%s %s", spec.group, told)
         if counts["retried"] or counts["failed"]:
             self.log.warning(
                 "records not loaded group=%s retried=%s failed=%s; to see them: tidemark retries list %s",

@@ -20,12 +20,10 @@ from tidemark.spec import ConsumerSpec
 
 log = logging.getLogger(__name__)
 
-COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
-
 
 def counts_of(attempt: Progress) -> dict[str, int]:
-    """What an attempt has committed: ``records`` (offsets), and the sums of `COUNTS` over its partitions."""
-    return {"records": attempt.records} | {name: sum(getattr(part, name) for part in attempt.partitions) for name in COUNTS}
+    """What an attempt has committed: ``records`` (offsets), and `Progress.counts`."""
+    return {"records": attempt.records} | attempt.counts
 
 
 def report(spec: ConsumerSpec, task_id: str, counts: Mapping[str, int]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemark.cli.common import OutputFormat, connected, plain_table, print_json, spec_of, stdout
-from tidemark.cli.consume import COUNTS, HEADINGS, run_shown
+from tidemark.cli.consume import headings, run_shown
 from tidemark.connections import from_env
 from tidemark.db import session, transaction
 from tidemark.profiles import Profile
@@ -28,8 +28,7 @@ def backfill_all(name: str, rewind_id: int | None, consumers: Path | None, trans
         done = run_shown(spec, connections, consumers, transforms, backfill_of=one)
         with session(connections.database_url) as connection, transaction(connection) as cur:
             left = backfill.find(cur, spec.group, one).left
-        counts = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
-        told.append({"rewind_id": one, "attempt": done.attempt_id, "records": done.records, **counts, "left": left})
+        told.append({"rewind_id": one, "attempt": done.attempt_id, "records": done.records, **done.counts, "left": left})
     if output is OutputFormat.JSON:
         print_json({"group": spec.group, "backfills": told})
     elif told:
@@ -39,7 +38,8 @@ def backfill_all(name: str, rewind_id: int | None, consumers: Path | None, trans
 
 
 def _print(group: str, told: Sequence[dict[str, Any]]) -> None:
-    table = plain_table(f"{group}, backfills", "rewind", "attempt", "offsets", *HEADINGS, "left")
+    shown = headings(deletes=any(one["deleted"] for one in told))
+    table = plain_table(f"{group}, backfills", "rewind", "attempt", "offsets", *shown.values(), "left")
     for one in told:
-        table.add_row(str(one["rewind_id"]), str(one["attempt"]), *(f"{one[name]:,}" for name in ("records", *COUNTS, "left")))
+        table.add_row(str(one["rewind_id"]), str(one["attempt"]), *(f"{one[name]:,}" for name in ("records", *shown, "left")))
     stdout.print(table)

@@ -38,9 +38,11 @@ class TakenOver(Fenced):
         )
 
 
-COUNTS = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
-HEADINGS = ("loaded", "skipped", "retry", "failed", "other", "rows")
-"""Headings for `COUNTS`, short enough for a terminal. "other" is compaction gaps, transaction markers and filtered rows."""
+HEADINGS = {
+    "loaded": "loaded", "skipped": "skipped", "retried": "retry", "failed": "failed", "unaccounted": "other", "sink_rows": "rows",
+    "deleted": "deletes",
+}  # fmt: skip
+"""Headings of counts, short enough for a terminal. "other" is compaction gaps, transaction markers and filtered rows."""
 
 
 def consume_once(
@@ -134,13 +136,18 @@ def run_shown(
     return done
 
 
+def headings(*, deletes: bool) -> dict[str, str]:
+    """The counts that a table shows, with their headings. ``deletes``: whether there are any."""
+    return {name: heading for name, heading in HEADINGS.items() if deletes or name != "deleted"}
+
+
 def _without(lines: list[str], error: list[str]) -> list[str]:
     """The driver's lines without its final error, which `main` prints."""
     return lines[: -len(error)] if error and lines[-len(error) :] == error else lines
 
 
 def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
-    totals = {name: sum(getattr(part, name) for part in done.partitions) for name in COUNTS}
+    totals = done.counts
     if output is OutputFormat.JSON:
         print_json(
             {
@@ -157,12 +164,13 @@ def _print(group: str, done: launch.Progress, output: OutputFormat) -> None:
     if not done.partitions:
         stdout.print(f"{group}: nothing to read")
         return
-    table = plain_table(f"{group}, attempt {done.attempt_id}", "partition", "from", "to", *HEADINGS)
+    shown = headings(deletes=totals["deleted"] > 0)
+    table = plain_table(f"{group}, attempt {done.attempt_id}", "partition", "from", "to", *shown.values())
     table.show_footer = True
     table.columns[0].footer = "total"
-    for column, name in zip(table.columns[3:], COUNTS, strict=True):
+    for column, name in zip(table.columns[3:], shown, strict=True):
         column.footer = f"{totals[name]:,}"
     for part in done.partitions:
-        counts = [f"{getattr(part, name):,}" for name in COUNTS]
+        counts = [f"{getattr(part, name):,}" for name in shown]
         table.add_row(f"{part.topic}/{part.partition}", f"{part.start:,}", f"{part.end:,}", *counts)
     stdout.print(table)

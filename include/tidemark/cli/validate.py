@@ -29,10 +29,12 @@ def validate_runs(name: str, consumers: Path | None, output: OutputFormat) -> bo
     elif not verdicts:
         stdout.print(f"{spec.group}: nothing to validate", markup=False, highlight=False)
     else:
-        table = plain_table(f"{spec.group}, validations", "attempt", "rows", "failed checks", "verdict")
+        deletes = any(one.counts.deleted for one in verdicts.values())
+        table = plain_table(f"{spec.group}, validations", "attempt", "rows", *(["deletes"] * deletes), "failed checks", "verdict")
         for attempt, one in verdicts.items():
             failed = sum(not result.success for result in one.results)
-            table.add_row(str(attempt), f"{one.counts.sink_rows:,}", str(failed), one.verdict.value)
+            deleted = [f"{one.counts.deleted:,}"] * deletes
+            table.add_row(str(attempt), f"{one.counts.sink_rows:,}", *deleted, str(failed), one.verdict.value)
         stdout.print(table)
     for one in verdicts.values():
         for result in one.results:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +28,7 @@ from tidemark.consume.process import child_env
 from tidemark.db import Connection, DatabaseUrl, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.offsets import store
+from tidemark.records.outcome import RecordCounts
 
 POLL_S = 0.5
 KILL_WAIT_S = 10
@@ -54,6 +55,7 @@ class PartitionResult:
     failed: int = 0
     unaccounted: int = 0
     sink_rows: int = 0
+    deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ class Progress:
     def total(self) -> int:
         """Offsets committed once the run is done."""
         return sum(part.planned_end - part.start for part in self.partitions)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The sums of the partitions' counts, with the names of `RecordCounts`."""
+        return {count.name: sum(getattr(part, count.name) for part in self.partitions) for count in fields(RecordCounts)}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -322,7 +322,7 @@ def _log_batch(group: str, attempt_id: int, receipts: Sequence[Receipt]) -> None
     for receipt in receipts:
         counts = receipt.counts
         log.info(
-            "slice committed group=%s attempt=%s slice=%s epoch=%s loaded=%s skipped=%s retried=%s failed=%s unaccounted=%s twin=%s",
+            "slice committed group=%s attempt=%s slice=%s epoch=%s loaded=%s skipped=%s retried=%s failed=%s unaccounted=%s%s twin=%s",
             group,
             attempt_id,
             receipt.part,
@@ -332,5 +332,6 @@ def _log_batch(group: str, attempt_id: int, receipts: Sequence[Receipt]) -> None
             counts.retried,
             counts.failed,
             counts.unaccounted,
+            f" deleted={counts.deleted}" if counts.deleted else "",
             receipt.twin,
         )

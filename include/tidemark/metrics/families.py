@@ -20,19 +20,21 @@ def of_work(totals: Mapping[str, Totals]) -> Iterator[Metric]:
     """Counters, from 0 when the process begins."""
     records = CounterMetricFamily("tidemark_records", "Records of committed slices, by outcome.", labels=["group", "outcome"])
     made = CounterMetricFamily("tidemark_rows", "Rows that commits wrote to the sink.", labels=["group"])
+    deleted = CounterMetricFamily("tidemark_deleted_rows", "Of these, rows that delete their key's row.", labels=["group"])
     commits = HistogramMetricFamily("tidemark_commit_seconds", "Duration of commits, from BEGIN to the ledger row.", labels=["group"])
     attempts = CounterMetricFamily("tidemark_attempts", "Attempts that ended, by result.", labels=["group", "result"])
     for group, one in sorted(totals.items()):
         for outcome in OUTCOMES:
             records.add_metric([group, outcome], one.records[outcome])
         made.add_metric([group], one.rows)
+        deleted.add_metric([group], one.deleted)
         limits = (*COMMIT_BUCKETS_S, float("inf"))
         counts = accumulate(one.slower_than[limit] for limit in limits)
         buckets = [("+Inf" if limit == float("inf") else str(limit), count) for limit, count in zip(limits, counts, strict=True)]
         commits.add_metric([group], buckets=buckets, sum_value=one.commit_seconds)
         for result, count in sorted(one.attempts.items()):
             attempts.add_metric([group, result], count)
-    yield from (records, made, commits, attempts)
+    yield from (records, made, deleted, commits, attempts)
 
 
 def of_state(state: State) -> Iterator[Metric]:

@@ -27,6 +27,8 @@ class Totals:
     records: Counter[str] = field(default_factory=Counter)
     """By outcome. A record that is tried again counts again."""
     rows: int = 0
+    deleted: int = 0
+    """Of ``rows``: those that delete."""
     commits: int = 0
     commit_seconds: float = 0.0
     slower_than: Counter[float] = field(default_factory=Counter)
@@ -69,6 +71,7 @@ class Ledger:
         for outcome in OUTCOMES:
             totals.records[outcome] += row[outcome]
         totals.rows += row["sink_rows"]
+        totals.deleted += row["deleted"]
         totals.commits += 1
         if (seconds := row["seconds"]) is not None:
             totals.commit_seconds += seconds

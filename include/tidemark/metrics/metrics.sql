@@ -7,7 +7,7 @@ SELECT coalesce(max(batch_id), 0) - 10000 AS batch_id, clock_timestamp() AS now 
 -- name: batches
 -- Batches after a given one. Those that a rewind has cut from others were counted with these.
 SELECT batch_id, grp.name AS group, committed_at, extract(epoch FROM committed_at - began_at)::double precision AS seconds,
-       loaded, skipped, retried, failed, unaccounted, sink_rows, drained
+       loaded, skipped, retried, failed, unaccounted, sink_rows, deleted, drained
   FROM tidemark.batch JOIN tidemark.consumer_group owner USING (group_id)
   JOIN tidemark.consumer_group grp ON grp.group_id = coalesce(owner.side_of, owner.group_id)
  WHERE batch_id > %(after)s AND head_of IS NULL;

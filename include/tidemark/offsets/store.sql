@@ -190,7 +190,8 @@ RETURNING attempt_id;
 -- What an attempt has committed so far, one row per partition. Locks nothing.
 SELECT topic.name AS topic, partition, min(start_offset) AS start, max(end_offset) AS end, count(*) AS batches,
        sum(loaded)::bigint AS loaded, sum(skipped)::bigint AS skipped, sum(retried)::bigint AS retried,
-       sum(failed)::bigint AS failed, sum(unaccounted)::bigint AS unaccounted, sum(sink_rows)::bigint AS sink_rows
+       sum(failed)::bigint AS failed, sum(unaccounted)::bigint AS unaccounted, sum(sink_rows)::bigint AS sink_rows,
+       sum(deleted)::bigint AS deleted
   FROM tidemark.batch JOIN tidemark.topic USING (topic_id)
  WHERE attempt_id = %(attempt_id)s GROUP BY topic.name, partition ORDER BY topic.name, partition;
 

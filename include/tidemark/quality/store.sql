@@ -1,7 +1,7 @@
 -- name: run_batches
 -- The ledger rows of a run, by partition and offset. Locks nothing.
 SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, batch.start_offset, batch.end_offset,
-       batch.loaded, batch.skipped, batch.retried, batch.failed, batch.unaccounted, batch.sink_rows, batch.drained
+       batch.loaded, batch.skipped, batch.retried, batch.failed, batch.unaccounted, batch.sink_rows, batch.deleted, batch.drained
   FROM tidemark.batch
   JOIN tidemark.attempt USING (attempt_id)
   JOIN tidemark.topic USING (topic_id)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +132,9 @@ def _validate(
     with transaction(connection) as cursor:
         verdict = _store(cursor, group_id, run, verdict, judged, batch_ids)
     logger.info(
-        "validated group=%s run=%s validation=%s verdict=%s failed=%s rows=%s",
+        "validated group=%s run=%s validation=%s verdict=%s failed=%s rows=%s%s",
         group, run, verdict.validation_id, verdict.verdict, sum(not result.success for result in results), verdict.counts.sink_rows,
+        f" deleted={verdict.counts.deleted}" if verdict.counts.deleted else "",
     )  # fmt: skip
     return verdict
 
@@ -206,8 +207,7 @@ def _require_sink(cursor: Cursor, table: str) -> None:
 
 
 def _counts(batches: Sequence[dict[str, Any]]) -> RunCounts:
-    names = ("loaded", "skipped", "retried", "failed", "unaccounted", "sink_rows")
-    return RunCounts(**{name: sum(int(batch[name]) for batch in batches) for name in names})
+    return RunCounts(**{count.name: sum(int(batch[count.name]) for batch in batches) for count in fields(RunCounts)})
 
 
 def _conserved(violations: Sequence[Violation], batches: int) -> ExpectationResult:

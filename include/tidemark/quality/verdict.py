@@ -64,7 +64,7 @@ class ValidatedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Sums over the run's ledger rows: records by outcome, and rows in the sink."""
+    """Sums over the run's ledger rows: records by outcome, rows in the sink, and those of them that delete."""
 
     loaded: int = 0
     skipped: int = 0
@@ -72,6 +72,7 @@ class RunCounts:
     failed: int = 0
     unaccounted: int = 0
     sink_rows: int = 0
+    deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,17 @@ SELECT topic, partition, paused, priority, max_ahead::text AS max_ahead, reason,
 -- The newest attempts of a group, with what they committed.
 SELECT attempt.attempt_id, dag_id, run_id, task_id, map_index, try_number, state, error ->> 'kind' AS error_kind,
        error ->> 'type' AS error, error ->> 'text' AS error_text, started_at, ended_at, backfill_of,
-       made.batches, made.loaded, made.retried, made.failed
+       made.batches, made.loaded, made.deleted, made.retried, made.failed
   FROM (SELECT * FROM tidemark.attempt WHERE group_id = %(group_id)s ORDER BY attempt_id DESC LIMIT %(limit)s) attempt
- CROSS JOIN LATERAL (SELECT count(*) AS batches, coalesce(sum(loaded), 0)::bigint AS loaded, coalesce(sum(retried), 0)::bigint AS retried,
-                            coalesce(sum(failed), 0)::bigint AS failed
+ CROSS JOIN LATERAL (SELECT count(*) AS batches, coalesce(sum(loaded), 0)::bigint AS loaded, coalesce(sum(deleted), 0)::bigint AS deleted,
+                            coalesce(sum(retried), 0)::bigint AS retried, coalesce(sum(failed), 0)::bigint AS failed
                        FROM tidemark.batch WHERE batch.attempt_id = attempt.attempt_id) made
  ORDER BY attempt.attempt_id DESC;
 
 -- name: batches
 -- The newest batches of these attempts.
 SELECT batch_id, attempt_id, topic.name AS topic, partition, start_offset, end_offset, loaded, skipped, retried, failed, unaccounted,
-       batch.sink_rows, drained, committed_at, validation.verdict
+       batch.sink_rows, batch.deleted, drained, committed_at, validation.verdict
   FROM tidemark.batch JOIN tidemark.topic USING (topic_id) LEFT JOIN tidemark.validation USING (validation_id)
  WHERE attempt_id = ANY (%(attempt_ids)s::bigint[]) ORDER BY batch_id DESC LIMIT %(limit)s;
 

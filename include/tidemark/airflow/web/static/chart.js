@@ -1,6 +1,6 @@
 // Small charts as SVG. Colours are Chakra's variables, so that they follow the theme; each shape has a title to hover over.
 
-import { Box, Muted, RouterLink, h, moment, number, useNavigate, useRef, useState } from "./base.js";
+import { Box, Muted, RouterLink, counted, h, moment, number, useNavigate, useRef, useState } from "./base.js";
 import { rewindPath } from "./preview.js";
 
 const PALETTE = ["blue", "teal", "purple", "orange", "cyan", "pink", "green", "yellow"];
@@ -36,7 +36,7 @@ export function Timeline({ batches, attempts, consumer, width = 1000 }) {
       const radius = 3 + 4 * Math.sqrt((one.end_offset - one.start_offset) / most);
       const attempt = by.get(one.attempt_id) ?? { attempt_id: one.attempt_id, state: "" };
       const words = `batch ${one.batch_id}, attempt ${one.attempt_id}: [${number(one.start_offset)}, ${number(one.end_offset)}) at ${moment(one.committed_at)}; ` +
-        `${number(one.loaded)} loaded, ${number(one.retried)} to retry, ${number(one.failed)} failed`;
+        `${number(one.loaded)} loaded, ${number(one.retried)} to retry, ${number(one.failed)} failed${one.deleted ? `, ${counted(one.deleted, "delete")}` : ""}`;
       const circle = h("circle", { key: one.batch_id, cx: x(Date.parse(one.committed_at)), cy: row * lane + 11, r: radius,
         fill: colour(attemptColour(attempt)), fillOpacity: 0.75, stroke: one.failed || one.retried ? colour("red") : "none" },
         h("title", null, consumer && !one.drained ? `${words}. Rewind to before it.` : words));

@@ -110,7 +110,7 @@ const attempts = (consumer) => [
   { name: "Started", cell: (row) => h(Ago, { at: row.started_at }) },
   { name: "Took", end: true, cell: (row) => row.ended_at ? duration((Date.parse(row.ended_at) - Date.parse(row.started_at)) / 1000) : "still running" },
   { name: "Batches", end: true, cell: (row) => number(row.batches) },
-  { name: "Loaded", end: true, cell: (row) => number(row.loaded) },
+  { name: "Loaded", end: true, cell: (row) => h(Box, null, number(row.loaded), row.deleted > 0 && h(Muted, { display: "block" }, counted(row.deleted, "delete"))) },
   { name: "To retry", end: true, cell: (row) => number(row.retried) },
   { name: "Failed", end: true, cell: (row) => number(row.failed) },
   { name: "Error", cell: (row) => row.error },
