@@ -17,13 +17,16 @@ SOAK_ARGS ?=
 BENCH_ARGS ?= --what all
 FURTHER_PYTHONS ?= 3.12 3.13
 
-.PHONY: help demo bench soak check test test-all unit versions lint format wheel up down docs docs-lock lock clean
+.PHONY: help demo demo-changes bench soak check test test-all unit versions lint format wheel up down docs docs-lock lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(READY) ## load a year of flights through Airflow, kill the driver midway, check that nothing is lost
 	$(BIN)/python -m demo
+
+demo-changes: $(READY) ## follow a changing database table through Debezium, kill and rewind the consumer, compare both tables
+	$(BIN)/python -m tests.demo_changes
 
 soak: $(READY) ## inject random faults for MINUTES=30, then check the result
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(SOAK_ARGS)

@@ -93,24 +93,24 @@ def run(folder: Path) -> None:
     stack = LocalStack(folder)
     airflow = None
     try:
-        with _step("Postgres and Kafka on loopback"):
+        with step("Postgres and Kafka on loopback"):
             stack.reset()
             stack.up(console.print)
             env = stack.env()
             url, servers = env["TIDEMARK_DATABASE_URL"], env["TIDEMARK_KAFKA_BOOTSTRAP_SERVERS"]
-        with _step("tidemark migrate; tidemark sink ddl departures | psql"):
+        with step("tidemark migrate; tidemark sink ddl departures | psql"):
             schema.migrate(url)
             create_sink(url)
-        with _step(f"a year of flights to topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
+        with step(f"a year of flights to topic {TOPIC}, {PARTITIONS} partitions, keyed by aircraft"):
             expected = produce(servers)
             console.print(f"  {expected.total:,} records, {expected.truncated} of them truncated on purpose")
         outage = folder / "outage"
         outage.write_text(f"{BACK_SOON} {BACK_LATE}")
-        with _step("Airflow: api-server, scheduler, dag-processor, triggerer"):
+        with step("Airflow: api-server, scheduler, dag-processor, triggerer"):
             airflow = LocalAirflow.on(stack, folder / "airflow")
             airflow.env[OUTAGE] = str(outage)
             airflow.up(console.print)
-        with _step(f"{DAG}: consume, validate, publish; its driver is killed once"):
+        with step(f"{DAG}: consume, validate, publish; its driver is killed once"):
             _run_dag(airflow, url)
         _retry(airflow, url, servers, outage)
         reconcile(url, servers, expected)
@@ -269,14 +269,14 @@ def _retry(airflow: LocalAirflow, url: str, servers: str, outage: Path) -> None:
         _tell_retries(url, servers)
         outage.write_text(BACK_LATE)
         client.unpause(DRAINS)
-        with _step(f"{DRAINS}: the service answers for {BACK_SOON} again, but not for {BACK_LATE}"):
+        with step(f"{DRAINS}: the service answers for {BACK_SOON} again, but not for {BACK_LATE}"):
             _drain(client, airflow, url)
             _tell_retries(url, servers)
-        with _step(f"{DRAINS}: the last delay of the ladder"):
+        with step(f"{DRAINS}: the last delay of the ladder"):
             _drain(client, airflow, url)
             _tell_retries(url, servers)
         outage.unlink()
-        with _step(f"{REDRIVE}: the service answers for {BACK_LATE} again, its flights are redriven"):
+        with step(f"{REDRIVE}: the service answers for {BACK_LATE} again, its flights are redriven"):
             conf = {
                 "consumer": "departures",
                 "error": "NameUnavailable",
@@ -383,7 +383,7 @@ def _one(cur: Cursor, statement: str) -> tuple[Any, ...]:
     return row
 
 
-class _step:
+class step:
     """Prints a heading, then how long the block took."""
 
     def __init__(self, what: str) -> None:

@@ -116,9 +116,9 @@ class ChangeSource:
             read = [dict(zip(names, map(_plain, row), strict=True)) for row in cur]
         return {row["id"]: row for row in read}
 
-    def create(self, columns: str, *, identity: str = "DEFAULT") -> str:
+    def create(self, columns: str, *, identity: str = "DEFAULT", table: str | None = None) -> str:
         """A new table in the schema ``public``; its name. ``identity`` is its REPLICA IDENTITY: DEFAULT or FULL."""
-        table = f"t_{uuid.uuid4().hex[:10]}"
+        table = table or f"t_{uuid.uuid4().hex[:10]}"
         self.execute(f"CREATE TABLE {table} ({columns}); ALTER TABLE {table} REPLICA IDENTITY {identity}")
         return table
 
@@ -127,14 +127,19 @@ class ChangeSource:
 
     @contextlib.contextmanager
     def follow(
-        self, *tables: str, converter: Mapping[str, str] | None = None, partitions: int = 1, config: Mapping[str, str] | None = None
+        self,
+        *tables: str,
+        converter: Mapping[str, str] | None = None,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        name: str | None = None,
     ) -> Iterator[Followed]:
         """Writes the tables' rows and then their changes to Kafka as long as the block runs, and deletes the topics after it.
 
         ``converter`` is a `json_converter` (default: without schemas) or an `avro_converter`; ``config`` are further settings of the
-        connector, which win over the ones here.
+        connector, which win over the ones here. ``name`` begins the topics' names.
         """
-        followed = Followed(self, f"changes_{uuid.uuid4().hex[:10]}")
+        followed = Followed(self, name or f"changes_{uuid.uuid4().hex[:10]}")
         own = self._config(followed.name, tables, partitions)
         self.worker.configure(followed.name, {**own, **(converter or json_converter()), **(config or {})})
         try:

@@ -44,7 +44,7 @@ TYPES: dict[str, tuple[str, Callable[[Random], Any]]] = {
     "an_int": ("int", lambda rng: rng.randrange(-(2**31), 2**31)),
     "a_bigint": ("bigint", lambda rng: rng.randrange(-(2**63), 2**63)),
     "a_price": ("numeric(12,2)", lambda rng: _decimal(rng, 12, 2)),
-    "a_numeric": ("numeric", lambda rng: _decimal(rng, 30, rng.randrange(20))),
+    "a_numeric": ("numeric", lambda rng: _decimal(rng, 20, rng.randrange(19))),
     "a_real": ("real", lambda rng: rng.randrange(-(2**17), 2**17) / 8),
     "a_double": ("double precision", lambda rng: rng.gauss(0, 1e6)),
     "a_boolean": ("boolean", lambda rng: rng.random() < 0.5),
@@ -67,12 +67,15 @@ TYPES: dict[str, tuple[str, Callable[[Random], Any]]] = {
     "wide": ("text", lambda rng: rng.randbytes(WIDE_BYTES // 2).hex()),
 }
 """The type of each column, beside the primary key ``id``, and how to make a value of it. Some values the connector cannot write exactly:
-as a number, a month of an interval is 30.4375 days and a fraction of a second may be off by a microsecond; NaN as a numeric is null."""
+as a number, a month of an interval is 30.4375 days and a fraction of a second may be off by a microsecond; NaN as a numeric is null. A
+numeric has no more digits than a consumer stores in a column without precision: 20 before the point and 18 after it."""
 
 ENUM = "DO $$ BEGIN CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy'); EXCEPTION WHEN duplicate_object THEN NULL; END $$"
 COLUMNS = ", ".join(["id bigint PRIMARY KEY", *(f"{name} {kind}" for name, (kind, _) in TYPES.items())])
 
 Statement = tuple[str, tuple[Any, ...]]
+Rows = dict[int, dict[str, Any]]
+"""By ``id``."""
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Load:
     truncates: bool = False
     _live: list[int] = field(default_factory=list)
     _next: int = 1
-    _added: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
 
     def transactions(self, count: int) -> Iterator[list[Statement]]:
         """The statements of ``count`` transactions; the first ones insert, so that the others find rows."""
@@ -94,7 +97,7 @@ class Load:
     def _statement(self, *, first: bool) -> Statement:
         if first or not self._live:
             return self._insert()
-        kinds = [self._insert, self._update, self._change_key, self._delete, self._add_column, self._truncate]
+        kinds = [self._insert, self._update, self._change_key, self._delete, self._add_column, self.truncate]
         (make,) = self.rng.choices(kinds, weights=[30, 40, 12, 12, 3, 3 if self.truncates else 0])
         return make()
 
@@ -106,7 +109,7 @@ class Load:
 
     def _update(self) -> Statement:
         """Of a few columns: an unchanged wide value is not in the WAL."""
-        chosen = self.rng.sample([*TYPES, *self._added], self.rng.randint(1, 4))
+        chosen = self.rng.sample([*TYPES, *self.added], self.rng.randint(1, 4))
         values = self._values(chosen, nulls=0.3)
         sets = ", ".join(f"{name} = {_mark(name)}" for name in values)
         return f"UPDATE {self.table} SET {sets} WHERE id = %s", (*values.values(), self.rng.choice(self._live))
@@ -124,10 +127,10 @@ class Load:
 
     def _add_column(self) -> Statement:
         """Without a default: the rows that are there would get it without any record."""
-        self._added.append(f"added_{len(self._added)}")
-        return f"ALTER TABLE {self.table} ADD COLUMN {self._added[-1]} text", ()
+        self.added.append(f"added_{len(self.added)}")
+        return f"ALTER TABLE {self.table} ADD COLUMN {self.added[-1]} text", ()
 
-    def _truncate(self) -> Statement:
+    def truncate(self) -> Statement:
         self._live.clear()
         return f"TRUNCATE {self.table}", ()
 
@@ -145,13 +148,27 @@ def _mark(name: str) -> str:
     return f"%s::{TYPES[name][0]}" if name in TYPES else "%s"
 
 
-def replayed(records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]) -> dict[int, dict[str, Any]]:
+def differences(found: Rows, expected: Rows) -> list[tuple[Any, ...]]:
+    """Ids with one row only, then columns with both values."""
+    both = found.keys() & expected.keys()
+    columns = [(number, name) for number in both for name in expected[number] if found[number][name] != expected[number][name]]
+    lone = [(number,) for number in found.keys() ^ expected.keys()]
+    return [*lone, *((number, name, found[number][name], expected[number][name]) for number, name in columns)]
+
+
+def completed(replayed: Rows, rows: Rows) -> Rows:
+    """With null in the columns that were added after a row's last record."""
+    names = {name for row in rows.values() for name in row}
+    return {number: dict.fromkeys(names) | row for number, row in replayed.items()}
+
+
+def replayed(records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]) -> Rows:
     """The rows by ``id`` after all records of one partition, of JSON with schemas: key, value, headers.
 
     A wide value that is unavailable is the row's own so far. After a change of the key it is that of the row with the old key, which the
     header of the new row's record names and the record before has deleted.
     """
-    rows: dict[int, dict[str, Any]] = {}
+    rows: Rows = {}
     moved: dict[str, Any] = {}
     for key, value, headers in records:
         if value is None:
@@ -163,7 +180,7 @@ def replayed(records: Iterable[tuple[bytes | None, bytes | None, Mapping[str, by
         assert key is not None
         number = json.loads(key)["payload"]["id"]
         if event["op"] == "d":
-            moved = rows.pop(number)
+            moved = rows.pop(number, {})
             continue
         schemas = next(part for part in json.loads(value)["schema"]["fields"] if part["field"] == "after")["fields"]
         row = {schema["field"]: _decoded(event["after"][schema["field"]], schema) for schema in schemas}

@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from tests.change_data import UNAVAILABLE, ChangeSource, avro_converter, json_converter
-from tests.change_load import COLUMNS, ENUM, Load, replayed
+from tests.change_load import COLUMNS, ENUM, Load, completed, differences, replayed
 
 Read = tuple[bytes | None, bytes | None, dict[str, bytes]]
 
@@ -34,20 +34,6 @@ def read(kafka_servers: str) -> Iterator[Any]:
 
     yield records
     consumer.close()
-
-
-def completed(replayed: dict[int, dict[str, Any]], rows: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """With null in the columns that were added after a row's last record."""
-    names = {name for row in rows.values() for name in row}
-    return {number: dict.fromkeys(names) | row for number, row in replayed.items()}
-
-
-def differences(found: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Ids with one row only, then columns with both values."""
-    both = found.keys() & expected.keys()
-    columns = [(number, name) for number in both for name in expected[number] if found[number][name] != expected[number][name]]
-    lone = [(number,) for number in found.keys() ^ expected.keys()]
-    return [*lone, *((number, name, found[number][name], expected[number][name]) for number, name in columns)]
 
 
 def test_a_replayed_topic_is_the_table(change_source: ChangeSource, read: Any) -> None:

@@ -241,7 +241,7 @@ def test_check_for_programs_is_one_document(scenario: Scenario) -> None:
         "consumer": scenario.name,
         "ok": True,
         "form": "function",
-        "sink": {"table": scenario.table, "columns": ["city", "population"]},
+        "sinks": [{"table": scenario.table, "columns": ["city", "population"]}],
         "topics": [{"name": topic, "partitions": 2, "retention_s": None}],
         "expectations": None,
         "problems": [],

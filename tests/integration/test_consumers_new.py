@@ -14,7 +14,8 @@ from tests.scenario import Scenario, as_json
 from typer.testing import CliRunner
 
 from tidemark.cli.main import app
-from tidemark.consume.sketch import FileTaken, NoSketch, column_type
+from tidemark.consume.sample import NoSketch, column_type
+from tidemark.consume.sketch import FileTaken
 from tidemark.errors import BadInput
 from tidemark.quality import load_suite
 

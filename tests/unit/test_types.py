@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sampling import examples
 
+from tidemark.consume.convert import from_python
 from tidemark.sink.types import arrow_type, conform, fits, postgres_type
 
 TEXTS = [pa.string(), pa.large_string(), pa.string_view()]
@@ -186,3 +187,12 @@ def test_a_decimal_fits_a_numeric_that_holds_all_its_digits(precision: int, scal
     scale = min(scale, precision)
     expected = scale <= fraction and precision - scale <= wide - fraction
     assert fits(pa.decimal128(precision, scale), f"numeric({wide},{fraction})") is expected
+
+
+@pytest.mark.parametrize("postgres", ["numeric", "numeric(12,2)", "numeric(38,0)"])
+@pytest.mark.parametrize("digits", [38, 39, 57, 77, 2_046])
+def test_decimal_with_many_digits_after_the_point_does_not_become_zero(postgres: str, digits: int) -> None:
+    """Arrow makes 0 of some."""
+    for number in (decimal.Decimal("12300." + digits * "0"), decimal.Decimal("1." + (digits - 1) * "0" + "1")):
+        found, wrong = from_python([number], postgres)
+        assert wrong or found.to_pylist() == [number]

@@ -8,8 +8,10 @@ If the driver dies, nothing is half done: what its tasks committed stays, nothin
 
 Modules::
 
+    change        Debezium's change data: the rows in its envelopes
     check         finds every problem of a consumer before it runs
     claims        the partitions that an attempt holds: claim, release, loss
+    connect_json  values of JSON that Kafka Connect has written
     convert       values in the types of a table's columns
     decode        finds the schemas that keys and values need
     describe      the columns that a transform returns, found without reading a record
@@ -27,6 +29,7 @@ Modules::
     messages      Kafka's messages as Arrow batches
     process       a child process that never outlives its parent
     run           the steps of a run
+    sample        columns for JSON, by sampled records
     sketch        a consumer to start from, by what its topic holds
     trial         what a consumer would make of the latest records
     watch         cancels a batch in flight when a rewind moves its partitions

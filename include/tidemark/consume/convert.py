@@ -26,6 +26,8 @@ class Misfit(ValueError):
 
 FLOAT32_MAX = (2 - 2**-24) * 2.0**127
 """Greater values would become infinite in a ``real`` column."""
+_RESCALED = 38
+"""How many digits after the point Arrow removes from a decimal if they are 0. Of more, it may make 0 of the whole value."""
 _TEXT = ("text", "character varying", "character")
 _JSON = ("json", "jsonb")
 _ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=lambda value: base64.b64encode(value).decode())
@@ -137,7 +139,8 @@ def column_of(values: list[Any], postgres: str) -> pa.Array:
 
 
 def _check_exact(values: list[Any], target: pa.DataType) -> None:
-    """Refuses values that Arrow would change silently: it truncates fractions and reads naive times as UTC and numbers as times."""
+    """Refuses values that Arrow would change silently: it truncates fractions, reads naive times as UTC and numbers as times, and turns
+    some decimals with many more digits after the point than the type has into 0."""
     import pyarrow as pa
 
     if pa.types.is_list(target):
@@ -158,8 +161,16 @@ def _check_exact(values: list[Any], target: pa.DataType) -> None:
         _refuse(values, lambda value: isinstance(value, time) and value.tzinfo is not None, "has a time zone")
     elif pa.types.is_integer(target):
         _refuse(values, lambda value: isinstance(value, float | Decimal) and value != int(value), "is not a whole number")
+    elif pa.types.is_decimal(target):
+        most = target.scale + _RESCALED
+        _refuse(values, lambda value: isinstance(value, Decimal) and _scale(value) > most, "has too many digits after the point")
     elif pa.types.is_float32(target):
         _refuse(values, lambda value: isinstance(value, int | float) and FLOAT32_MAX < abs(value) < math.inf, "is out of range")
+
+
+def _scale(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else 0
 
 
 def _refuse(values: list[Any], wrong: Callable[[Any], bool], why: str) -> None:

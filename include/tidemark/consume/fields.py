@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.consume import json_fields
+from tidemark.consume import change, connect_json, json_fields
 from tidemark.consume.convert import as_column, converts, from_python
 from tidemark.errors import Refused
 from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL
 from tidemark.sink.table import LINEAGE, Column
 from tidemark.sink.types import arrow_type, postgres_type
 from tidemark.spec import ConsumerSpec
-from tidemark.spec.model import Deletes, Encoding
+from tidemark.spec.model import Deletes, Encoding, Envelope
 from tidemark.spec.transform import Form, Transform, load_transform
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ TOMBSTONE = "its value is null, which deletes the row of its key; the sink refus
 RESERVED = frozenset((*GIVEN, *OPTIONAL, *(name for name, _ in LINEAGE)))
 """Columns with a meaning of their own."""
 _LINEAGE = frozenset(name for name, _ in LINEAGE)
-_ROOTS = {"$key": "key", "$timestamp": "timestamp", "$value": "value"}
+_ROOTS = {"$key": "key", "$timestamp": "timestamp", "$value": "value", "$change": "change"}
 
 Steps = tuple[str, ...]
-"""A path: the column of the input (``key``, ``value``, ``timestamp``), then the fields."""
+"""A path: the column of the input (``key``, ``value``, ``timestamp``, ``change``), then the fields."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,6 +89,9 @@ def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         return load_transform(spec, folders)
     sink = spec.tables[ONLY]
     jsons = {side for side in ("key", "value") if getattr(spec.format, side) in (Encoding.JSON, Encoding.JSON_SCHEMA)}
+    changes = spec.format.envelope is Envelope.DEBEZIUM
+    if changes and "value" in jsons:
+        jsons.add("change")
     fields = Fields(
         columns=tuple((name, steps_of(path)) for name, path in spec.columns.items()),
         drop=frozenset(spec.drop),
@@ -97,6 +100,7 @@ def transform_of(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
         upsert=bool(sink.key),
         key=() if sink.deletes is Deletes.REFUSE else sink.key,
         json=frozenset(jsons),
+        changes=changes,
     )
     return Transform(Form.ARROW, fields, "", "")
 
@@ -112,7 +116,8 @@ class Fields:
 
     ``columns``: columns with paths of their own. ``drop``: fields that do not become columns. ``skip_if``: records whose fields all have
     one of these values are skipped. ``key``: the key columns of a sink with deletes, in which a record without a value deletes the row of
-    its key. ``json``: the sides that are JSON texts. ``table``: the columns to write, once they are known.
+    its key. ``json``: the sides that are JSON texts. ``changes``: values are change data. ``table``: the columns to write, once they are
+    known.
     """
 
     columns: tuple[tuple[str, Steps], ...] = ()
@@ -122,15 +127,19 @@ class Fields:
     upsert: bool = False
     key: tuple[str, ...] = ()
     json: frozenset[str] = frozenset()
+    changes: bool = False
     table: tuple[Column, ...] = ()
 
     def output(self, given: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
         """The columns of the rows, for input of the schema ``given``. ``table``: the table's columns, None if there is no table.
 
-        Raises `FieldMissing`, `FieldReserved`, and for JSON `FieldUnreadable`, or `ColumnsUnknown` without a table.
+        Raises `FieldMissing`, `FieldReserved`, for change data `NoEnvelope`, and for JSON `FieldUnreadable`, or `ColumnsUnknown` without a
+        table.
         """
         import pyarrow as pa
 
+        if self.changes:
+            given = change.opened_schema(given)
         have = {column.name: column for column in table or ()}
         if "value" in self.json and table is None:
             raise ColumnsUnknown
@@ -139,12 +148,12 @@ class Fields:
             raise FieldReserved(field=taken)
         keys = self._key_paths(given, paths)
         for steps in keys.values():
-            self._type_at(given, steps)
+            self._field_at(given, steps)
         read = [*paths.values(), *keys.values(), *(steps for _, steps, _ in self.skip_if)]
         for name in (name for steps in read if steps[0] in self.json for name in steps[1:]):
             if json_fields.UNREADABLE & {*name}:
                 raise FieldUnreadable(field=name)
-        fields = [_output_field(name, self._type_at(given, steps), have.get(name)) for name, steps in paths.items()]
+        fields = [_output_field(name, self._field_at(given, steps), have.get(name)) for name, steps in paths.items()]
         return pa.schema([*fields, *(pa.field(name, given.field(name).type) for name in GIVEN)])
 
     def bound(self, table: Sequence[Column]) -> Fields:
@@ -155,13 +164,18 @@ class Fields:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        opened = change.opened(batch) if self.changes else change.Opened(batch)
+        batch = opened.batch
         paths = self._paths(batch.schema, self.table)
         null = pc.is_null(batch["value"])
         deleting = self._key_paths(batch.schema, paths) if pc.any(null).as_py() else {}
-        parsed, errors = self._parsed(batch, paths, deleting)
+        parsed, errors = self._parsed(opened, paths, deleting)
         arrays = []
         for column in self.table:
             array, wrong = _column(batch, paths[column.name], column, parsed)
+            if self.changes and paths[column.name][0] == "value" not in self.json:
+                absent = dict.fromkeys(change.not_sent(_at(batch, paths[column.name])), f"Fail: {column.name} {connect_json.NOT_SENT}")
+                errors = absent | errors
             if column.name in deleting:
                 keys, wrong_keys = _column(batch, deleting[column.name], column, parsed)
                 array = pc.if_else(null, keys, array)
@@ -171,6 +185,7 @@ class Fields:
                 errors.setdefault(at, f"Fail: {column.name} does not fit {column.type}: the value {why}")
         tombstones = null.to_numpy(zero_copy_only=False)
         gone = self._skipped(batch, parsed) & ~tombstones
+        gone[list(opened.skipped)] = True
         if self.upsert and not self.key:
             errors |= dict.fromkeys(tombstones.nonzero()[0].tolist(), f"Fail: {TOMBSTONE}")
         elif not self.upsert:
@@ -223,34 +238,37 @@ class Fields:
         add(given.field("value").type, ("value",), "")
         return found
 
-    def _type_at(self, given: pa.Schema, steps: Steps) -> pa.DataType | None:
-        """The type at the end of the path, None within JSON. Raises `FieldMissing`."""
+    def _field_at(self, given: pa.Schema, steps: Steps) -> pa.Field | None:
+        """The field at the end of the path, None within JSON. Raises `FieldMissing`."""
         import pyarrow as pa
 
-        kind = given.field(steps[0]).type
+        found = given.field(steps[0])
         if steps[0] in self.json:
-            return None if steps[1:] else kind
+            return None if steps[1:] else found
         for at, name in enumerate(steps[1:], 1):
+            kind = found.type
             if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
                 fields = [each.name for each in kind] if pa.types.is_struct(kind) else [f"no fields, but {kind}"]
                 raise FieldMissing(path=".".join(steps[1 : at + 1]), fields=fields)
-            kind = kind.field(name).type
-        return kind
+            found = kind.field(name)
+        return found
 
     def _parsed(
-        self, batch: pa.RecordBatch, paths: Mapping[str, Steps], deleting: Mapping[str, Steps]
+        self, opened: change.Opened, paths: Mapping[str, Steps], deleting: Mapping[str, Steps]
     ) -> tuple[dict[tuple[Steps, str], list[Any]], dict[int, str]]:
         """The values that are within JSON, and the errors of records whose JSON cannot be read."""
         wanted = [(paths[column.name], column.type) for column in self.table] + [(steps, json_fields.ANY) for _, steps, _ in self.skip_if]
         wanted += [(deleting[column.name], column.type) for column in self.table if column.name in deleting]
         found: dict[tuple[Steps, str], list[Any]] = {}
-        errors: dict[int, str] = {}
+        errors = dict(opened.errors)
         for side in self.json:
             leaves = list(dict.fromkeys(leaf for leaf in wanted if leaf[0][0] == side and leaf[0][1:]))
             if leaves:
-                values, wrong = json_fields.read(batch[side].to_pylist(), [(steps[1:], kind) for steps, kind in leaves])
+                texts, named = opened.batch[side].to_pylist(), [(steps[1:], kind) for steps, kind in leaves]
+                types = opened.types.get(side)
+                values, wrong = json_fields.read(texts, named) if types is None else connect_json.read(texts, named, types)
                 found |= dict(zip(leaves, values, strict=True))
-                errors |= wrong
+                errors = wrong | errors
         return found, errors
 
     def _skipped(self, batch: pa.RecordBatch, parsed: Mapping[tuple[Steps, str], list[Any]]) -> np.ndarray:
@@ -263,16 +281,17 @@ class Fields:
         return gone
 
 
-def _output_field(name: str, kind: pa.DataType | None, column: Column | None) -> pa.Field:
+def _output_field(name: str, field: pa.Field | None, column: Column | None) -> pa.Field:
     """The column in the table's type, if the values can be converted to it; else in their own, so that the difference is reported."""
     import pyarrow as pa
 
+    kind = None if field is None else field.type
     if column is not None:
         target = arrow_type(column.type)
         return pa.field(name, target if target is not None and (kind is None or converts(kind, column.type)) else kind or pa.string())
     if kind is not None and postgres_type(kind) is None:
         return pa.field(name, pa.string(), metadata={"postgres": "jsonb"})
-    return pa.field(name, kind or pa.string())
+    return pa.field(name, kind or pa.string(), metadata=None if field is None else field.metadata)
 
 
 def _column(

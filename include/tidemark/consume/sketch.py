@@ -9,32 +9,31 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import yaml
 
 from tidemark import project
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.consume import json_fields
+from tidemark.consume.change import opened_schema
 from tidemark.consume.check import ddl_of
 from tidemark.consume.decode import Decoding
-from tidemark.consume.fields import RESERVED, ColumnsUnknown, FieldReserved, Fields, Steps, transform_of
+from tidemark.consume.fields import RESERVED, ColumnsUnknown, FieldReserved, Fields, transform_of
 from tidemark.consume.latest import latest
+from tidemark.consume.sample import Field, NoSketch, Sample
 from tidemark.db import session, transaction
 from tidemark.errors import BadInput, Refused
-from tidemark.formats.decoder import Decoder
 from tidemark.formats.registry import Registry
 from tidemark.formats.schema import Node
 from tidemark.kafka.cluster import Cluster
 from tidemark.records.outcome import GIVEN, ONLY
 from tidemark.sink.table import read_columns
 from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer
-from tidemark.spec.model import Encoding
+from tidemark.spec.model import Deletes, Encoding, Envelope
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -43,18 +42,6 @@ OF_SCHEMA = {"AVRO": Encoding.AVRO, "JSON": Encoding.JSON_SCHEMA, "PROTOBUF": En
 """What a registry calls a schema's type, and our name of the format."""
 SAMPLE = 100
 """Default number of latest records to look at."""
-BIGINT = range(-(2**63), 2**63)
-WRITE_ONE = "Write a transform that reads it: format: {value: bytes}, or {value: string} for text, and transform: module:function."
-_MOMENT = Annotated[datetime, msgspec.Meta(tz=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of the values. ``type``: the column's; `None`: the schema decides. ``required``: it is never null."""
-
-    name: str
-    type: str | None
-    required: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +75,7 @@ class FileTaken(Refused):
         return f"{self.path} exists already and was not changed. Give the consumer another --name, or remove the file."
 
 
-@dataclass(kw_only=True, eq=False)
-class NoSketch(Refused):
-    """The topic's values cannot be read without a transform."""
-
-    topic: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.topic}: {self.problem}. {WRITE_ONE}"
-
-
-def sketched(topic: str, name: str, table: str | None, sample: int, consumers: Path) -> Sketch:
+def sketched(topic: str, name: str, table: str | None, count: int, consumers: Path) -> Sketch:
     """A consumer of this topic, whose file will be in the folder ``consumers``. Writes nothing.
 
     Raises `FileTaken`, `NoSketch`, `BadInput`, and what the registry and the cluster raise.
@@ -114,11 +90,14 @@ def sketched(topic: str, name: str, table: str | None, sample: int, consumers: P
     found = cluster.topics([topic], missing_ok=True)
     if not found:
         raise BadInput(what="TOPIC", found=f"{cluster.servers} has no topic {topic}", fix="Correct the name, or create the topic.")
-    messages = latest(kafka_config(), cluster.logs(found[0].all()).values(), sample)
+    messages = latest(kafka_config(), cluster.logs(found[0].all()).values(), count)
     encoding = _encoding(topic, messages)
     keys: dict[str, Any] = {"topics": [topic], "format": _format(encoding, messages), "sink": {"table": table}}
-    spec = _spec(name, keys)
-    fields = _of_sample(topic, encoding, messages) if encoding in (Encoding.JSON, Encoding.JSON_SCHEMA) else _of_schema(spec, topic)
+    sample = _sampled(topic, encoding, messages)
+    if (key := _key_of_changes(topic, encoding, sample)) is not None:
+        keys["format"] = {"value": encoding.value, "key": encoding.value, "envelope": Envelope.DEBEZIUM.value}
+        keys["sink"] |= {"mode": "upsert", "key": key, "deletes": Deletes.HARD.value}
+    fields = _of_schema(_spec(name, keys), topic) if sample is None else sample.fields()
     columns = _columns(fields)
     left_out = [field.name for field in fields if field.name not in columns]
     renamed = {column: name for name, column in columns.items() if column != name}
@@ -152,11 +131,14 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     if all(message.value() is None for message in messages):
         fix = "Produce a record first, or create the table yourself, with the lineage columns."
         raise BadInput(what=names, found="it has no records with values to derive columns from", fix=fix)
-    kinds = {name: _sampled(names, steps, spec, messages) for name, steps in function.columns if steps[0] in function.json}
+    sample = Sample.of_changes(names, messages) if spec.format.envelope else Sample.of(names, spec.format.value, messages, spec.format.key)
+    if sample is None:
+        raise NoSketch(topic=names, problem="its latest values are not change data of Debezium")
+    kinds = {name: sample.type_at(steps) for name, steps in function.columns if steps[0] in function.json}
     used = {steps for _, steps in function.columns}
     own = [
         field
-        for field in _of_sample(names, spec.format.value, messages)
+        for field in sample.fields()
         if ("value", field.name) not in used and field.name not in function.drop and field.name not in dict(function.columns)
     ]
     if taken := next((field.name for field in own if field.name in RESERVED), None):
@@ -181,15 +163,6 @@ def _table_exists(table: str) -> bool:
         return bool(read_columns(cur, table))
 
 
-def _sampled(topics: str, steps: Steps, spec: ConsumerSpec, messages: Sequence[Message]) -> str:
-    """The type of a column with the field at this path of JSON."""
-    side, *path = steps
-    found = _parsed(topics, getattr(spec.format, side), messages, side)
-    for name in path:
-        found = [each.get(name) if isinstance(each, dict) else None for each in found]
-    return column_type([each for each in found if each is not None]) if path else "jsonb"
-
-
 class _Subjects(Registry):
     def type_of(self, subject: str) -> str | None:
         """The type of a subject's newest schema. `None` if there is no such subject."""
@@ -197,18 +170,24 @@ class _Subjects(Registry):
         return None if found is None else found.schema.schema_type or "AVRO"
 
 
-def _encoding(topic: str, messages: Sequence[Message]) -> Encoding:
+def _registered(subject: str) -> Encoding | None:
+    """The format of a subject's data. `None` if there is no such subject, or no registry."""
     config = registry_config()
-    if config is not None:
-        subjects = _Subjects(config)
-        with subjects:
-            registered = subjects.type_of(f"{topic}-value")
-        if registered is not None:
-            return OF_SCHEMA[registered]
+    if config is None:
+        return None
+    subjects = _Subjects(config)
+    with subjects:
+        found = subjects.type_of(subject)
+    return None if found is None else OF_SCHEMA[found]
+
+
+def _encoding(topic: str, messages: Sequence[Message]) -> Encoding:
+    if (registered := _registered(f"{topic}-value")) is not None:
+        return registered
     values = [value for message in messages if (value := message.value()) is not None]
     if not values:
         raise NoSketch(topic=topic, problem="it has no records with values, and the registry has no schema of it")
-    if not all(isinstance(each, dict) for each in _parsed(topic, Encoding.JSON, messages)):
+    if not all(isinstance(each, dict) for each in Sample.of(topic, Encoding.JSON, messages).objects["value"]):
         raise NoSketch(topic=topic, problem="its values are not all JSON objects, and the registry has no schema of it")
     return Encoding.JSON
 
@@ -229,68 +208,61 @@ def _is_printable(data: bytes) -> bool:
         return False
 
 
-def _parsed(topic: str, encoding: Encoding, messages: Sequence[Message], side: str = "value") -> list[Any]:
-    """The values (or keys) that are not null; for one that is not JSON, an exception."""
-    values = [value for message in messages if (value := getattr(message, side)()) is not None]
-    framed = dict.fromkeys(("key", "value"), True)
-    encodings = dict.fromkeys(("key", "value"), Encoding.BYTES) | {side: encoding}
-    return Decoder(encodings, framed=framed).objects(topic, side, values, [[]] * len(values))
+def _sampled(topic: str, encoding: Encoding, messages: Sequence[Message]) -> Sample | None:
+    """None for a format with a schema of its own."""
+    if encoding not in (Encoding.JSON, Encoding.JSON_SCHEMA):
+        return None
+    changes = Sample.of_changes(topic, messages) if encoding is Encoding.JSON else None
+    return changes or Sample.of(topic, encoding, messages)
+
+
+def _key_of_changes(topic: str, encoding: Encoding, sample: Sample | None) -> list[str] | None:
+    """The key of the source table, if these are change data. Raises `NoSketch` if it has none."""
+    if sample is not None:
+        if "change" not in sample.objects:
+            return None
+        if sample.objects["key"]:
+            return [field.name for field in sample.fields("key")]
+    elif encoding is not Encoding.AVRO or not {"op", "before", "after"} <= _names(_newest(topic, "value")):
+        return None
+    elif _registered(f"{topic}-key") is Encoding.AVRO:
+        return list(_names(_newest(topic, "key")))
+    raise NoSketch(topic=topic, problem="it has change data without keys: set message.key.columns in the connector")
 
 
 def _of_schema(spec: ConsumerSpec, topic: str) -> list[Field]:
     """The fields of the values' newest schema."""
     import pyarrow as pa
 
-    given = Decoding(spec, registry_config(), lambda: [topic]).input_schema().field("value").type
+    schema = Decoding(spec, registry_config(), lambda: [topic]).input_schema()
+    given = (opened_schema(schema) if spec.format.envelope else schema).field("value").type
     if not pa.types.is_struct(given):
         raise NoSketch(topic=topic, problem=f"its values are of the type {given}, and have no fields")
-    required = _never_null(topic) if spec.format.value is Encoding.AVRO else set()
+    required = _never_null(spec, topic) if spec.format.value is Encoding.AVRO else set()
     return [Field(each.name, None, each.name in required) for each in given]
 
 
-def _never_null(topic: str) -> set[str]:
+def _never_null(spec: ConsumerSpec, topic: str) -> set[str]:
+    node = _newest(topic, "value")
+    if spec.format.envelope:
+        (node,) = next(field.type for field in node.branches[0].fields if field.name == "after").branches
+    return {field.name for field in node.branches[0].fields if not _nullable(node) and not _nullable(field.type)}
+
+
+def _newest(topic: str, side: str) -> Node:
+    """The newest Avro schema of the topic's keys or values."""
     config = registry_config()
     assert config is not None
     with Registry(config) as registry:
-        node = registry.newest(f"{topic}-value")
-    return {field.name for field in node.branches[0].fields if not _nullable(node) and not _nullable(field.type)}
+        return registry.newest(f"{topic}-{side}")
+
+
+def _names(node: Node) -> Set[str]:
+    return dict.fromkeys(field.name for field in node.branches[0].fields).keys()
 
 
 def _nullable(node: Node) -> bool:
     return node.kind == "null" or any(each.kind == "null" for each in node.inner if node.kind == "union")
-
-
-def _of_sample(topic: str, encoding: Encoding, messages: Sequence[Message]) -> list[Field]:
-    """The fields of the sampled JSON objects, in the order in which they first appear."""
-    objects = [each for each in _parsed(topic, encoding, messages) if isinstance(each, dict)]
-    names = list(dict.fromkeys(name for each in objects for name in each))
-    if not names:
-        raise NoSketch(topic=topic, problem="none of its latest values is a JSON object with fields to derive columns from")
-    values = {name: [each[name] for each in objects if each.get(name) is not None] for name in names}
-    return [Field(name, column_type(some), len(some) == len(objects)) for name, some in values.items()]
-
-
-def column_type(values: Sequence[Any]) -> str:
-    """The type of a column that can hold these values of JSON, none of which is null."""
-    kinds = {type(value) for value in values}
-    if kinds == {bool}:
-        return "boolean"
-    if kinds == {int}:
-        return "bigint" if all(value in BIGINT for value in values) else "numeric"
-    if kinds and kinds <= {int, float}:
-        return "double precision"
-    if kinds == {str} and all(map(_is_moment, values)):
-        return "timestamp with time zone"
-    return "text" if kinds <= {str} else "jsonb"
-
-
-def _is_moment(text: str) -> bool:
-    """Whether this is a time in ISO 8601 with a time zone, as a run reads it."""
-    try:
-        msgspec.convert(text, _MOMENT)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _columns(fields: Sequence[Field]) -> dict[str, str]:

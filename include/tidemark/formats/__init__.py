@@ -6,6 +6,7 @@ A datum that cannot be decoded concerns its record only, which fails. If a worke
 Modules::
 
     avro      Avro data as Arrow arrays
+    connect   what Kafka Connect's and Debezium's types stand for
     decoder   keys and values of a batch; travels to the workers with the schemas that they need
     protobuf  Protobuf data as Arrow arrays
     registry  the schema registry, as the driver asks it; workers never do

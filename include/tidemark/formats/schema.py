@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemark.errors import Refused
+from tidemark.formats import connect
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 NAMED = frozenset({"record", "error", "enum", "fixed"})
@@ -32,7 +33,7 @@ class Node:
     kind: str
     name: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes of the type: ``logicalType``, ``precision``, ``scale``, ``size``, ``symbols``."""
+    """Attributes of the type: ``logicalType``, ``precision``, ``scale``, ``size``, ``symbols``, ``connect.name``."""
     fields: tuple[Field, ...] = ()
     inner: tuple[Node, ...] = ()
     """The items of an array, the values of a map, the branches of a union."""
@@ -77,7 +78,7 @@ def _to_json(node: Node, numbers: Iterator[int]) -> Any:
         return [_to_json(each, numbers) for each in node.inner]
     if not node.details and not node.name and not node.inner:
         return node.kind
-    said: dict[str, Any] = {"type": node.kind, **node.details}
+    said: dict[str, Any] = {"type": node.kind, **{name: value for name, value in node.details.items() if name != connect.NAME}}
     if node.name:
         said["name"] = f"t{next(numbers)}"
     if node.kind == "record":
@@ -168,7 +169,7 @@ def _named(name: str, namespace: str, known: Mapping[str, tuple[Mapping[str, Any
     fields = tuple(_field(each, own, known, (*within, full)) for each in schema.get("fields") or ())
     if not fields:
         raise BadSchema(problem=f"has the record {full}, which has no fields")
-    return Node("record", full.rpartition(".")[2], fields=fields)
+    return Node("record", full.rpartition(".")[2], _details(schema), fields=fields)
 
 
 def _field(schema: Mapping[str, Any], namespace: str, known: Mapping[str, tuple[Mapping[str, Any], str]], within: tuple[str, ...]) -> Field:
@@ -177,7 +178,7 @@ def _field(schema: Mapping[str, Any], namespace: str, known: Mapping[str, tuple[
 
 
 def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    details = {name: schema[name] for name in ("logicalType", "precision", "scale", "size", "symbols") if name in schema}
+    details = {name: schema[name] for name in ("logicalType", "precision", "scale", "size", "symbols", connect.NAME) if name in schema}
     if details.get("logicalType") == "uuid" and schema["type"] == "string":
         del details["logicalType"]  # stays text
     return details

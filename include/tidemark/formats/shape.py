@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemark.formats.schema import NO_DEFAULT, Field, Node
+from tidemark.formats import avro, connect
+from tidemark.formats.schema import NO_DEFAULT, Field, Node, to_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,8 +25,10 @@ def type_of(node: Node) -> pa.DataType:
         if len(node.branches) > 1:
             return pa.struct([(each.label, type_of(each)) for each in node.branches])
         return type_of(node.branches[0])
+    if (named := connect.arrow_type(node.details.get(connect.NAME, ""))) is not None:
+        return named
     if node.kind == "record":
-        return pa.struct([(each.name, type_of(each.type)) for each in node.fields])
+        return pa.struct([_typed(each.name, each.type) for each in node.fields])
     if node.kind == "array":
         return pa.list_(type_of(node.inner[0]))
     if node.kind == "map":
@@ -43,6 +47,14 @@ def type_of(node: Node) -> pa.DataType:
             "enum": pa.string(),
         }[node.kind]
     )
+
+
+def _typed(name: str, node: Node) -> pa.Field:
+    """With the Postgres type of its column as metadata, if the Arrow type does not say it."""
+    import pyarrow as pa
+
+    column = connect.postgres_type(node.branches[0].details.get(connect.NAME, ""))
+    return pa.field(name, type_of(node), metadata=None if column is None else {"postgres": column})
 
 
 def _logical(node: Node) -> pa.DataType | None:
@@ -67,11 +79,16 @@ def plain(array: pa.Array, node: Node) -> pa.Array:
     Enums become text, nanoseconds become microseconds, a duration becomes a struct of months, days and milliseconds. A union of several
     types becomes a struct with a field for each of them, of which one is not null.
     """
-    import pyarrow as pa
 
     if node.kind == "union" and len(node.branches) > 1:
         return _union(array, node)
     (node,) = node.branches
+    return connect.converted(_by_kind(array, node), node.details.get(connect.NAME, ""))
+
+
+def _by_kind(array: pa.Array, node: Node) -> pa.Array:
+    import pyarrow as pa
+
     kind = array.type
     if pa.types.is_struct(kind):
         columns = [plain(array.field(at), each.type) for at, each in enumerate(node.fields)]
@@ -120,19 +137,30 @@ def _field(array: pa.StructArray, target: pa.DataType, reader: Field, path: str)
             return resolved(array.field(at), target, reader.type, place)
     if reader.default is NO_DEFAULT:
         raise Unresolvable(f"{place} is missing in its own schema and has no default in the newest")
-    value = _default(reader.default, reader.type)
     try:
-        return pa.array([value] * len(array), target)
-    except (pa.ArrowException, TypeError) as error:
+        return _defaults(reader, target, len(array))
+    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
         raise Unresolvable(f"the default of {place} does not fit its type {target}") from error
 
 
+def _defaults(field: Field, target: pa.DataType, count: int) -> pa.Array:
+    """The field's default, ``count`` times. It is written and read as a datum, because it is given in the type below a logical type."""
+    import fastavro
+    import numpy as np
+    import pyarrow as pa
+
+    if field.default is None:
+        return pa.nulls(count, target)
+    datum = io.BytesIO()
+    fastavro.schemaless_writer(datum, fastavro.parse_schema(to_json(field.type)), _default(field.default, field.type))
+    one = plain(avro.decode(pa.array([datum.getvalue()], pa.binary()), field.type), field.type)
+    return one.take(pa.array(np.zeros(count, np.int64)))
+
+
 def _default(said: Any, node: Node) -> Any:
-    """A default from JSON as a Python value. In a union of several types it belongs to the first branch."""
+    """A default from JSON as a Python value. In a union it belongs to the first branch."""
     if node.kind == "union":
-        first = node.inner[0]
-        value = None if first.kind == "null" else _default(said, first)
-        return value if len(node.branches) < 2 or value is None else {first.label: value}
+        return _default(said, node.inner[0])
     if node.kind in ("bytes", "fixed"):
         return said.encode("latin-1")
     if node.kind == "record":
@@ -140,7 +168,7 @@ def _default(said: Any, node: Node) -> Any:
     if node.kind == "array":
         return [_default(each, node.inner[0]) for each in said]
     if node.kind == "map":
-        return [(key, _default(value, node.inner[0])) for key, value in said.items()]
+        return {key: _default(value, node.inner[0]) for key, value in said.items()}
     return said
 
 

@@ -220,11 +220,11 @@ def suite_name(text: str) -> str:
 
 
 def path(text: str) -> str:
-    """The path of a field: ``id``, ``place.country``, ``$key``, ``$key.id``, ``$value`` or ``$timestamp``."""
+    """The path of a field: ``id``, ``place.country``, ``$key``, ``$key.id``, ``$value``, ``$timestamp`` or ``$change.op``."""
     first, *rest = text.split(".")
     if (
         not all(text.split("."))
-        or (first.startswith("$") and first not in ("$key", "$value", "$timestamp"))
+        or (first.startswith("$") and first not in ("$key", "$value", "$timestamp", "$change"))
         or (first == "$timestamp" and rest)
     ):
         raise NotThis("is not a field", "write the names of fields with dots between them: place.country, $key.id, or $timestamp")

@@ -30,6 +30,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "format.key_schema": ("is not a schema's file", "write the name of a file in include/schemas: order.avsc"),
     "format.value_message": ("is not the name of a message", "write its full name: shop.Order"),
     "format.key_message": ("is not the name of a message", "write its full name: shop.Order"),
+    "format.envelope": ("is not an envelope", "write debezium, or remove the key"),
     "transform": ("is not module:function", "write module:function"),
     "columns": ("is not a mapping", "write a column and its field: {country: place.country}"),
     "columns.*": ("is not a field", "write a field's name: place.country, $key.id, or $timestamp"),

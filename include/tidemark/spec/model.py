@@ -58,6 +58,13 @@ class RunMode(StrEnum):
     """Keep reading for a fixed time, then until the next run has taken over."""
 
 
+class Envelope(StrEnum):
+    """What is around the row in a value."""
+
+    DEBEZIUM = "debezium"
+    """Change data: the row before and after the change, the operation and its source."""
+
+
 class Order(StrEnum):
     """The order in which records are tried again."""
 
@@ -156,6 +163,8 @@ class Format(_Part):
     """The full name of the Protobuf message that the values are. None: the first one of the schema."""
     key_message: Annotated[Text | None, _GIVEN] = None
     """As ``value_message``, for the keys."""
+    envelope: Annotated[Annotated[Envelope, Field(strict=False)] | None, _GIVEN] = None
+    """``debezium``: the values are change data, whose rows are loaded and deleted. See ``docs/changes.md``."""
 
     @property
     def uses_registry(self) -> bool:
@@ -351,7 +360,8 @@ class ConsumerSpec(_Part):
     transform: Annotated[Annotated[str, AfterValidator(checks.transform_name)] | None, _GIVEN] = None
     """``module:function``. See `tidemark.transform`. None: the fields of the value become columns of the same names."""
     columns: Mapping[Annotated[str, AfterValidator(checks.column_name)], FieldPath] = Field(default_factory=dict)
-    """Without ``transform``: columns that get another field, such as ``country: place.country``, ``$key`` or ``$timestamp``."""
+    """Without ``transform``: columns that get another field, such as ``country: place.country``, ``$key`` or ``$timestamp``;
+    ``$change.source.ts_ms`` of change data."""
     drop: tuple[FieldPath, ...] = ()
     """Without ``transform``: fields that do not become columns."""
     skip_if: Mapping[FieldPath, Annotated[Any, AfterValidator(checks.alternatives)]] = Field(default_factory=dict)

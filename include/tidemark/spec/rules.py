@@ -47,6 +47,7 @@ def findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _objectives(data)
     yield from _schema_files(data)
     yield from _without_code(data)
+    yield from _change_data(data)
 
 
 def _where_records_come_from(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -321,3 +322,30 @@ def _without_code(data: Mapping[str, Any]) -> Iterator[Finding]:
     for name in ("columns", "drop", "skip_if", "flatten"):
         if name in data:
             yield Finding((name,), f"{name} and transform are both given", "do it in the transform, or remove transform", at_key=True)
+
+
+def _change_data(data: Mapping[str, Any]) -> Iterator[Finding]:
+    said = data.get("format")
+    if not isinstance(said, Mapping) or "envelope" not in said:
+        fix = "write format: {value: avro, key: avro, envelope: debezium}, or name another field"
+        columns, skip_if = (data[key] if isinstance(data.get(key), Mapping) else {} for key in ("columns", "skip_if"))
+        for place, path in [
+            *((("columns", name), path) for name, path in columns.items()),
+            *((("skip_if", path), path) for path in skip_if),
+        ]:
+            if str(path).split(".")[0] == "$change":
+                yield Finding(place, "$change needs format.envelope", fix, at_key=place[0] == "skip_if")
+        return
+    for side in ("value", "key"):
+        if said.get(side) not in _CHANGES:
+            yield Finding(("format", side), f"format.{side} of change data is not {' or '.join(_CHANGES)}", f"write {side}: avro, or json")
+    if "transform" in data:
+        fix = "remove transform, or remove envelope and read the whole envelope in the transform"
+        yield Finding(("format", "envelope"), "envelope and transform are both given", fix, at_key=True)
+    sink = data.get("sink")
+    if isinstance(sink, Mapping) and (sink.get("mode") != "upsert" or sink.get("deletes", "refuse") == "refuse"):
+        fix = "write sink: {table: schema.table, mode: upsert, key: [id], deletes: hard}"
+        yield Finding(("sink", "mode"), "change data needs an upsert sink with deletes", fix)
+
+
+_CHANGES = ("avro", "json")

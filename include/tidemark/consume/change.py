@@ -1,0 +1,119 @@
+"""Debezium's change data: opens the envelope around each row.
+
+`opened` gives records whose value is the row after the change, or null if the change deletes it, as in a topic of rows with tombstones.
+The envelope itself is in the column ``change``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidemark.consume import connect_json
+from tidemark.consume.connect_json import NOT_SENT, UNAVAILABLE, Types
+from tidemark.errors import Refused
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOADED = ("c", "u", "r")
+DELETED = "d"
+MESSAGE = "m"
+OPERATIONS = frozenset((*LOADED, DELETED, MESSAGE, "t"))
+TRUNCATED = "it says that the whole table was truncated, which Tidemark does not repeat: delete the rows yourself"
+
+
+@dataclass(kw_only=True, eq=False)
+class NoEnvelope(Refused):
+    """The schema of the values is not that of change data."""
+
+    fields: list[str]
+
+    def __str__(self) -> str:
+        return f"The values are no change data of Debezium: they lack {', '.join(self.fields)}. Correct format.envelope, or remove it."
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """``skipped``: places of records that say nothing about a row. ``errors``: ``Type: reason`` by place. ``types``: what the schemas
+    of JSON say about the fields of ``value`` and ``key``, for each record."""
+
+    batch: pa.RecordBatch
+    skipped: Set[int] = frozenset()
+    errors: dict[int, str] = field(default_factory=dict)
+    types: dict[str, list[Types]] = field(default_factory=dict)
+
+
+def opened_schema(given: pa.Schema) -> pa.Schema:
+    """The schema of `opened` records. Raises `NoEnvelope`."""
+    import pyarrow as pa
+
+    envelope = given.field("value").type
+    row = envelope
+    if not pa.types.is_string(envelope):
+        names = {each.name for each in envelope} if pa.types.is_struct(envelope) else set()
+        if missing := [name for name in ("op", "after") if name not in names]:
+            raise NoEnvelope(fields=missing)
+        row = envelope.field("after").type
+    return given.set(given.get_field_index("value"), pa.field("value", row)).append(pa.field("change", envelope))
+
+
+def opened(batch: pa.RecordBatch) -> Opened:
+    """The rows of decoded records: structs of Avro, or texts of JSON."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    errors: dict[int, str] = {}
+    types: dict[str, list[Types]] = {}
+    schema = opened_schema(batch.schema)
+    columns = {name: batch[name] for name in batch.schema.names}
+    columns["change"] = batch["value"]
+    if pa.types.is_string(batch["value"].type):
+        found = connect_json.envelopes(batch["value"].to_pylist(), errors)
+        columns["change"], columns["value"] = pa.array(found.payloads, pa.string()), pa.array(found.rows, pa.string())
+        operations, types["value"] = found.operations, found.types
+    else:
+        columns["value"] = pc.struct_field(batch["value"], "after")
+        operations = pc.struct_field(batch["value"], "op").to_pylist()
+    if pa.types.is_string(batch["key"].type):
+        keys, types["key"] = connect_json.payloads(batch["key"].to_pylist())
+        columns["key"] = pa.array(keys, pa.string())
+    rows = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    present = batch["value"].is_valid().to_pylist()
+    has_row = columns["value"].is_valid().to_pylist()
+    skipped = set()
+    for at, operation in enumerate(operations):
+        if at in errors:
+            continue
+        if not present[at] or operation == MESSAGE:  # a tombstone repeats the deletion before it, for Kafka's compaction
+            skipped.add(at)
+        elif operation in LOADED:
+            if not has_row[at]:
+                errors[at] = "Undecodable: its envelope has no row after the change"
+        elif operation != DELETED:
+            errors[at] = f"Fail: {TRUNCATED}" if operation == "t" else f"Undecodable: its envelope has the unknown operation {operation!r}"
+    return Opened(rows, skipped, errors, types)
+
+
+def not_sent(array: pa.Array) -> dict[int, str]:
+    """The places of values that Debezium could not send, in decoded Avro."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return {at: why for number in range(kind.num_fields) for at, why in not_sent(pc.struct_field(array, [number])).items()}
+    if pa.types.is_list(kind):
+        wanted = _placeholders(kind.value_type)
+        return {} if wanted is None else {at: NOT_SENT for at, each in enumerate(array.to_pylist()) if each == wanted}
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return {}
+    found = pc.equal(array, pa.scalar(UNAVAILABLE.encode(), pa.binary()).cast(kind)).fill_null(False)
+    return dict.fromkeys(found.to_numpy(zero_copy_only=False).nonzero()[0].tolist(), NOT_SENT)
+
+
+def _placeholders(kind: pa.DataType) -> list[Any] | None:
+    import pyarrow as pa
+
+    return list(UNAVAILABLE.encode()) if pa.types.is_integer(kind) else [UNAVAILABLE] if pa.types.is_string(kind) else None

@@ -1,0 +1,208 @@
+"""Reads what Kafka Connect's JsonConverter writes, with schemas (``{"schema": …, "payload": …}``) or without.
+
+A schema says what a number or a text stands for: a day, a time, a decimal. Without one, a value is read as Debezium's default settings
+write a source column of the same type as the table's.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from tidemark.consume.convert import Misfit, json_text
+from tidemark.formats import connect
+
+UNAVAILABLE = "__debezium_unavailable_value"
+"""What Debezium writes in place of a large value (TOAST) that the source has not sent."""
+NOT_SENT = (
+    "is not in the record, because the value is large (TOAST) and did not change. Set REPLICA IDENTITY FULL on the source table; the next "
+    "change of this row then has all values"
+)
+Types = Mapping[str, Any] | None
+"""The schema of a struct, as JsonConverter writes it; None if the record has none."""
+_UNAVAILABLE = (UNAVAILABLE, UNAVAILABLE.encode(), [UNAVAILABLE], [*UNAVAILABLE.encode()])
+_MICROS = 3
+"""Times with more digits after the second are in microseconds, others in milliseconds."""
+
+
+class _Record(msgspec.Struct):
+    schema: msgspec.Raw = msgspec.Raw()
+    payload: msgspec.Raw = msgspec.Raw()
+
+
+class _Envelope(msgspec.Struct):
+    op: str | None = None
+    after: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True, slots=True)
+class Envelopes:
+    """Of each record: the envelope and the row in it as JSON, its operation, and its types."""
+
+    payloads: list[str | None]
+    rows: list[str | None]
+    operations: list[str | None]
+    types: list[Types]
+
+
+_RECORD = msgspec.json.Decoder(_Record)
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+_ROW = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
+
+
+def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]]:
+    """The texts without their schemas, and the schemas. A text that is not an object is returned as it is."""
+    bare: list[str | None] = []
+    types: list[Types] = []
+    for text in texts:
+        try:
+            found = None if text is None else _RECORD.decode(text)
+        except (msgspec.MsgspecError, RecursionError):
+            found = None
+        schema = b"" if found is None else bytes(found.schema)
+        if found is not None and schema.startswith(b"{") and bytes(found.payload):
+            bare.append(_text(found.payload))
+            types.append(_parsed(schema))
+        else:
+            bare.append(text)
+            types.append(None)
+    return bare, types
+
+
+def envelopes(texts: Sequence[str | None], errors: dict[int, str]) -> Envelopes:
+    """The envelopes of change data. ``errors`` gets the places of texts that are none, with ``Type: reason``."""
+    bare, types = payloads(texts)
+    rows: list[str | None] = []
+    operations: list[str | None] = []
+    for at, text in enumerate(bare):
+        found = _Envelope()
+        try:
+            if text is not None:
+                found = _ENVELOPE.decode(text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            errors[at] = f"Undecodable: it is not an envelope in JSON: {error}"
+        rows.append(_text(found.after))
+        operations.append(found.op)
+    return Envelopes(bare, rows, operations, [_after(each) for each in types])
+
+
+def read(
+    texts: Sequence[str | None], leaves: Sequence[tuple[tuple[str, ...], str]], types: Sequence[Types]
+) -> tuple[list[list[Any]], dict[int, str]]:
+    """The value at each path, for a column of the type, one for each text; and the places of texts that cannot be read so, with
+    ``Type: reason``. Like `json_fields.read`, but by the records' schemas."""
+    errors: dict[int, str] = {}
+    rows = [_row(text, at, errors) for at, text in enumerate(texts)]
+    columns = []
+    for path, postgres in leaves:
+        values = []
+        for at, row in enumerate(rows):
+            value, schema = _at(row, path, types[at])
+            try:
+                values.append(None if value is None else _converted(value, postgres, schema))
+            except (ValueError, TypeError, AttributeError, KeyError, OverflowError, ArithmeticError) as error:
+                why = str(error) if isinstance(error, Misfit) else f"is of type {type(value).__name__}"
+                said = why if why == NOT_SENT else f"does not fit {postgres}: the value {why}"
+                errors.setdefault(at, f"Fail: {'.'.join(path)} {said}")
+                values.append(None)
+        columns.append(values)
+    return columns, errors
+
+
+def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]:
+    try:
+        return {} if text is None else _ROW.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        errors[at] = f"Undecodable: it is not a JSON object: {error}"
+        return {}
+
+
+def _at(row: Mapping[str, Any], path: Sequence[str], types: Types) -> tuple[Any, Types]:
+    """The value at this path, and its schema."""
+    value: Any = row
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+        types = None if types is None else _field(types, name)
+    return value, types
+
+
+def _field(schema: Mapping[str, Any], name: str) -> Types:
+    return next((each for each in schema.get("fields") or () if each.get("field") == name), None)
+
+
+def _converted(value: Any, postgres: str, schema: Types) -> Any:
+    """As `convert.column_of` takes it for a column of this type."""
+    if value in _UNAVAILABLE:
+        raise Misfit(NOT_SENT)
+    base, digits = _split(postgres)
+    if base in ("json", "jsonb"):
+        is_text = isinstance(value, str) and (schema is None or schema.get("name") == connect.JSON)
+        return value if is_text else json_text(value if schema is None else connect.value_of(value, schema))
+    if base.endswith("[]") and isinstance(value, list):
+        items = None if schema is None else schema.get("items")
+        return [None if each is None else _converted(each, postgres[:-2], items) for each in value]
+    found = connect.value_of(value, schema if schema is not None else _guessed(value, base, digits))
+    if found in _UNAVAILABLE:
+        raise Misfit(NOT_SENT)
+    if base == "bytea" and not isinstance(found, bytes):
+        raise Misfit("is not bytes in base64")
+    if base in ("text", "character varying", "character") and isinstance(found, int | Decimal) and not isinstance(found, bool):
+        return f"{found:f}" if isinstance(found, Decimal) else str(found)
+    if base in ("real", "double precision") and isinstance(found, str | Decimal):
+        return float(found)
+    if base == "numeric" and isinstance(found, str):
+        return Decimal(found)
+    return found
+
+
+def _guessed(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:
+    """The schema that Debezium's default settings give a source column of this type."""
+    number = isinstance(value, int)
+    in_millis = bool(digits) and digits[0] <= _MICROS
+    if base == "numeric" and isinstance(value, str):
+        if len(digits) < 2 or "." in value:
+            raise Misfit("is text, and by default Debezium writes such a number in base64; use schemas, or Avro")
+        return {"name": connect.DECIMAL, "parameters": {"scale": digits[1]}}
+    if base == "numeric" and isinstance(value, Mapping):
+        return {"name": connect.VARIABLE_DECIMAL}
+    if base == "bytea":
+        return {"type": "bytes"}
+    if base == "timestamp with time zone":
+        return {"name": f"{connect.DECIMAL.rpartition('.')[0]}.Timestamp" if number else connect.ZONED_TIMESTAMP}
+    named = {
+        "date": connect.DATE,
+        "time without time zone": connect.TIME if in_millis else connect.MICRO_TIME,
+        "timestamp without time zone": connect.TIMESTAMP if in_millis else connect.MICRO_TIMESTAMP,
+        "interval": connect.DURATION,
+    }
+    return {"name": named[base]} if number and base in named else {}
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(postgres: str) -> tuple[str, tuple[int, ...]]:
+    """``numeric(10,2)`` as ``numeric`` and (10, 2)."""
+    modifier = re.search(r"\s*\(([\d,]+)\)", postgres)
+    if modifier is None:
+        return postgres, ()
+    return postgres.replace(modifier[0], ""), tuple(map(int, modifier[1].split(",")))
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(schema: bytes) -> Types:
+    found: Types = msgspec.json.decode(schema)
+    return found
+
+
+def _after(types: Types) -> Types:
+    return None if types is None else _field(types, "after")
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    text = bytes(raw).decode()
+    return None if text in ("", "null") else text

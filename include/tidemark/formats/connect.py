@@ -1,0 +1,131 @@
+"""Kafka Connect's types, Debezium's among them: what a number or a text stands for, by the name that its schema gives it.
+
+In Avro the name is the attribute ``connect.name``, in JSON it is in the schema that precedes the payload. Debezium's names:
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NAME = "connect.name"
+"""The attribute of an Avro schema."""
+DATE = "io.debezium.time.Date"
+TIME, MICRO_TIME, NANO_TIME = (f"io.debezium.time.{unit}Time" for unit in ("", "Micro", "Nano"))
+TIMESTAMP, MICRO_TIMESTAMP, NANO_TIMESTAMP = (f"io.debezium.time.{unit}Timestamp" for unit in ("", "Micro", "Nano"))
+ZONED_TIMESTAMP = "io.debezium.time.ZonedTimestamp"
+DURATION = "io.debezium.time.MicroDuration"
+VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+JSON = "io.debezium.data.Json"
+UUID = "io.debezium.data.Uuid"
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_CONNECT = "org.apache.kafka.connect.data"
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_UNITS = {
+    TIME: 1_000,
+    MICRO_TIME: 1,
+    TIMESTAMP: 1_000,
+    MICRO_TIMESTAMP: 1,
+    DURATION: 1,
+    f"{_CONNECT}.Time": 1_000,
+    f"{_CONNECT}.Timestamp": 1_000,
+}
+"""Microseconds in one. Nanoseconds are cut, as in Avro."""
+
+
+def arrow_type(name: str) -> pa.DataType | None:
+    """The type of Avro data with this ``connect.name``. `None`: the type that it has without the name."""
+    import pyarrow as pa
+
+    return {
+        DATE: pa.date32(),
+        TIME: pa.time64("us"),
+        MICRO_TIME: pa.time64("us"),
+        NANO_TIME: pa.time64("us"),
+        TIMESTAMP: pa.timestamp("us"),
+        MICRO_TIMESTAMP: pa.timestamp("us"),
+        NANO_TIMESTAMP: pa.timestamp("us"),
+        ZONED_TIMESTAMP: pa.timestamp("us", "UTC"),
+        DURATION: pa.duration("us"),
+        VARIABLE_DECIMAL: pa.string(),
+    }.get(name)
+
+
+def postgres_type(name: str) -> str | None:
+    """The column for data of this name, if its Arrow type does not say it."""
+    return {JSON: "jsonb", UUID: "uuid", VARIABLE_DECIMAL: "numeric"}.get(name)
+
+
+def converted(array: pa.Array, name: str) -> pa.Array:
+    """Decoded Avro data as the `arrow_type` of its name. Raises ``pyarrow.ArrowInvalid`` for a value that is none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    target = arrow_type(name)
+    if target is None or array.type == target:
+        return array
+    if name == VARIABLE_DECIMAL:
+        return pa.array([None if each is None else _digits(each["value"], each["scale"]) for each in array.to_pylist()], target)
+    if name in (NANO_TIME, NANO_TIMESTAMP):
+        return array.cast(pa.time64("ns") if name == NANO_TIME else pa.timestamp("ns")).cast(target, safe=False)
+    if _UNITS.get(name) == 1_000:
+        array = pc.multiply_checked(array.cast(pa.int64()), 1_000)
+    return array.cast(target)
+
+
+def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
+    """What a value of JSON stands for, as a Python object. ``schema``: as Kafka Connect's JsonConverter writes it.
+
+    Raises ValueError, TypeError, KeyError or OverflowError for a value that is not of the schema.
+    """
+    name = schema.get("name")
+    if value is None:
+        return None
+    if name in (DATE, f"{_CONNECT}.Date"):
+        return (EPOCH + dt.timedelta(days=value)).date()
+    if name in (NANO_TIME, NANO_TIMESTAMP):
+        return _moment(dt.timedelta(microseconds=value // 1_000), name)
+    if name in _UNITS:
+        return _moment(dt.timedelta(microseconds=value * _UNITS[name]), name)
+    if name == ZONED_TIMESTAMP:
+        return dt.datetime.fromisoformat(value)
+    if name == DECIMAL:
+        return Decimal(_digits(_bytes(value), int(schema["parameters"]["scale"])))
+    if name == VARIABLE_DECIMAL:
+        return Decimal(_digits(_bytes(value["value"]), value["scale"]))
+    if schema.get("type") == "bytes":
+        return _bytes(value)
+    if schema.get("type") == "array":
+        return [value_of(each, schema["items"]) for each in value]
+    return value
+
+
+def _moment(since: dt.timedelta, name: str) -> dt.timedelta | dt.time | dt.datetime:
+    if name == DURATION:
+        return since
+    at = EPOCH + since
+    if not name.endswith("Time"):
+        return at if name.startswith(_CONNECT) else at.replace(tzinfo=None)
+    if at.date() != EPOCH.date():
+        raise ValueError("not a time of day")
+    return at.time()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError) as error:
+        raise ValueError("not base64") from error
+
+
+def _digits(unscaled: bytes, scale: int) -> str:
+    number = int.from_bytes(unscaled, "big", signed=True)
+    return f"{Decimal(f'{number}E{-scale}'):f}"

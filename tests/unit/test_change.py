@@ -1,0 +1,302 @@
+"""Change data: what becomes of envelopes and of Kafka Connect's types, in JSON and Avro."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.test_formats import written
+
+from tidemark.consume.change import NoEnvelope
+from tidemark.consume.connect_json import UNAVAILABLE
+from tidemark.consume.fields import Fields, steps_of, transform_of
+from tidemark.consume.messages import input_schema
+from tidemark.formats import avro
+from tidemark.formats.decoder import Decoder
+from tidemark.formats.schema import parse
+from tidemark.formats.shape import plain, resolved, type_of
+from tidemark.sink.table import Column
+from tidemark.spec import SpecInvalid, load_consumer
+from tidemark.spec.model import Encoding
+
+CONNECT = "org.apache.kafka.connect.data"
+UTC = dt.UTC
+
+
+def base64_of(number: int) -> str:
+    return base64.b64encode(number.to_bytes(8, "big", signed=True)).decode()
+
+
+def at(*parts: int) -> dt.datetime:
+    return dt.datetime(*parts, tzinfo=UTC).replace(tzinfo=None)  # type: ignore[arg-type, misc]
+
+
+TYPES: dict[str, tuple[str, str, Any, Any, str, Any]] = {
+    # the name's end: type in JSON, type in Avro, value in JSON, value in Avro, type of the column, value in the table
+    "io.debezium.time.Date": ("int32", "int", 20_000, 20_000, "date", dt.date(2024, 10, 4)),
+    "io.debezium.time.Time": ("int32", "int", 3_600_001, 3_600_001, "time(3) without time zone", dt.time(1, 0, 0, 1_000)),
+    "io.debezium.time.MicroTime": ("int64", "long", 3_600_000_001, 3_600_000_001, "time without time zone", dt.time(1, 0, 0, 1)),
+    "io.debezium.time.NanoTime": ("int64", "long", 1_999, 1_999, "time without time zone", dt.time(0, 0, 0, 1)),
+    "io.debezium.time.Timestamp": (
+        "int64",
+        "long",
+        -1,
+        -1,
+        "timestamp(3) without time zone",
+        at(1969, 12, 31, 23, 59, 59, 999_000),
+    ),
+    "io.debezium.time.MicroTimestamp": ("int64", "long", 1, 1, "timestamp without time zone", at(1970, 1, 1, 0, 0, 0, 1)),
+    "io.debezium.time.NanoTimestamp": (
+        "int64",
+        "long",
+        1_999,
+        1_999,
+        "timestamp without time zone",
+        at(1970, 1, 1, 0, 0, 0, 1),
+    ),
+    "io.debezium.time.ZonedTimestamp": (
+        "string",
+        "string",
+        "2026-01-02T03:04:05.678901Z",
+        "2026-01-02T03:04:05.678901Z",
+        "timestamp with time zone",
+        at(2026, 1, 2, 3, 4, 5, 678_901).replace(tzinfo=UTC),
+    ),
+    "io.debezium.time.MicroDuration": ("int64", "long", -1_500_000, -1_500_000, "interval", dt.timedelta(seconds=-1.5)),
+    "io.debezium.data.Json": ("string", "string", '{"a": 1.10}', '{"a": 1.10}', "jsonb", '{"a": 1.10}'),
+    "io.debezium.data.VariableScaleDecimal": (
+        "struct",
+        "record",
+        {"scale": 3, "value": base64_of(-1001)},
+        {"scale": 3, "value": (-1001).to_bytes(8, "big", signed=True)},
+        "numeric",
+        Decimal("-1.001"),
+    ),
+}
+BY_DEFAULT = TYPES.keys() - {"io.debezium.time.NanoTime", "io.debezium.time.NanoTimestamp"}
+"""Types that Debezium's default settings write for such a column."""
+
+
+def envelope(after: Mapping[str, Any] | None, operation: str = "c") -> dict[str, Any]:
+    return {"before": None, "after": after, "op": operation, "source": {"ts_ms": 1_767_323_045_678, "table": "t"}, "ts_ms": 5}
+
+
+def with_schema(after: Mapping[str, Any] | None, schemas: Mapping[str, Any], operation: str = "c") -> dict[str, Any]:
+    fields = [{"field": name, "optional": True, **schema} for name, schema in schemas.items()]
+    own = {"type": "struct", "fields": [{"type": "struct", "field": side, "fields": fields} for side in ("before", "after")]}
+    return {"schema": own, "payload": envelope(after, operation)}
+
+
+def fields(table_columns: Mapping[str, str], **more: Any) -> Fields:
+    table = tuple(Column(name, kind) for name, kind in table_columns.items())
+    json_sides = frozenset({"key", "value", "change"})
+    return Fields(upsert=True, key=("id",), json=json_sides, changes=True, table=table, **more)
+
+
+def result(made: Fields, values: list[Any], keys: list[Any] | None = None) -> list[dict[str, Any]]:
+    """The rows of JSON records, with disposition and error."""
+
+    def text(value: Any) -> bytes | None:
+        return value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
+
+    rows = [
+        {"topic": "t", "partition": 0, "offset": at, "kafka_topic": "t", "kafka_partition": 0, "kafka_offset": at}
+        | {"key": text(keys[at] if keys else {"id": 1}), "value": text(value)}
+        for at, value in enumerate(values)
+    ]
+    given = pa.RecordBatch.from_pylist(rows, schema=input_schema())
+    decoder = Decoder({"key": Encoding.JSON, "value": Encoding.JSON}, framed={"key": True, "value": True}, reads_json=False)
+    decoded, wrong = decoder.batch(given)
+    assert not wrong
+    found: list[dict[str, Any]] = made(decoded).to_pylist()
+    return [{"disposition": None, "error": None} | row for row in found]
+
+
+def test_operations() -> None:
+    """A change loads or deletes; tombstones and messages say nothing about a row."""
+    values = [envelope({"id": 1, "name": "a"}, "c"), envelope(None, "d"), None, envelope({"id": 1, "name": "b"}, "r"), envelope(None, "m")]
+    rows = result(fields({"id": "bigint", "name": "text"}), values)
+    assert [(row["disposition"], row["id"], row["name"], row["error"]) for row in rows] == [
+        (None, 1, "a", None),
+        ("delete", 1, None, None),
+        ("skip", 1, None, None),
+        (None, 1, "b", None),
+        ("skip", 1, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (envelope(None, "t"), "Fail: it says that the whole table was truncated"),
+        (envelope(None, "x"), "Undecodable: its envelope has the unknown operation 'x'"),
+        (envelope(None, "u"), "Undecodable: its envelope has no row after the change"),
+        ({"id": 1}, "Undecodable: its envelope has the unknown operation None"),
+        ([], "Undecodable: it is not an envelope in JSON"),
+        (b"{", "Undecodable: it is not an envelope in JSON"),
+        (envelope({"id": 1, "name": UNAVAILABLE}, "u"), "Fail: name is not in the record, because the value is large"),
+        (envelope({"id": "x", "name": "a"}), "Fail: id does not fit bigint: the value is of type str"),
+    ],
+)
+def test_record_that_fails_says_why_and_its_neighbours_load(value: Any, said: str) -> None:
+    good = envelope({"id": 1, "name": "a"})
+    first, row, last = result(fields({"id": "bigint", "name": "text"}), [good, value, good])
+    assert row["disposition"] == "fail"
+    assert row["error"].startswith(said)
+    assert (first["disposition"], last["disposition"], last["name"]) == (None, None, "a")
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types_of_json_with_schemas(name: str) -> None:
+    kind, _, value, _, column, expected = TYPES[name]
+    (row,) = result(fields({"x": column}), [with_schema({"x": value}, {"x": {"type": kind, "name": name}})])
+    assert (row["error"], row["x"]) == (None, expected)
+
+
+@pytest.mark.parametrize("name", sorted(BY_DEFAULT))
+def test_types_of_json_without_schemas(name: str) -> None:
+    """They are those that Debezium writes by default for a source column of the sink column's type."""
+    _, _, value, _, column, expected = TYPES[name]
+    (row,) = result(fields({"x": column}), [envelope({"x": value})])
+    assert (row["error"], row["x"]) == (None, expected)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types_of_avro(name: str) -> None:
+    """The value, null and the newest schema's default are of the same type."""
+    _, kind, _, value, _, expected = TYPES[name]
+    inner: dict[str, Any] = {"type": kind, "connect.name": name}
+    if kind == "record":
+        inner |= {"name": "V", "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}]}
+    default = {"scale": 3, "value": value["value"].decode("latin-1")} if kind == "record" else value
+    old = {"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", inner]}]}
+    new = {"type": "record", "name": "R", "fields": [*old["fields"], {"name": "y", "type": inner, "default": default}]}
+    if kind == "record":
+        new["fields"] = [old["fields"][0], {"name": "y", "type": "V", "default": default}]  # type: ignore[index]
+    writer, reader = parse(json.dumps(old)), parse(json.dumps(new))
+    data = [written(old, {"x": each}) for each in (value, None)]
+    found = resolved(plain(avro.decode(pa.array(data), writer), writer), type_of(reader), reader).to_pylist()
+    as_text = str(expected) if name.endswith("Decimal") else expected
+    assert found == [{"x": as_text, "y": as_text}, {"x": None, "y": as_text}]
+
+
+def test_default_of_a_logical_type_is_read_like_its_data() -> None:
+    """It is given in the type below: milliseconds, unscaled bytes."""
+    moment = {"type": "long", "logicalType": "timestamp-millis"}
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+    old: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}
+    added = [{"name": "at", "type": moment, "default": 1_000}, {"name": "price", "type": price, "default": "\u0004\u00d2"}]
+    writer, reader = parse(json.dumps(old)), parse(json.dumps({**old, "fields": [*old["fields"], *added]}))
+    (row,) = resolved(plain(avro.decode(pa.array([written(old, {"x": 1})]), writer), writer), type_of(reader), reader).to_pylist()
+    assert row == {"x": 1, "at": dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "price": Decimal("12.34")}
+
+
+def test_decimals_in_json() -> None:
+    """In base64 with the schema's scale, or by default the column's; otherwise as the schema says."""
+    scaled = {"type": "bytes", "name": f"{CONNECT}.Decimal", "parameters": {"scale": "2"}}
+    columns = {"x": "numeric(12,2)"}
+    values = [
+        with_schema({"x": base64_of(1234)}, {"x": scaled}),
+        envelope({"x": base64_of(1234)}),
+        with_schema({"x": "12.34"}, {"x": {"type": "string"}}),
+        envelope({"x": 12.34}),
+        envelope({"x": "12.34"}),
+    ]
+    rows = result(fields(columns), values)
+    assert [row["x"] for row in rows] == [Decimal("12.34")] * 4 + [None]
+    assert rows[-1]["error"].startswith("Fail: x does not fit numeric(12,2): the value is text, and by default Debezium writes")
+
+
+def test_bytes_arrays_and_numbers_in_text() -> None:
+    columns = {"raw": "bytea", "texts": "text[]", "days": "date[]", "ratios": "real[]", "number": "text", "ratio": "real"}
+    row = {"raw": "AP8=", "texts": ["a", None], "days": [0, None], "ratios": [1.5, None], "number": 12, "ratio": 0.5}
+    schemas = {
+        "raw": {"type": "bytes"},
+        "texts": {"type": "array", "items": {"type": "string"}},
+        "days": {"type": "array", "items": {"type": "int32", "name": "io.debezium.time.Date"}},
+        "ratios": {"type": "array", "items": {"type": "float"}},
+        "number": {"type": "int32"},
+        "ratio": {"type": "float"},
+    }
+    found = result(fields(columns), [with_schema(row, schemas), envelope(row)])
+    expected = {"raw": b"\x00\xff", "texts": ["a", None], "days": [dt.date(1970, 1, 1), None], "ratios": [1.5, None], "number": "12"}
+    expected["ratio"] = 0.5
+    assert [{name: each[name] for name in columns} for each in found] == [expected, expected]
+
+
+def test_text_is_not_an_array() -> None:
+    rows = result(fields({"texts": "text[]"}), [with_schema({"texts": "ab"}, {"texts": {"type": "string"}}), envelope({"texts": "ab"})])
+    assert [row["error"] for row in rows] == ["Fail: texts does not fit text[]: the value is text, not a list"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("text", UNAVAILABLE),
+        ("jsonb", UNAVAILABLE),
+        ("bytea", base64.b64encode(UNAVAILABLE.encode()).decode()),
+        ("text[]", [UNAVAILABLE]),
+        ("integer[]", [*UNAVAILABLE.encode()]),
+    ],
+)
+def test_value_that_was_not_sent_fails_the_record_unless_the_column_is_dropped(kind: str, value: Any) -> None:
+    (row,) = result(fields({"id": "bigint", "x": kind}), [envelope({"id": 1, "x": value}, "u")])
+    assert row["disposition"] == "fail"
+    assert "REPLICA IDENTITY FULL" in row["error"]
+    (row,) = result(fields({"id": "bigint"}), [envelope({"id": 1, "x": value}, "u")])
+    assert (row["disposition"], row["id"]) == (None, 1)
+
+
+def test_columns_come_from_the_envelope() -> None:
+    columns = {"id": "bigint", "operation": "text", "changed_at": "timestamp with time zone"}
+    paths = (("operation", steps_of("$change.op")), ("changed_at", steps_of("$change.source.ts_ms")))
+    skip_if = (("$change.op", steps_of("$change.op"), ("r",)),)
+    made = fields(columns, columns=paths, skip_if=skip_if)
+    for schemas in (False, True):
+        values = [with_schema({"id": 1}, {}, op) if schemas else envelope({"id": 1}, op) for op in ("u", "r")]
+        first, second = result(made, values)
+        assert (first["operation"], first["changed_at"]) == ("u", dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC))
+        assert (first["disposition"], second["disposition"]) == (None, "skip")
+
+
+def test_schema_without_an_envelope_is_refused() -> None:
+    plain_row = pa.schema([("key", pa.struct([("id", pa.int64())])), ("value", pa.struct([("id", pa.int64()), ("op", pa.string())]))])
+    with pytest.raises(NoEnvelope, match="they lack after"):
+        Fields(upsert=True, key=("id",), changes=True).output(plain_row, None)
+
+
+GOOD = {
+    "topics": ["t"],
+    "format": {"value": "json", "key": "json", "envelope": "debezium"},
+    "sink": {"table": "lake.t", "mode": "upsert", "key": ["id"], "deletes": "hard"},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": {"value": "protobuf", "key": "json", "envelope": "debezium"}}, "format.value of change data is not avro or json"),
+        ({"format": {"value": "json", "envelope": "debezium"}}, "format.key of change data is not avro or json"),
+        ({"format": {"value": "json", "key": "json", "envelope": "maxwell"}}, "write debezium"),
+        ({"sink": {"table": "lake.t"}}, "change data needs an upsert sink with deletes"),
+        ({"sink": {"table": "lake.t", "mode": "upsert", "key": ["id"]}}, "change data needs an upsert sink with deletes"),
+        ({"transform": "a:b"}, "envelope and transform are both given"),
+        ({"format": {"value": "json", "key": "json"}, "columns": {"a": "$change.op"}}, "$change needs format.envelope"),
+        ({"format": {"value": "json", "key": "json"}, "skip_if": {"$change.op": "r"}}, "$change needs format.envelope"),
+    ],
+)
+def test_file_that_cannot_load_change_data(tmp_path: Path, change: Mapping[str, Any], said: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps(GOOD))
+    assert isinstance(transform_of(load_consumer(path), ()).function, Fields)
+    path.write_text(json.dumps({**GOOD, **change}))
+    with pytest.raises(SpecInvalid) as caught:
+        load_consumer(path)
+    assert said in str(caught.value)
