@@ -6,6 +6,7 @@ write a source column of the same type as the table's.
 
 from __future__ import annotations
 
+import base64
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,14 @@ NOT_SENT = (
 Types = Mapping[str, Any] | None
 """The schema of a struct, as JsonConverter writes it; None if the record has none."""
 _UNAVAILABLE = (UNAVAILABLE, UNAVAILABLE.encode(), [UNAVAILABLE], [*UNAVAILABLE.encode()])
+_MARKS = (f'"{UNAVAILABLE}"', base64.b64encode(UNAVAILABLE.encode()).decode(), ",".join(map(str, UNAVAILABLE.encode())))
+"""One of these is in the text of a row with such a value."""
+_AS_IS = {
+    **dict.fromkeys(("smallint", "integer", "bigint"), int),
+    **dict.fromkeys(("text", "character varying", "character", "uuid", "enum"), str),
+    "boolean": bool,
+}
+"""Types of values that stay as they are in a column."""
 _MICROS = 3
 """Times with more digits after the second are in microseconds, others in milliseconds."""
 
@@ -89,7 +98,7 @@ def envelopes(texts: Sequence[str | None], errors: dict[int, str]) -> Envelopes:
             errors[at] = f"Undecodable: it is not an envelope in JSON: {error}"
         rows.append(_text(found.after))
         operations.append(found.op)
-    return Envelopes(bare, rows, operations, [_after(each) for each in types])
+    return Envelopes(bare, rows, operations, [_schema_at(each, ("after",)) for each in types])
 
 
 def read(
@@ -99,20 +108,58 @@ def read(
     ``Type: reason``. Like `json_fields.read`, but by the records' schemas."""
     errors: dict[int, str] = {}
     rows = [_row(text, at, errors) for at, text in enumerate(texts)]
-    columns = []
-    for path, postgres in leaves:
-        values = []
-        for at, row in enumerate(rows):
-            value, schema = _at(row, path, types[at])
-            try:
-                values.append(None if value is None else _converted(value, postgres, schema))
-            except (ValueError, TypeError, AttributeError, KeyError, OverflowError, ArithmeticError) as error:
-                why = str(error) if isinstance(error, Misfit) else f"is of type {type(value).__name__}"
-                said = why if why == NOT_SENT else f"does not fit {postgres}: the value {why}"
-                errors.setdefault(at, f"Fail: {'.'.join(path)} {said}")
-                values.append(None)
-        columns.append(values)
-    return columns, errors
+    complete = [text is None or not any(mark in text for mark in _MARKS) for text in texts]
+    return [_column(rows, path, postgres, types, complete, errors) for path, postgres in leaves], errors
+
+
+def _column(
+    rows: Sequence[Mapping[str, Any]],
+    path: Sequence[str],
+    postgres: str,
+    types: Sequence[Types],
+    complete: Sequence[bool],
+    errors: dict[int, str],
+) -> list[Any]:
+    """``complete``: whether Debezium has sent all values of a row."""
+    first, below = path[0], path[1:]
+    schemas: dict[int, tuple[Types, type | None]] = {}  # by the identity of the record's schema, which is cached
+    values: list[Any] = []
+    for at, row in enumerate(rows):
+        value = row.get(first)
+        for name in below:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is None:
+            values.append(None)
+            continue
+        key = id(types[at])
+        if key not in schemas:
+            schema = _schema_at(types[at], path)
+            schemas[key] = (schema, _plain(postgres, schema))
+        schema, plain = schemas[key]
+        if type(value) is plain and complete[at]:
+            values.append(value)
+            continue
+        try:
+            values.append(_converted(value, postgres, schema))
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, ArithmeticError) as error:
+            why = str(error) if isinstance(error, Misfit) else f"is of type {type(value).__name__}"
+            said = why if why == NOT_SENT else f"does not fit {postgres}: the value {why}"
+            errors.setdefault(at, f"Fail: {'.'.join(path)} {said}")
+            values.append(None)
+    return values
+
+
+def _schema_at(types: Types, path: Sequence[str]) -> Types:
+    for name in path:
+        types = None if types is None else next((each for each in types.get("fields") or () if each.get("field") == name), None)
+    return types
+
+
+def _plain(postgres: str, schema: Types) -> type | None:
+    """The type of values that need no conversion."""
+    if schema is not None and (schema.get("name") in connect.NAMES or schema.get("type") == "bytes"):
+        return None
+    return _AS_IS.get(_split(postgres)[0])
 
 
 def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]:
@@ -121,19 +168,6 @@ def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]
     except (msgspec.MsgspecError, RecursionError) as error:
         errors[at] = f"Undecodable: it is not a JSON object: {error}"
         return {}
-
-
-def _at(row: Mapping[str, Any], path: Sequence[str], types: Types) -> tuple[Any, Types]:
-    """The value at this path, and its schema."""
-    value: Any = row
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-        types = None if types is None else _field(types, name)
-    return value, types
-
-
-def _field(schema: Mapping[str, Any], name: str) -> Types:
-    return next((each for each in schema.get("fields") or () if each.get("field") == name), None)
 
 
 def _converted(value: Any, postgres: str, schema: Types) -> Any:
@@ -197,10 +231,6 @@ def _split(postgres: str) -> tuple[str, tuple[int, ...]]:
 def _parsed(schema: bytes) -> Types:
     found: Types = msgspec.json.decode(schema)
     return found
-
-
-def _after(types: Types) -> Types:
-    return None if types is None else _field(types, "after")
 
 
 def _text(raw: msgspec.Raw) -> str | None:

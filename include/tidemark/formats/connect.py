@@ -39,6 +39,8 @@ _UNITS = {
     f"{_CONNECT}.Timestamp": 1_000,
 }
 """Microseconds in one. Nanoseconds are cut, as in Avro."""
+NAMES = frozenset((*_UNITS, DATE, f"{_CONNECT}.Date", NANO_TIME, NANO_TIMESTAMP, ZONED_TIMESTAMP, DECIMAL, VARIABLE_DECIMAL))
+"""Those that stand for something else than the value."""
 
 
 def arrow_type(name: str) -> pa.DataType | None:
