@@ -34,6 +34,7 @@ from tidemark.errors import BadInput, DatabaseReadOnly, DatabaseUnavailable
 
 __all__ = [
     "ERASE_LOCK",
+    "EVOLVE_LOCK",
     "FIX_PATH",
     "MIGRATION_LOCK",
     "REDRIVE_LOCK",
@@ -73,6 +74,8 @@ ERASE_LOCK = 0x6572_6173  # "eras"
 """With a group's id, the key of the advisory lock that an erasure takes exclusively, and each commit of the group shares."""
 REDRIVE_LOCK = 0x7265_6472  # "redr"
 """With a group's id, the key of the advisory lock that a redrive holds while it runs."""
+EVOLVE_LOCK = 0x6576_6F6C  # "evol"
+"""With a hash of a table's name, the key of the advisory lock that a run holds while it adds columns to the table."""
 
 CLIENT_DEFAULTS = {
     "connect_timeout": 10,

@@ -75,7 +75,7 @@ RIGHTS: Mapping[Profile, Rights] = {
                 "lag_partition", "lost_range", "objective", "partition_offset", "rewound_row", "topic", "validation", "validation_result",
                 "validation_row"),
         update={
-            "attempt": (*_ENDED, "planned"),
+            "attempt": (*_ENDED, "planned", "columns_added"),
             "batch": ("anchor_id", "validation_id"),
             "consumer_group": _GROUP,
             "deletion": ("kept", "kept_topic_id", "kept_offset"),

@@ -283,6 +283,7 @@ SINKS = [
     ("{table: t, mode: upsert, key: a}", 'sink.key is not a list of columns: "a"'),
     ("{table: t, mode: upsert, key: [a, a]}", 'sink.key[1] is a duplicate: "a"'),
     ("{table: t, mode: upsert, key: [A]}", "sink.key[0] is not a column's name"),
+    ("{table: t, evolve: widen}", 'sink.evolve is not a way to evolve: "widen"'),
 ]
 
 
@@ -292,6 +293,17 @@ def test_a_sink_is_a_table_that_postgres_names_without_quotes(tmp_path, sink, me
     problems = refused(tmp_path, f"topics: [a]\ntransform: m:f\nsink: {sink}\n").problems
     assert any(message in problem.message for problem in problems)
     assert {problem.line for problem in problems} == {3}
+
+
+@pytest.mark.parametrize("value", ["json", "json_schema"])
+def test_table_that_is_the_schema_cannot_evolve(tmp_path, value):
+    """With a transform, or a schema, it can."""
+    text = f"topics: [a]\nformat: {{value: {value}}}\nsink: {{table: t, evolve: add}}\n"
+    (problem,) = refused(tmp_path, text).problems
+    assert (problem.line, problem.message) == (3, f"sink.evolve needs a schema, and {value} is read without one")
+    for good in (text.replace(value, "avro"), f"{text}transform: m:f\n"):
+        (tmp_path / "departures.yaml").write_text(good)
+        assert load_consumer(tmp_path / "departures.yaml").evolving == ("public.t",)
 
 
 @pytest.mark.parametrize(("sink", "message"), [(sink, message) for sink, message in SINKS if sink.startswith("{")])

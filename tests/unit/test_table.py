@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidemark.sink.table import LINEAGE, Column, SinkMismatch, create_ddl, match, quoted, quoted_table
+from tidemark.sink.table import LINEAGE, Change, Column, SinkMismatch, create_ddl, match, offers, quoted, quoted_table
 
 TABLE = "analytics.departures"
 GIVEN = [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
@@ -70,6 +70,59 @@ def test_all_differences_are_told_at_once_with_the_ddl_that_mends_the_table() ->
     ]
     assert 'ALTER TABLE "analytics"."departures" ADD COLUMN "city" text;' in ddl
     assert len(ddl.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("column", "arrow", "change", "ddl"),
+    [
+        (None, pa.string(), Change.ADD, 'ADD COLUMN "x" text;'),
+        (None, pa.struct([("a", pa.int8())]), Change.REFUSE, None),
+        ("numeric(10,2)", pa.decimal128(12, 2), Change.WIDEN, "TYPE numeric(12,2);"),
+        ("numeric(10,2)", pa.decimal128(11, 1), Change.WIDEN, "TYPE numeric(12,2);"),
+        ("numeric(10,2)", pa.decimal128(10, 3), Change.REFUSE, "TYPE numeric(11,3);"),
+        ("integer", pa.int64(), Change.REFUSE, "TYPE bigint;"),
+        ("real", pa.float64(), Change.REFUSE, "TYPE double precision;"),
+        ("boolean", pa.string(), Change.REFUSE, "TYPE text;"),
+        ("bigint", pa.int32(), Change.REFUSE, None),
+        ("double precision", pa.int64(), Change.REFUSE, None),
+        ("text", pa.int64(), Change.REFUSE, None),
+        ("inet", pa.string(), Change.REFUSE, None),
+    ],
+)
+def test_differences_are_sorted_by_what_makes_the_table_fit(
+    column: str | None, arrow: pa.DataType, change: Change, ddl: str | None
+) -> None:
+    """A new column, a wider type without a rewrite, or what a person must decide. No DDL makes a column narrower."""
+    columns = [*LINEAGE_COLUMNS, *([Column("x", column)] if column else [])]
+    with pytest.raises(SinkMismatch) as raised:
+        match(TABLE, columns, output(("x", arrow)), lineage_index=True)
+    (found,) = raised.value.differences
+    assert found.change is change
+    assert found.ddl is None if ddl is None else ddl in str(found.ddl)
+    assert ("whole table again" in str(found.ddl)) is (change is Change.REFUSE and ddl is not None)
+    assert raised.value.to_add == ([Column("x", "text")] if change is Change.ADD else [])
+
+
+def test_columns_are_added_only_if_nothing_else_is_wrong() -> None:
+    with pytest.raises(SinkMismatch) as raised:
+        match(TABLE, [*LINEAGE_COLUMNS, Column("x", "integer")], output(("x", pa.int64()), ("y", pa.string())), lineage_index=True)
+    assert [each.change for each in raised.value.differences] == [Change.REFUSE, Change.ADD]
+    assert raised.value.to_add == []
+
+
+def test_what_could_be_wider_is_offered_although_it_fits() -> None:
+    """Without a rewrite only; a value that is too long fails its record meanwhile."""
+    columns = [
+        *LINEAGE_COLUMNS,
+        Column("a", "character varying(10)"),
+        Column("b", "character varying"),
+        Column("c", "text"),
+        Column("d", "integer"),
+    ]
+    schema = output(*((name, pa.string()) for name in "abc"), ("d", pa.int64()))
+    assert [(each.problem, each.change) for each in offers(TABLE, columns, schema)] == [
+        ("column a could be text, the table is character varying(10)", Change.WIDEN)
+    ]
 
 
 @pytest.mark.parametrize(

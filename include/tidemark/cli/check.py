@@ -1,4 +1,4 @@
-"""``tidemark consumers check`` and ``tidemark sink ddl``."""
+"""``tidemark consumers check``, ``tidemark sink ddl`` and ``tidemark sink diff``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from tidemark import project
 from tidemark.cli.common import OutputFormat, print_json, stderr, stdout
 from tidemark.cli.sketch import say_left_out
-from tidemark.consume.check import Report, check, sink_ddl
+from tidemark.consume.check import Report, TableDiff, check, sink_ddl, sink_diff
 from tidemark.consume.describe import SparkSchema
 from tidemark.consume.fields import ColumnsUnknown, transform_of
 from tidemark.consume.sketch import sketched_table
@@ -64,6 +64,32 @@ def print_ddl(name: str, consumers: Path | None, folders: Sequence[Path], partit
         say_left_out(made)
         ddl = made.ddl
     typer.echo(ddl)
+
+
+def print_diff(name: str, consumers: Path | None, folders: Sequence[Path], output: OutputFormat) -> bool:
+    """Prints what differs between a consumer's tables and what it would write. Returns whether runs load all tables."""
+    spec = find_consumer(name, consumers or project.consumers())
+    with spark_schemas() as spark_schema:
+        found = sink_diff(spec, transform_of(spec, folders), spark_schema)
+    ok = all(one.ok for one in found.values())
+    if output is OutputFormat.JSON:
+        print_json([_diff_as_json(one) for one in found.values()])
+        return ok
+    for one in found.values():
+        stdout.print(f"[bold]{one.sink.table}[/bold]  evolve: {one.sink.evolve}", highlight=False)
+        for each in one.differences:
+            _line(each.change.value, each.problem)
+            if each.ddl:
+                _line("", each.ddl)
+        if not one.differences:
+            _line("", "no differences")
+    stdout.print("[green]ok[/green]" if ok else "[red]not ready[/red]")
+    return ok
+
+
+def _diff_as_json(found: TableDiff) -> dict[str, Any]:
+    differences = [{"change": each.change.value, "problem": each.problem, "ddl": each.ddl} for each in found.differences]
+    return {"table": found.sink.table, "evolve": found.sink.evolve, "ok": found.ok, "differences": differences}
 
 
 class SmallSpark:

@@ -161,6 +161,15 @@ def sink_ddl(
     print_ddl(name, consumers, folders(transforms), partitions)
 
 
+@sink_app.command("diff")
+def sink_diff(name: Name, consumers: Consumers = None, transforms: Transforms = None, output: Output = OutputFormat.TABLE) -> None:
+    """Show how a consumer's tables differ from what its transform or schema returns now, and what evolve: add would add."""
+    from tidemark.cli.check import print_diff
+
+    if not print_diff(name, consumers, folders(transforms), output):
+        raise typer.Exit(1)
+
+
 @app.command()
 def consume(
     name: Name,

@@ -17,6 +17,7 @@ Modules::
     describe      the columns that a transform returns, found without reading a record
     drained       the task for a slice of a retry topic
     engine        what turns a batch of slices into committed slices
+    evolve        adds the columns that a table lacks
     extent        how far a run reads, and when it ends
     fields        consumers without code: fields become columns
     fixed         the partitions of a run without group management

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemark import project, schema
-from tidemark.connections import database_url, kafka_config, registry_config
+from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.consume.decode import Decoding
-from tidemark.consume.describe import SparkSchema, layouts_of, outputs_of
-from tidemark.consume.fields import transform_of
+from tidemark.consume.describe import Compared, OutputUnknown, SparkSchema, agreed, compare, outputs_of
+from tidemark.consume.evolve import ColumnsRefused, require_owner
+from tidemark.consume.fields import ColumnsUnknown, transform_of
 from tidemark.consume.fixed import problems_of
-from tidemark.db import session
+from tidemark.db import session, transaction
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.kafka.cluster import Cluster, Topic, TopicsMissing
 from tidemark.quality import load_suite, validated_view_ddl
 from tidemark.records.outcome import ONLY
 from tidemark.retry.topics import ensure_topics, wanted
-from tidemark.sink.table import SinkHidden, SinkMismatch, SinkMissing, SinkNoTable, create_ddl, data_fields
-from tidemark.spec import ConsumerSpec, Problem, SpecInvalid
+from tidemark.sink.table import Difference, SinkMismatch, SinkMissing, create_ddl, data_fields, offers
+from tidemark.spec import ConsumerSpec, Problem, Sink, SpecInvalid
 from tidemark.spec.model import Deletes
 from tidemark.spec.transform import Transform, load_permanent
 
@@ -114,6 +115,78 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
     if report.transform is None:
         return
     given = _given(report.spec)
+    once = _once(spark_schema)
+    try:
+        compared = _compared(report.spec, report.transform, once, given)
+    except BadInput as error:
+        if error.what != DATABASE_URL:
+            raise
+        report.notes.append(f"sink not compared: {error.what} is not set")
+        outputs = outputs_of(report.transform, report.spec.tables, once, given)
+        report.columns = {name: [field.name for field in data_fields(output)] for name, output in outputs.items()}
+        return
+    for name, each in compared.items():
+        table = report.spec.tables[name].table
+        if each.to_add:
+            report.notes.append(f"a run adds to {table}: {', '.join(f'{column.name} {column.type}' for column in each.to_add)}")
+        elif each.refused is not None:
+            report.problems.append(report.spec.problem(("sinks", name, "table") if name else ("sink", "table"), str(each.refused), ""))
+        if isinstance(each.refused, SinkMissing):
+            made = ddl_of(report.spec, outputs_of(report.transform, report.spec.tables, once, given)[name], sink=name)
+            report.ddl = made if report.ddl is None else f"{report.ddl}\n\n{made}"
+    if any(each.layout is None for each in compared.values()):
+        return
+    layouts = agreed(compared)
+    report.columns = {layout.sink: [column.name for column in layout.columns] for layout in layouts}
+    if not all(layout.by_record for layout in layouts):
+        report.notes.append("the output has no lineage columns: its rows belong to whole batches, so a rewind can only undo whole batches")
+
+
+@dataclass(frozen=True, slots=True)
+class TableDiff:
+    """What is between a table and what would be written to it. ``ok``: runs load it, maybe after adding columns."""
+
+    sink: Sink
+    ok: bool
+    differences: Sequence[Difference]
+
+
+def sink_diff(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema) -> dict[str, TableDiff]:
+    """The differences between a consumer's tables and what its transform or schema returns now, and what could be wider."""
+    given, once = _given(spec), _once(spark_schema)
+    compared = _compared(spec, transform, once, given)
+    try:
+        outputs = outputs_of(transform, spec.tables, once, given)
+    except (OutputUnknown, ColumnsUnknown):  # only the tables say which columns there are
+        outputs = {}
+    found = {}
+    for name, each in compared.items():
+        sink, refused = spec.tables[name], each.refused
+        differences = list(refused.differences) if isinstance(refused, SinkMismatch) else [Difference(str(refused))] if refused else []
+        wider = offers(sink.table, each.columns, outputs[name]) if name in outputs else []
+        differences += [one for one in wider if one.ddl not in {known.ddl for known in differences}]
+        found[name] = TableDiff(sink, each.layout is not None, differences)
+    return found
+
+
+def _compared(spec: ConsumerSpec, transform: Transform, spark_schema: SparkSchema, given: pa.Schema) -> dict[str, Compared]:
+    """As `compare`. Columns that this role may not add are refused."""
+    with session(database_url()) as connection:
+        schema.require_current(connection)
+        compared = compare(transform, spec.tables, connection, spark_schema, given)
+        for name, each in compared.items():
+            if not each.to_add:
+                continue
+            try:
+                with transaction(connection) as cur:
+                    require_owner(cur, spec.tables[name].table, each.to_add)
+            except ColumnsRefused as error:
+                compared[name] = replace(each, layout=None, refused=error)
+    return compared
+
+
+def _once(spark_schema: SparkSchema) -> SparkSchema:
+    """Asks Spark once."""
     asked: list[Mapping[str, pa.Schema]] = []
 
     def once(function: Callable[..., object], columns: pa.Schema) -> Mapping[str, pa.Schema]:
@@ -121,26 +194,7 @@ def _check_sink(report: Report, _folders: Sequence[Path], spark_schema: SparkSch
             asked.append(spark_schema(function, columns))
         return asked[0]
 
-    try:
-        url = database_url()
-    except BadInput as error:
-        report.notes.append(f"sink not compared: {error.what} is not set")
-        outputs = outputs_of(report.transform, report.spec.tables, once, given)
-        report.columns = {name: [field.name for field in data_fields(output)] for name, output in outputs.items()}
-        return
-    try:
-        with session(url) as connection:
-            schema.require_current(connection)
-            layouts = layouts_of(report.transform, report.spec.tables, connection, once, given)
-    except (SinkMissing, SinkHidden, SinkNoTable, SinkMismatch) as error:
-        sink = next(name for name, sink in report.spec.tables.items() if sink.table == error.table)
-        report.problems.append(report.spec.problem(("sinks", sink, "table") if sink else ("sink", "table"), str(error), ""))
-        if isinstance(error, SinkMissing):
-            report.ddl = ddl_of(report.spec, outputs_of(report.transform, report.spec.tables, once, given)[sink], sink=sink)
-        return
-    report.columns = {layout.sink: [column.name for column in layout.columns] for layout in layouts}
-    if not all(layout.by_record for layout in layouts):
-        report.notes.append("the output has no lineage columns: its rows belong to whole batches, so a rewind can only undo whole batches")
+    return once
 
 
 def _check_topics(report: Report, _folders: Sequence[Path], _schema: SparkSchema) -> None:

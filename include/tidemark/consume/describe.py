@@ -9,6 +9,7 @@ import typing
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidemark.consume.fields import Fields
@@ -16,9 +17,22 @@ from tidemark.consume.forms import TransformFailed, require_batches, require_sin
 from tidemark.db import transaction
 from tidemark.errors import Refused
 from tidemark.records.outcome import ONLY
-from tidemark.sink.table import LINEAGE, Column, Layout, SinkMissing, has_unique_index, match, read_columns, require_table
+from tidemark.sink.table import (
+    LINEAGE,
+    Column,
+    Layout,
+    SinkHidden,
+    SinkMismatch,
+    SinkMissing,
+    SinkNoTable,
+    has_unique_index,
+    match,
+    read_columns,
+    require_table,
+)
 from tidemark.sink.types import arrow_type, fits
 from tidemark.spec import Sink
+from tidemark.spec.model import Evolve
 from tidemark.spec.transform import Form, Transform
 
 if TYPE_CHECKING:
@@ -37,8 +51,15 @@ class OutputUnknown(Refused):
     transform: str
     several: bool = False
     """Whether it loads several sinks."""
+    evolve: bool = False
+    """Whether columns are to be added to the tables."""
 
     def __str__(self) -> str:
+        if self.evolve and self.several:
+            return (
+                f"{self.transform} is a plain function for several sinks, so only their tables say which columns there are. Remove "
+                "evolve: add, or write the transform in the Arrow or the Spark form."
+            )
         if self.several:
             return (
                 f"{self.transform} is a plain function for several sinks, so only their tables say which columns there are. Create the "
@@ -100,41 +121,85 @@ def _returned(transform: Transform, sinks: Collection[str], spark_schema: SparkS
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A sink's table beside what is written to it. ``refused``: why rows cannot be written. Both, if a run adds the columns that are
+    missing: then ``layout`` is as it will be."""
+
+    columns: Sequence[Column] = ()
+    layout: Layout | None = None
+    refused: Refused | None = None
+
+    @property
+    def to_add(self) -> list[Column]:
+        """What a run adds to the table."""
+        return self.refused.to_add if self.layout is not None and isinstance(self.refused, SinkMismatch) else []
+
+
 def layouts_of(
     transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
 ) -> tuple[Layout, ...]:
     """How this transform's output maps to the sinks' tables, in load order. Raises `SinkMissing`, `SinkHidden`, `SinkNoTable` or
-    `SinkMismatch`.
+    `SinkMismatch`, and what `compare` raises. A mismatch that a run can fix comes last."""
+    compared = compare(transform, sinks, connection, spark_schema, given)
+    if refused := [(bool(each.to_add), each.refused) for each in compared.values() if each.refused is not None]:
+        raise min(refused, key=lambda one: one[0])[1]
+    return agreed(compared)
+
+
+def agreed(compared: Mapping[str, Compared]) -> tuple[Layout, ...]:
+    """The layouts of all sinks. Raises `TransformFailed` if some rows have lineage and others do not."""
+    layouts = tuple(each.layout for each in compared.values() if each.layout is not None)
+    if len({layout.by_record for layout in layouts}) > 1:
+        problem = "some of its results have lineage columns and others do not: return all with them, or all without."
+        raise TransformFailed(where="an empty batch", problem=problem)
+    return layouts
+
+
+def compare(
+    transform: Transform, sinks: Mapping[str, Sink], connection: Connection, spark_schema: SparkSchema, given: pa.Schema
+) -> dict[str, Compared]:
+    """Compares this transform's output with each sink's table, in load order.
 
     A plain function's values get the types of the table's columns. If it declares no result type, it may return every column without a
-    default.
+    default. Raises `TransformFailed`, and `OutputUnknown` if columns are to be added that nothing declares.
     """
     returned: dict[str, pa.Schema] = {}
-    layouts = []
+    compared = {}
     for name, sink in sinks.items():
-        columns, by_lineage, by_key = _found(connection, sink)
+        try:
+            columns, by_lineage, by_key = _found(connection, sink)
+        except (SinkMissing, SinkHidden, SinkNoTable) as error:
+            compared[name] = Compared(refused=error)
+            continue
         if isinstance(transform.function, Fields):
             output = transform.function.output(given, columns)
         elif transform.form is Form.FUNCTION:
-            output = _function_schema(declared_columns(transform) if name == ONLY else None, columns)
+            declared = declared_columns(transform) if name == ONLY else None
+            if declared is None and sink.evolve is Evolve.ADD:
+                raise OutputUnknown(transform=f"{transform.module}:{transform.name}", several=name != ONLY, evolve=True)
+            output = _function_schema(declared, columns)
         else:
             returned = returned or _returned(transform, sinks, spark_schema, given)
             output = returned[name]
-        found = match(
+        fit = partial(
+            match,
             sink.table,
-            columns,
-            output,
+            output=output,
             lineage_index=by_lineage,
             key=sink.key,
             key_index=by_key,
             aggregates=transform.form is Form.SPARK,
             deletes=sink.deletes,
         )
-        layouts.append(replace(found, error_detail=sink.error_detail, sink=name))
-    if len({layout.by_record for layout in layouts}) > 1:
-        problem = "some of its results have lineage columns and others do not: return all with them, or all without."
-        raise TransformFailed(where="an empty batch", problem=problem)
-    return tuple(layouts)
+        refused = None
+        try:
+            layout: Layout | None = fit(columns)
+        except SinkMismatch as error:
+            to_add = error.to_add if sink.evolve is Evolve.ADD else []
+            layout, refused = fit([*columns, *to_add]) if to_add else None, error
+        compared[name] = Compared(columns, layout and replace(layout, error_detail=sink.error_detail, sink=name), refused)
+    return compared
 
 
 def _found(connection: Connection, sink: Sink) -> tuple[list[Column], bool, bool]:

@@ -1,7 +1,8 @@
 """A run of a consumer. A bounded run reads what is in the topics now and stops; a continuous run reads new records until its time is up.
 
     ① look up topics and ends   ② claim the assigned partitions   ③ store what the run will read
-    ④ start the engine and check the sink   ⑤ read batch after batch until every position has reached its end   ⑥ release, leave
+    ④ start the engine, check the sink and add its columns   ⑤ read batch after batch until every position has reached its end
+    ⑥ release, leave
 
 A run with nothing to read ends after ③, without starting Spark. What was committed before a failure stays; the next attempt continues
 from there.
@@ -28,6 +29,7 @@ from tidemark import roles, schema
 from tidemark.connections import Connections
 from tidemark.consume.claims import LookUp
 from tidemark.consume.engine import Engine, Start, require_same_topics, run_batch
+from tidemark.consume.evolve import evolved
 from tidemark.consume.extent import Bounded, Continuous, Drain, Extent, Skipped
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
@@ -246,7 +248,8 @@ class ConsumerRun:
                 return True
             engine = self._started(membership.held.left)  # ④
             if self._target is None:
-                self._target = _target(self._attempt, engine.layouts(self._connection), membership.held.found.backfill)
+                layouts = evolved(self._connection, self._attempt.attempt_id, engine.layouts, self._spec.evolving)
+                self._target = _target(self._attempt, layouts, membership.held.found.backfill)
             reading = True
             require_same_topics(self._cluster, membership.held, slices)  # ⑤
             with watch.in_flight(slices), waiting(f"batch slices={len(slices)}"):

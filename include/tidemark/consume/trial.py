@@ -20,7 +20,7 @@ import msgspec
 
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.consume.decode import Decoding, decoded_here
-from tidemark.consume.describe import layouts_of
+from tidemark.consume.describe import agreed, compare
 from tidemark.consume.fields import Fields, transform_of
 from tidemark.consume.forms import Work, by_record, function_output, judged_batch, merged
 from tidemark.consume.latest import latest
@@ -148,14 +148,24 @@ def _layouts(spec: ConsumerSpec, transform: Transform, given: pa.Schema, spark: 
     """The tables' columns. Empty if a table is missing, except for a consumer without code: then those of ``sink ddl``."""
     try:
         with session(database_url()) as connection:
-            return layouts_of(transform, spec.tables, connection, spark.schema, given)
+            compared = compare(transform, spec.tables, connection, spark.schema, given)
     except BadInput as error:
         if error.what != DATABASE_URL:
             raise
         trial.notes.append(f"{DATABASE_URL} is not set, so values are not compared with the table")
-    except SinkMissing as error:
-        create = f"`tidemark sink ddl {spec.name}` prints its DDL"
-        trial.notes.append(f"table {error.table} does not exist, so values are not compared with it; {create}")
+        compared = {}
+    for each in compared.values():
+        if isinstance(each.refused, SinkMissing):
+            create = f"`tidemark sink ddl {spec.name}` prints its DDL"
+            trial.notes.append(f"table {each.refused.table} does not exist, so values are not compared with it; {create}")
+            compared = {}
+            break
+        if each.refused is not None and each.layout is None:
+            raise each.refused
+        if each.to_add:
+            trial.notes.append(f"a run first adds {', '.join(f'{column.name} {column.type}' for column in each.to_add)} to the table")
+    if compared:
+        return agreed(compared)
     if isinstance(transform.function, Fields):
         return (Layout(spec.tables[ONLY].table, tuple(columns_of(transform.function.output(given, None)))),)
     return ()

@@ -14,7 +14,7 @@ from tidemark.errors import TidemarkError
 from tidemark.keep import default_keep
 from tidemark.profiles import Profile
 from tidemark.spec import ConsumerSpec, Sink
-from tidemark.spec.model import Deletes
+from tidemark.spec.model import Deletes, Evolve
 from tidemark.text.duration import format_duration, parse_duration
 from tidemark.text.wording import counted
 
@@ -151,6 +151,9 @@ def _sink(connection: Connection, spec: ConsumerSpec, sink: Sink) -> Iterator[Fi
     elif missing := found[0]["missing"]:
         lacks = ", ".join(missing)
         yield failure(subject, f"this role lacks {lacks} on {sink.table}", f"GRANT {lacks} ON {sink.table} TO {connection.info.user};")
+    elif sink.evolve is Evolve.ADD and not found[0]["mine"]:
+        fix = f"ALTER TABLE {sink.table} OWNER TO {connection.info.user}; or remove evolve: add"
+        yield warning(subject, f"this role does not own {sink.table}, so it cannot add columns", fix)
     else:
         yield ok(subject, sink.table)
 

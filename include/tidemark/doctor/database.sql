@@ -14,8 +14,9 @@ SELECT extract(epoch FROM clock_timestamp())::double precision;
 SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend';
 
 -- name: sink
--- ``missing``: privileges on a sink that a run needs and this role lacks. No row: no such table.
-SELECT array(SELECT wanted FROM unnest(%(privileges)s::text[]) wanted WHERE NOT has_table_privilege(sink.oid, wanted)) AS missing
+-- ``missing``: privileges on a sink that a run needs and this role lacks; ``mine``: it has the owner's rights. No row: no such table.
+SELECT array(SELECT wanted FROM unnest(%(privileges)s::text[]) wanted WHERE NOT has_table_privilege(sink.oid, wanted)) AS missing,
+       pg_has_role(sink.relowner, 'USAGE') AS mine
   FROM pg_class sink JOIN pg_namespace space ON space.oid = sink.relnamespace
  WHERE space.nspname = %(schema)s AND sink.relname = %(table)s;
 

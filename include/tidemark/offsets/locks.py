@@ -33,8 +33,13 @@ class LockWait:
             return
         self._next_s = 2 * waited_s
         cur.execute(SQL["holders"], key)
-        held_by = ", ".join(f"{name or '?'} (pid {pid}, role {role}, since {since or '?'})" for pid, name, role, since in cur.fetchall())
-        log.warning("waiting for a lock what=%s waited_s=%.0f held_by=%s", self._what, waited_s, held_by or "unknown")
+        log.warning("waiting for a lock what=%s waited_s=%.0f held_by=%s", self._what, waited_s, holders(cur))
+
+
+def holders(cur: Cursor) -> str:
+    """The sessions that the last statement has found: process, name, role and begin of the transaction."""
+    found = ", ".join(f"{name or '?'} (pid {pid}, role {role}, since {since or '?'})" for pid, name, role, since in cur.fetchall())
+    return found or "unknown"
 
 
 def held_by_writer(cur: Cursor, group_id: int, topic_id: int, partition: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import psycopg2.errors
@@ -11,7 +12,8 @@ import psycopg2.errors
 from tidemark.db import rows, statements
 from tidemark.errors import BadInput, Refused
 from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL
-from tidemark.sink.types import arrow_type, fits, postgres_type
+from tidemark.sink.types import arrow_type, fits, postgres_type, rewrites, widened
+from tidemark.spec.checks import POSTGRES_NAME_LIMIT
 from tidemark.spec.model import Deletes
 
 if TYPE_CHECKING:
@@ -113,15 +115,49 @@ class SinkNoTable(Refused):
         )
 
 
+class Change(Enum):
+    """What makes the table fit."""
+
+    ADD = "add"
+    """A new nullable column. A run may do it."""
+    WIDEN = "widen"
+    """A wider type, for which Postgres does not write the table again."""
+    REFUSE = "refuse"
+    """Anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What does not fit, and the DDL that fixes the table, if there is any. ``column``: as `Change.ADD` makes it."""
+
+    problem: str
+    ddl: str | None = None
+    change: Change = Change.REFUSE
+    column: Column | None = None
+
+
 @dataclass(kw_only=True, eq=False)
 class SinkMismatch(Refused):
     """The transform's output does not fit the sink. Shows both."""
 
     table: str
-    problems: list[str]
+    differences: list[Difference]
     output: list[str]
     columns: list[str]
-    ddl: str
+
+    @property
+    def problems(self) -> list[str]:
+        return [each.problem for each in self.differences]
+
+    @property
+    def ddl(self) -> str:
+        return "\n".join(each.ddl for each in self.differences if each.ddl)
+
+    @property
+    def to_add(self) -> list[Column]:
+        """The columns that the table lacks, if it lacks nothing else."""
+        found = [each.column for each in self.differences if each.column is not None]
+        return found if len(found) == len(self.differences) else []
 
     def __str__(self) -> str:
         lines = [f"The transform's output does not fit {self.table}:"]
@@ -132,6 +168,8 @@ class SinkMismatch(Refused):
         ]
         if self.ddl:
             lines += ["To fix the table:", self.ddl]
+        if self.to_add:
+            lines.append("Or let runs do it: write evolve: add below the sink's table.")
         return "\n".join(lines)
 
 
@@ -202,10 +240,12 @@ def create_ddl(
         )
     data = data_fields(output)
     unknown = [
-        f"column {field.name}: no Postgres type for Arrow's {field.type}; {_advice(field.type)}" for field in data if _kind(field) is None
+        Difference(f"column {field.name}: no Postgres type for Arrow's {field.type}; {_advice(field.type)}")
+        for field in data
+        if _kind(field) is None
     ]
     if unknown:
-        raise SinkMismatch(table=table, problems=unknown, output=_shown(output), columns=[], ddl="")
+        raise SinkMismatch(table=table, differences=unknown, output=_shown(output), columns=[])
     own = [*LINEAGE, *([MARK] if soft else [])]
     width = max(len(quoted(name)) for name in [field.name for field in data] + [name for name, _ in own])
     lines = [f"    {quoted(field.name):<{width}} {_kind(field)}{' NOT NULL' * (field.name in key)}" for field in data]
@@ -220,6 +260,11 @@ def create_ddl(
     if partitions:
         parts.append(f"CREATE TABLE {quoted_table(table + '_rest')} PARTITION OF {quoted_table(table)} DEFAULT;")
     return "\n".join([*parts, view])
+
+
+def add_column(table: str, column: Column) -> str:
+    """The DDL of a new nullable column."""
+    return f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(column.name)} {column.type};"
 
 
 def columns_of(output: pa.Schema) -> list[Column]:
@@ -248,7 +293,7 @@ def match(
     found = [
         *(_output_differences(output) if by_record else ()),
         *_lineage_differences(table, have, output, lineage_index=lineage_index),
-        *(difference for field in data_fields(output) if (difference := _difference(table, field, have.get(field.name))) is not None),
+        *(found for field in data_fields(output) if (found := _difference(table, field, have.get(field.name))) is not None),
         *_not_given(columns, output),
         *_key_differences(table, have, output, key, key_index=key_index),
         *_deletes_differences(table, have, output, deletes),
@@ -256,33 +301,36 @@ def match(
     if found:
         raise SinkMismatch(
             table=table,
-            problems=[problem for problem, _ in found],
+            differences=found,
             output=_shown(output),
             columns=[f"{column.name} {column.type}" for column in columns],
-            ddl="\n".join(ddl for _, ddl in found if ddl),
         )
     return Layout(table, tuple(have[field.name] for field in data_fields(output)), tuple(key), by_record, deletes=deletes)
 
 
-Difference = tuple[str, str | None]
-"""What does not fit, and the DDL that fixes the table, if there is any."""
+def offers(table: str, columns: Sequence[Column], output: pa.Schema) -> list[Difference]:
+    """The columns that could hold every value of this output, if they were wider, and that Postgres widens without a rewrite."""
+    fields = {field.name: field for field in data_fields(output)}
+    wider = [_widened(table, fields[column.name], column) for column in columns if column.name in fields]
+    return [each for each in wider if each is not None and each.change is Change.WIDEN]
 
 
 def _lineage_differences(table: str, have: Mapping[str, Column], output: pa.Schema, *, lineage_index: bool) -> Iterator[Difference]:
     alter = f"ALTER TABLE {quoted_table(table)}"
     for name in dict.fromkeys(output.names):
         if output.names.count(name) > 1:
-            yield f"the output has the column {name} {output.names.count(name)} times", None
+            yield Difference(f"the output has the column {name} {output.names.count(name)} times")
     for name, kind in LINEAGE:
         if name not in have:
-            yield f"the table lacks the lineage column {name}", f"{alter} ADD COLUMN {quoted(name)} {kind} NOT NULL;"
+            yield Difference(f"the table lacks the lineage column {name}", f"{alter} ADD COLUMN {quoted(name)} {kind} NOT NULL;")
         elif have[name].type != kind:
-            yield f"the table's {name} is {have[name].type}, but must be {kind}", f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};"
+            problem = f"the table's {name} is {have[name].type}, but must be {kind}"
+            yield Difference(problem, f"{alter} ALTER COLUMN {quoted(name)} TYPE {kind};")
     if not lineage_index:
-        yield "the table has no unique index on its lineage columns", f"{alter} ADD {_unique(_LINEAGE_NAMES)};"
+        yield Difference("the table has no unique index on its lineage columns", f"{alter} ADD {_unique(_LINEAGE_NAMES)};")
     for field in output:
         if field.name in _FILLED_IN:
-            yield f"the output has the lineage column {field.name}, which Tidemark fills in: remove it", None
+            yield Difference(f"the output has the lineage column {field.name}, which Tidemark fills in: remove it")
 
 
 def _key_differences(
@@ -291,22 +339,22 @@ def _key_differences(
     alter = f"ALTER TABLE {quoted_table(table)}"
     for name in key:
         if name not in output.names:
-            yield f"the output lacks the key column {name}", None
+            yield Difference(f"the output lacks the key column {name}")
         if name in have and not have[name].not_null:
-            yield f"the key column {name} is nullable", f"{alter} ALTER COLUMN {quoted(name)} SET NOT NULL;"
+            yield Difference(f"the key column {name} is nullable", f"{alter} ALTER COLUMN {quoted(name)} SET NOT NULL;")
     if key and not key_index:
-        yield f"the table has no unique index on the key {', '.join(key)}", f"{alter} ADD {_unique(key)};"
+        yield Difference(f"the table has no unique index on the key {', '.join(key)}", f"{alter} ADD {_unique(key)};")
 
 
 def _deletes_differences(table: str, have: Mapping[str, Column], output: pa.Schema, deletes: Deletes) -> Iterator[Difference]:
     name, kind = MARK
     if name in output.names:
-        yield f"the output has the column {name}, which Tidemark fills in: remove it", None
+        yield Difference(f"the output has the column {name}, which Tidemark fills in: remove it")
     elif deletes is Deletes.SOFT and name not in have:
         alter = f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(name)} {kind} NOT NULL DEFAULT false;"
-        yield f"the table lacks the column {name}, which soft deletes set", alter
+        yield Difference(f"the table lacks the column {name}, which soft deletes set", alter)
     elif deletes is Deletes.SOFT and have[name].type != kind:
-        yield f"the table's {name} is {have[name].type}, but must be {kind}", None
+        yield Difference(f"the table's {name} is {have[name].type}, but must be {kind}")
 
 
 def _output_differences(output: pa.Schema) -> Iterator[Difference]:
@@ -314,38 +362,51 @@ def _output_differences(output: pa.Schema) -> Iterator[Difference]:
 
     for name in GIVEN:
         if name not in output.names:
-            yield f"the output lacks the lineage column {name}: return it as the transform was given it", None
+            yield Difference(f"the output lacks the lineage column {name}: return it as the transform was given it")
     for field in output:
         if field.name in OPTIONAL and not fits(field.type, "text"):
-            yield f"{field.name} must be text, but is {field.type}", None
+            yield Difference(f"{field.name} must be text, but is {field.type}")
         if field.name in GIVEN and not (fits(field.type, "text") if field.name == "kafka_topic" else pa.types.is_integer(field.type)):
-            yield f"the lineage column {field.name} is {field.type}: return it as the transform was given it", None
+            yield Difference(f"the lineage column {field.name} is {field.type}: return it as the transform was given it")
 
 
 def _difference(table: str, field: pa.Field, column: Column | None) -> Difference | None:
     if column is None:
         kind = _kind(field)
+        lacks = f"the table has no column {field.name}"
         if kind is None:
-            return f"the table has no column {field.name}, and Arrow's {field.type} has no Postgres type; {_advice(field.type)}", None
-        return f"the table has no column {field.name}", f"ALTER TABLE {quoted_table(table)} ADD COLUMN {quoted(field.name)} {kind};"
+            return Difference(f"{lacks}, and Arrow's {field.type} has no Postgres type; {_advice(field.type)}")
+        if len(field.name.encode()) > POSTGRES_NAME_LIMIT:
+            return Difference(f"{lacks}, and its name is too long: Postgres has names of at most {POSTGRES_NAME_LIMIT} bytes")
+        new = Column(field.name, kind)
+        return Difference(lacks, add_column(table, new), Change.ADD, new)
     if column.generated:
-        return f"column {field.name} is generated by the table and cannot be written", None
+        return Difference(f"column {field.name} is generated by the table and cannot be written")
     target = arrow_type(column.type)
     if target is None:
-        return f"column {field.name}: Tidemark cannot write {column.type}; use text, and derive the value in a generated column", None
-    if not fits(field.type, column.type):
-        return (
-            f"column {field.name}: the output is {field.type}, the table is {column.type}; cast it to {target}, or change the column",
-            None,
-        )
-    return None
+        return Difference(f"column {field.name}: Tidemark cannot write {column.type}; use text, and derive the value in a generated column")
+    if fits(field.type, column.type):
+        return None
+    problem = f"column {field.name}: the output is {field.type}, the table is {column.type}; cast it to {target}, or change the column"
+    return replace(_widened(table, field, column) or Difference(""), problem=problem)
+
+
+def _widened(table: str, field: pa.Field, column: Column) -> Difference | None:
+    kind = _kind(field)
+    wider = widened(column.type, kind) if kind is not None else None
+    if wider is None:
+        return None
+    ddl = f"ALTER TABLE {quoted_table(table)} ALTER COLUMN {quoted(field.name)} TYPE {wider}; -- first drop views of the column"
+    if rewrites(column.type, wider):
+        return Difference("", f"{ddl}; writes the whole table again")
+    return Difference(f"column {field.name} could be {wider}, the table is {column.type}", ddl, Change.WIDEN)
 
 
 def _not_given(columns: Sequence[Column], output: pa.Schema) -> Iterator[Difference]:
     lineage = {name for name, _ in (*LINEAGE, MARK)}
     for column in columns:
         if column.must_be_given and column.name not in output.names and column.name not in lineage:
-            yield f"column {column.name} is NOT NULL without a default, but the output lacks it", None
+            yield Difference(f"column {column.name} is NOT NULL without a default, but the output lacks it")
 
 
 def data_fields(output: pa.Schema) -> list[pa.Field]:

@@ -122,6 +122,33 @@ def arrow_type(postgres: str) -> pa.DataType | None:
     }.get(base)
 
 
+def widened(column: str, needed: str) -> str | None:
+    """The narrowest type that holds every value of a column and of the type ``needed``. `None`: the column holds them already, or no type
+    does."""
+    have, want, mine, other = _base(column), _base(needed), _digits(column), _digits(needed)
+    if have in ("numeric", "character varying") and mine is None:
+        return None
+    if have == want == "numeric" and mine and other:
+        scale = max(mine[1], other[1])
+        both = f"numeric({max(mine[0] - mine[1], other[0] - other[1]) + scale},{scale})"
+        return None if both == column else both
+    if have == want and mine:
+        return needed if other is None or other > mine else None
+    for chain in (("smallint", "integer", "bigint"), ("real", "double precision")):
+        if have in chain and want in chain[chain.index(have) + 1 :]:
+            return want
+    return "text" if want == "text" and have not in ("text", "enum", "uuid", "json", "jsonb", "name") else None
+
+
+def rewrites(column: str, wider: str) -> bool:
+    """Whether Postgres writes the whole table again for a change to a type that `widened` returned."""
+    have = _base(column)
+    if have == "character varying":
+        return False
+    mine, other = _digits(column), _digits(wider)
+    return have != "numeric" or _base(wider) != "numeric" or (other is not None and mine is not None and mine[1] != other[1])
+
+
 def conform(column: pa.Array, postgres: str) -> pa.Array:
     """Converts a column's values to the encoder's form for this Postgres type. Requires `fits`.
 
@@ -158,6 +185,12 @@ def is_bytes(arrow: pa.DataType) -> bool:
 def _base(postgres: str) -> str:
     """The name without its modifier: ``numeric(10,2)`` -> ``numeric``, ``timestamp(3) with time zone`` -> without the 3."""
     return re.sub(r"\s*\([^)]*\)", "", postgres)
+
+
+def _digits(postgres: str) -> tuple[int, ...] | None:
+    """The numbers in a type's name: ``numeric(10,2)`` -> ``(10, 2)``."""
+    found = re.search(r"\(([\d,-]+)\)", postgres)
+    return tuple(int(each) for each in found[1].split(",")) if found else None
 
 
 def _uuid(text: str | None) -> bytes | None:

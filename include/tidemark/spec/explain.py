@@ -45,6 +45,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "sink.key": ("is not a list of columns", "write a list: [flight_id]"),
     "sink.key[]": ("is not a column's name", "write it in lower case, as Postgres names it without quotes"),
     "sink.deletes": ("is not a way to delete", "write hard, soft or refuse"),
+    "sink.evolve": ("is not a way to evolve", "write add or none"),
     "sink.error_detail": ("is not true or false", "write true or false"),
     "sinks": ("is not a mapping", "write {orders: {table: shop.orders}, lines: {table: shop.order_lines}}"),
     "sinks.*": ("is not a mapping", "write {table: schema.table}"),

@@ -40,6 +40,15 @@ class Deletes(StrEnum):
     """The row stays, with ``kafka_deleted`` set."""
 
 
+class Evolve(StrEnum):
+    """What a run does if the table lacks columns."""
+
+    NONE = "none"
+    """It is refused."""
+    ADD = "add"
+    """It adds them."""
+
+
 class OffsetReset(StrEnum):
     """What a reset skips is stored as a ``lost_range`` row."""
 
@@ -136,6 +145,9 @@ class Sink(_Part):
     deletes: Annotated[Deletes, Field(strict=False)] = Deletes.REFUSE
     """What a record that deletes does: ``hard`` removes the row of its key, ``soft`` sets the row's column ``kafka_deleted``, ``refuse``
     fails the record. Only with ``mode: upsert``."""
+    evolve: Annotated[Evolve, Field(strict=False)] = Evolve.NONE
+    """What a run does if the table lacks columns that it would write: ``add`` adds them, nullable, before the first commit; ``none``
+    refuses the run. A run never drops a column or changes its type."""
     error_detail: bool = False
     """Whether the text of a failed record may quote values of its rows: Postgres' DETAIL, and a value that does not fit its column."""
 
@@ -411,6 +423,11 @@ class ConsumerSpec(_Part):
     @property
     def table_names(self) -> tuple[str, ...]:
         return tuple(sink.table for sink in self.tables.values())
+
+    @property
+    def evolving(self) -> tuple[str, ...]:
+        """The tables to which runs may add columns."""
+        return tuple(sink.table for sink in self.tables.values() if sink.evolve is Evolve.ADD)
 
     @property
     def keys(self) -> Mapping[str, tuple[str, ...]]:

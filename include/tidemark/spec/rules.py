@@ -130,6 +130,10 @@ def _one_sink(data: Mapping[str, Any], path: KeyPath) -> Iterator[Finding]:
         yield Finding((*path, "deletes"), f"{name}.deletes needs format.key, because a record without a value has nothing but its key", fix)
     if not upsert and deletes:
         yield Finding((*path, "deletes"), f"{name}.deletes has no use in an append sink", "remove it, or write mode: upsert", at_key=True)
+    value = _at(data, ("format", "value"))
+    if sink.get("evolve") == "add" and "transform" not in data and value in _STRUCTURED and value not in _OF_SCHEMAS:
+        fix = "remove the key, and add columns with ALTER TABLE"
+        yield Finding((*path, "evolve"), f"{name}.evolve needs a schema, and {value} is read without one", fix)
 
 
 def _suites(data: Mapping[str, Any]) -> Iterator[Finding]:

@@ -1,0 +1,122 @@
+"""Adds the columns that a sink with ``evolve: add`` lacks, before a run's first commit.
+
+1. Compare what the run writes with the tables; a difference that is more than missing columns refuses the run.
+2. Take turns with the other members. Look again: one of them may have added the columns.
+3. Add them, nullable, and store that with the attempt, in one transaction. Nothing waits longer than `LOCK_MS` for a lock: as long as it
+   waits, other transactions on the table wait behind it.
+4. Compare again.
+
+A run drops no column and changes no type. What could be widened is shown by `tidemark sink diff`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg2
+import psycopg2.errors
+
+from tidemark.db import EVOLVE_LOCK, complaint, statements, transaction
+from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
+from tidemark.offsets.locks import holders
+from tidemark.sink.table import Column, Layout, SinkMismatch, add_column, quoted, quoted_table, read_columns
+
+if TYPE_CHECKING:
+    from tidemark.db import Connection, Cursor
+
+log = logging.getLogger(__name__)
+
+SQL = statements("tidemark.consume", "evolve.sql")
+
+LOCK_MS = 5_000
+
+
+@dataclass(kw_only=True, eq=False)
+class TableInUse(Unavailable):
+    """Other transactions on the table lasted too long."""
+
+    table: str
+    columns: list[str]
+    held_by: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.table} lacks {', '.join(self.columns)}, and other transactions on it did not end within {LOCK_MS // 1000} s. "
+            f"Nothing was loaded; the next run tries again. The table is in use by {self.held_by}."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class ColumnsRefused(Refused):
+    """This role cannot add columns to the table. ``owner``: the table's, if that is the reason."""
+
+    table: str
+    role: str
+    owner: str | None
+    message: str
+    ddl: str
+
+    def __str__(self) -> str:
+        text = f"The role {self.role} cannot add columns to {self.table}: {self.message} Nothing was loaded."
+        if self.owner is None:
+            return text
+        grant = f"GRANT {quoted(self.owner)} TO {quoted(self.role)};"
+        return f"{text} Let the owner run\n{self.ddl}\nor make the role a member of the owner's: {grant}"
+
+
+def evolved(
+    connection: Connection, attempt_id: int, layouts: Callable[[Connection], tuple[Layout, ...]], tables: Sequence[str]
+) -> tuple[Layout, ...]:
+    """What ``layouts`` returns, once the columns are there that sinks with ``evolve: add`` lack. Raises what it raises, `TableInUse` and
+    `ColumnsRefused`. ``tables``: those of sinks with ``evolve: add``."""
+    left = set(tables)
+    while True:
+        try:
+            return layouts(connection)
+        except SinkMismatch as error:
+            if error.table not in left or not error.to_add:
+                raise
+            left.remove(error.table)
+            _add(connection, attempt_id, error.table, error.to_add)
+
+
+def require_owner(cur: Cursor, table: str, columns: Sequence[Column]) -> None:
+    """Raises `ColumnsRefused` if the session's role may not add these columns to the table."""
+    cur.execute(SQL["owner"], {"quoted": quoted_table(table)})
+    owner, mine = cur.fetchone() or ("", True)
+    if not mine:
+        raise _refused(cur.connection, table, columns, f"its owner is {owner}.", owner)
+
+
+def _add(connection: Connection, attempt_id: int, table: str, columns: Sequence[Column]) -> None:
+    """Adds those of these columns that the table still lacks."""
+    key = {"class": EVOLVE_LOCK, "table": table, "quoted": quoted_table(table)}
+    try:
+        with transaction(connection) as cur:
+            cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(LOCK_MS),))
+            cur.execute(SQL["take_turns"], key)
+            have = {column.name for column in read_columns(cur, table)}
+            missing = [column for column in columns if column.name not in have]
+            if not missing:
+                return
+            require_owner(cur, table, missing)
+            for column in missing:
+                cur.execute(add_column(table, column))
+            cur.execute(SQL["note"], {**key, "columns": [f"{column.name} {column.type}" for column in missing], "attempt_id": attempt_id})
+    except DatabaseUnavailable as error:
+        if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
+            raise
+        with transaction(connection) as cur:
+            cur.execute(SQL["holders"], key)
+            raise TableInUse(table=table, columns=[column.name for column in columns], held_by=holders(cur)) from None
+    except psycopg2.Error as error:  # a column's name that Postgres keeps to itself, a table that has too many
+        raise _refused(connection, table, columns, complaint(error).message) from None
+    log.info("columns added attempt=%s table=%s columns=%s", attempt_id, table, ",".join(column.name for column in missing))
+
+
+def _refused(connection: Connection, table: str, columns: Sequence[Column], message: str, owner: str | None = None) -> ColumnsRefused:
+    ddl = "\n".join(add_column(table, column) for column in columns)
+    return ColumnsRefused(table=table, role=connection.info.user, owner=owner, message=message, ddl=ddl)
