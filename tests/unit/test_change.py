@@ -187,6 +187,18 @@ def test_types_of_avro(name: str) -> None:
     assert found == [{"x": as_text, "y": as_text}, {"x": None, "y": as_text}]
 
 
+@pytest.mark.parametrize(("name", "per_ms"), [("io.debezium.time.Timestamp", 1), ("io.debezium.time.MicroTimestamp", 1_000)])
+def test_infinite_timestamp_is_no_moment(name: str, per_ms: int) -> None:
+    """Debezium writes ones near the ends of 64 bits, in the year 294247."""
+    schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": {"type": "long", "connect.name": name}}]}
+    writer = parse(json.dumps(schema))
+    for ms in (9_223_372_036_825_200, -9_223_372_036_832_400):
+        with pytest.raises(pa.ArrowInvalid, match="infinite"):
+            plain(avro.decode(pa.array([written(schema, {"x": ms * per_ms})]), writer), writer)
+        (row,) = result(fields({"x": f"timestamp({3 if per_ms == 1 else 6}) without time zone"}), [envelope({"x": ms * per_ms})])
+        assert row["disposition"] == "fail"
+
+
 def test_default_of_a_logical_type_is_read_like_its_data() -> None:
     """It is given in the type below: milliseconds, unscaled bytes."""
     moment = {"type": "long", "logicalType": "timestamp-millis"}

@@ -41,6 +41,8 @@ _UNITS = {
 """Microseconds in one. Nanoseconds are cut, as in Avro."""
 NAMES = frozenset((*_UNITS, DATE, f"{_CONNECT}.Date", NANO_TIME, NANO_TIMESTAMP, ZONED_TIMESTAMP, DECIMAL, VARIABLE_DECIMAL))
 """Those that stand for something else than the value."""
+_INFINITE = (9_223_372_036_825_200_000, -9_223_372_036_832_400_000)
+"""What Debezium writes for the timestamps infinity and -infinity, in microseconds: some moments of the years 294247 and -290308."""
 
 
 def arrow_type(name: str) -> pa.DataType | None:
@@ -80,6 +82,8 @@ def converted(array: pa.Array, name: str) -> pa.Array:
         return array.cast(pa.time64("ns") if name == NANO_TIME else pa.timestamp("ns")).cast(target, safe=False)
     if _UNITS.get(name) == 1_000:
         array = pc.multiply_checked(array.cast(pa.int64()), 1_000)
+    if name in (TIMESTAMP, MICRO_TIMESTAMP) and pc.any(pc.is_in(array, pa.array(_INFINITE))).as_py():
+        raise pa.ArrowInvalid("the timestamp is infinite")
     return array.cast(target)
 
 
