@@ -197,7 +197,7 @@ def story(
     prefix: str | None = None,
     **keys: Any,
 ) -> Iterator[Story]:
-    """A source table with some rows, its connector, and a consumer that has read nothing. Whatever fails says the load's seed.
+    """A source table with some rows, its connector, and a consumer that has read nothing.
 
     ``more`` are columns of the sink alone, ``table`` is the source's name, ``prefix`` the connector's, ``keys`` are further keys of the
     consumer's file.
@@ -207,23 +207,19 @@ def story(
     load = Load(Random(seed), source.create(COLUMNS, identity=identity, table=table))
     for statements in load.transactions(BEFORE):
         source.transaction(statements)
-    try:
-        converter = form.converter(registry)
-        with source.follow(load.table, converter=converter, partitions=partitions, config=config, name=prefix) as followed:
-            own = {"url": registry} if registry else None
-            scenario.connections = dataclasses.replace(scenario.connections, registry=own, spark_master="local[1]", spark_conf=FAST_JVM)
-            scenario.write(
-                None,
-                topics=followed.topic(load.table),
-                format={"value": form.value, "key": form.value, "envelope": "debezium"},
-                sink={"table": scenario.table, "mode": "upsert", "key": ["id"], "deletes": deletes},
-                **keys,
-            )
-            scenario.sql(ENUM)
-            added = [f"{name} text" for name in load.added]
-            soft = ["kafka_deleted boolean NOT NULL DEFAULT false"] if deletes == "soft" else []
-            scenario.make_sink(", ".join([SINK, *added, *soft, *([more] if more else [])]))
-            yield Story(source, scenario, followed, load, seed)
-    except BaseException as error:
-        error.add_note(f"the load's seed: {seed}")
-        raise
+    converter = form.converter(registry)
+    with source.follow(load.table, converter=converter, partitions=partitions, config=config, name=prefix) as followed:
+        own = {"url": registry} if registry else None
+        scenario.connections = dataclasses.replace(scenario.connections, registry=own, spark_master="local[1]", spark_conf=FAST_JVM)
+        scenario.write(
+            None,
+            topics=followed.topic(load.table),
+            format={"value": form.value, "key": form.value, "envelope": "debezium"},
+            sink={"table": scenario.table, "mode": "upsert", "key": ["id"], "deletes": deletes},
+            **keys,
+        )
+        scenario.sql(ENUM)
+        added = [f"{name} text" for name in load.added]
+        soft = ["kafka_deleted boolean NOT NULL DEFAULT false"] if deletes == "soft" else []
+        scenario.make_sink(", ".join([SINK, *added, *soft, *([more] if more else [])]))
+        yield Story(source, scenario, followed, load, seed)

@@ -29,7 +29,9 @@ def tell(change_source: ChangeSource, scenario: Scenario, request: pytest.Fixtur
 
         def begin(form: Form = JSON, **options: Any) -> Story:
             registry = request.getfixturevalue("registry") if form is AVRO else None
-            return running.enter_context(story(change_source, scenario, form, registry=registry, **options))
+            told = running.enter_context(story(change_source, scenario, form, registry=registry, **options))
+            request.node.add_report_section("call", "load", f"seed {told.seed}")
+            return told
 
         yield begin
 
@@ -142,7 +144,8 @@ def test_consumers_new_writes_a_consumer_whose_table_becomes_the_source(tell: Te
     told.followed.catch_up()
     scenario = told.scenario
     scenario.name, scenario.table = f"{scenario.name}_new", f"{scenario.table}_new"
-    done = scenario.command("consumers", "new", told.topic, "--name", scenario.name, "--table", scenario.table)
+    env = {"TIDEMARK_EXPECTATIONS": str(scenario.folder / "expectations")}
+    done = scenario.command("consumers", "new", told.topic, "--name", scenario.name, "--table", scenario.table, env=env)
     assert done.returncode == 0, done.stderr
     written = yaml.safe_load(scenario.spec_file.read_text())
     assert written["format"] == {"value": form.value, "key": form.value, "envelope": "debezium"}
@@ -152,6 +155,6 @@ def test_consumers_new_writes_a_consumer_whose_table_becomes_the_source(tell: Te
     query = "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
     types = dict(scenario.sql(query, scenario.table))
     assert {name: types[name] for name in DERIVED} == DERIVED
-    assert scenario.command("consumers", "check", scenario.name).returncode == 0
+    assert scenario.command("consumers", "check", scenario.name, env=env).returncode == 0
     told.change(20)
     told.check()
