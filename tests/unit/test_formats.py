@@ -331,6 +331,14 @@ def test_data_that_the_newest_schema_cannot_read_fails(kind: Any, said: str) -> 
     assert {at: str(error) for at, error in wrong.items()} == {0: f"it cannot be read with the newest schema: {said}"}
 
 
+def test_decimal_that_is_invalid_is_what_is_below_it() -> None:
+    """Avro's specification says to ignore the logical type. Debezium writes a numeric(5,-2) so."""
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2046}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "price", "type": price}]}
+    found, wrong = decoder(reader=schema, writers={7: schema}).batch(batch([framed(7, b"\x02a"), framed(7, b"\x04a")]))
+    assert (found["value"].to_pylist(), list(wrong)) == ([{"price": b"a"}], [1])
+
+
 def test_union_of_several_types_is_resolved_by_type() -> None:
     several = type_of(union := parse('["null", "string", "long"]'))
     assert resolved(pa.array([1, None], pa.int32()), several, union).to_pylist() == [{"string": None, "long": 1}, None]

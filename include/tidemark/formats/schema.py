@@ -181,6 +181,8 @@ def _details(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     details = {name: schema[name] for name in ("logicalType", "precision", "scale", "size", "symbols", connect.NAME) if name in schema}
     if details.get("logicalType") == "uuid" and schema["type"] == "string":
         del details["logicalType"]  # stays text
+    if details.get("logicalType") == "decimal" and not 0 <= details.get("scale", 0) <= details.get("precision", 0):
+        del details["logicalType"]  # invalid, so Avro's specification says to ignore it
     return details
 
 
