@@ -15,8 +15,24 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks import assignors, backlog, cold, group, growth, latency, memory, packages, page, parse, report, retries, rewind, where
-from benchmarks.contestants import ALL, BY_NAME, Contestant, Needs, Reads
+from benchmarks import (
+    assignors,
+    backlog,
+    cold,
+    deletes,
+    group,
+    growth,
+    latency,
+    memory,
+    packages,
+    page,
+    parse,
+    report,
+    retries,
+    rewind,
+    where,
+)
+from benchmarks.contestants import ALL, BY_NAME, REGISTRY, Contestant, Needs, Reads
 from benchmarks.harness import ROOT, Figure, Harness
 from benchmarks.packages import Unobtainable
 from benchmarks.site import Job, Site, Topic
@@ -24,10 +40,35 @@ from benchmarks.stage import Stage, set_up
 
 BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
-WHAT = ("ratios", "growth", "cold", "where", "memory", "assignors", "group", "latency", "rewind", "retries", "backlog", "page", "parse")
+WHAT = (
+    "ratios",
+    "growth",
+    "cold",
+    "where",
+    "memory",
+    "assignors",
+    "group",
+    "latency",
+    "rewind",
+    "retries",
+    "deletes",
+    "backlog",
+    "page",
+    "parse",
+)
 PARTITIONS = 4
 SHARE = 4
 """Contestants of `Reads.PART` read one in so many records."""
+TOPICS = {
+    Reads.ALL: ("events", "json", 1),
+    Reads.PART: ("events-part", "json", SHARE),
+    Reads.WITH_SCHEMA: ("events-schema", "connect", SHARE),
+    Reads.AVRO: ("events-avro", "avro", 1),
+    Reads.PROTOBUF: ("events-protobuf", "protobuf", 1),
+    Reads.CHANGES: ("accounts", "accounts", SHARE),
+    Reads.CHANGES_AVRO: ("accounts-avro", "accounts-avro", SHARE),
+}
+"""Name, form, and the share of the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +94,8 @@ def main() -> int:
     began = time.monotonic()
     sections: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        avro = "ratios" in options.what and any(one.reads is Reads.AVRO for one in options.contestants)
-        stage = stack.enter_context(set_up(options.folder, lambda text: console.print(text, markup=False), registry=avro))
+        registry = "ratios" in options.what and any(one.reads in REGISTRY for one in options.contestants)
+        stage = stack.enter_context(set_up(options.folder, lambda text: console.print(text, markup=False), registry=registry))
         _measure(options, stage, stack, sections, console)
     found = report.merge(options.output, sections)
     report.show(console, found, set(options.what))
@@ -109,6 +150,9 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
         records = min(options.records, 1_000_000)
         topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))
         sections["retries"] = retries.measure(stage, site, topic, 1 if options.quick else 3, say)
+    if "deletes" in options.what:
+        records = min(options.records, 1_000_000)
+        sections["deletes"] = deletes.measure(stage, site, records, PARTITIONS, options.width, 1 if options.quick else 3, say)
     if "backlog" in options.what:
         sections["backlog"] = backlog.measure(stage, site, backlog.QUICK if options.quick else backlog.FULL, options.width, say)
     if "where" in options.what:
@@ -126,14 +170,12 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
 
 
 def _jobs(options: Options, stage: Stage) -> list[tuple[Contestant, Job]]:
-    names = {Reads.ALL: "events", Reads.PART: "events-part", Reads.WITH_SCHEMA: "events-schema", Reads.AVRO: "events-avro"}
-    forms = {Reads.WITH_SCHEMA: "connect", Reads.AVRO: "avro"}
     topics: dict[Reads, Topic] = {}
     jobs = []
     for one in options.contestants:
         if one.reads not in topics:
-            count = options.records if one.reads in (Reads.ALL, Reads.AVRO) else options.records // SHARE
-            topic = Topic(names[one.reads], PARTITIONS, count, options.width, form=forms.get(one.reads, "json"))
+            name, form, share = TOPICS[one.reads]
+            topic = Topic(name, PARTITIONS, options.records // share, options.width, form=form)
             topics[one.reads] = stage.topic(topic)
         jobs.append((one, Job(topics[one.reads], parameters=one.parameters)))
     return jobs

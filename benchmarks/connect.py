@@ -2,6 +2,7 @@
 
 At least once with inserts. Its records carry a schema, as the sink asks for and as JSON without a registry does it: the same events, with
 the description of their fields in each. Ends when the last offset of every partition is in the table.
+With change data (`benchmarks.accounts`) it upserts and deletes.
 """
 
 from __future__ import annotations
@@ -10,16 +11,31 @@ import itertools
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg2
+from tests.change_data import avro_converter, json_converter, plugins
 from tests.connect_worker import Worker
 
-from benchmarks.site import CONNECT_TABLE, Job, Site
+from benchmarks import accounts
+from benchmarks.site import CONNECT_ACCOUNTS, CONNECT_TABLE, Job, Site
 
 SILENCE_S = 60
 LOOK_S = 3
 POLL_S = 0.02
-# Its UNNEST inserts would be a tenth faster, but 3.5.0 fails in them when Kafka's coordinates are the key.
+EVENTS = {
+    "insert.mode": "insert",
+    "primary.key.mode": "kafka",
+    "collection.name.format": CONNECT_TABLE,
+}
+CHANGES = {
+    "insert.mode": "upsert",
+    "primary.key.mode": "record_key",
+    "delete.enabled": "true",
+    "use.reduction.buffer": "true",
+    "collection.name.format": CONNECT_ACCOUNTS,
+}
+# Its UNNEST inserts of events would be a tenth faster, but 3.5.0 fails in them when Kafka's coordinates are the key, and on dates.
 TUNED = {
     "batch.size": "5000",
     "consumer.override.max.poll.records": "5000",
@@ -31,7 +47,7 @@ TUNED = {
 class Debezium:
     def __init__(self, site: Site) -> None:
         self._site = site
-        folder = Path(site.folder) / "connect"
+        folder = Path(site.folder) / f"connect-{os.getpid()}"  # a seat that failed has left its own
         folder.mkdir(parents=True, exist_ok=True)
         self._numbers = itertools.count()
         self._name: str | None = None
@@ -40,6 +56,8 @@ class Debezium:
             "connector.client.config.override.policy": "All",
             "consumer.heartbeat.interval.ms": "200",  # else one task works alone until the others' first heartbeat, seconds later
         }
+        if site.registry:
+            settings["plugin.path"] = str(plugins(folder / "plugins", "converter"))
         self._worker = Worker(folder, site.servers, classes=site.jars["connect"], settings=settings, java_options=["-Xmx1g"])
         self._worker.wait()
         self._connection = psycopg2.connect(site.database_url)
@@ -50,6 +68,7 @@ class Debezium:
             self._worker.delete(self._name)
             time.sleep(0.5)
         self._name = f"bench-{next(self._numbers)}-{os.getpid()}"
+        self._left = self._asked(f"SELECT count(*) FROM {job.topic.remaining}")[0] if job.topic.changes else 0
 
     def run(self, job: Job) -> None:
         assert self._name is not None
@@ -61,34 +80,55 @@ class Debezium:
             "connection.url": self._site.jdbc_url(options),
             "connection.username": self._site.database["user"],
             "connection.password": self._site.database["password"],
-            "insert.mode": "insert",
-            "primary.key.mode": "kafka",
             "schema.evolution": "none",
-            "collection.name.format": CONNECT_TABLE,
             "consumer.override.auto.offset.reset": "earliest",
             **(TUNED if job.parameters.get("tuned") else {}),
+            **(self._of_changes(job) if job.topic.changes else EVENTS),
         }
         self._worker.configure(self._name, config)
-        left = set(range(job.topic.partitions))
-        heard, last = time.monotonic(), -1
+        progress = self._changed if job.topic.changes else self._inserted
+        heard, last, done = time.monotonic(), -1, False
+        while not done:
+            number, done = progress(job)
+            if number != last:
+                heard, last = time.monotonic(), number
+            elif time.monotonic() - heard > LOOK_S:
+                self._look(self._name, time.monotonic() - heard)
+            time.sleep(POLL_S)
+
+    def _of_changes(self, job: Job) -> dict[str, str]:
+        converter = json_converter(schemas=True)
+        if job.topic.form == "accounts-avro":
+            assert self._site.registry is not None
+            converter = avro_converter(self._site.registry)
+        return {**CHANGES, **converter}
+
+    def _inserted(self, job: Job) -> tuple[int, bool]:
+        """A number that grows, and whether the last record of every partition is in the table."""
+        found = [
+            self._asked(
+                f"SELECT max(__connect_offset) FROM {CONNECT_TABLE} WHERE __connect_topic = %s AND __connect_partition = %s",
+                job.topic.name,
+                number,
+            )[0]
+            for number in range(job.topic.partitions)
+        ]
+        return sum(offset or 0 for offset in found), found == [job.topic.each - 1] * job.topic.partitions
+
+    def _changed(self, job: Job) -> tuple[int, bool]:
+        """Likewise, but a batch's deletes may come after the account of the last record: then rows are counted too."""
+        last = [accounts.last_id(number) for number in range(job.topic.partitions)]
+        (found,) = self._asked(f"SELECT count(*) FROM {CONNECT_ACCOUNTS} WHERE id = ANY(%s)", last)
+        done = found == len(last) and self._asked(f"SELECT count(*) FROM {CONNECT_ACCOUNTS}") == (self._left,)
+        (number,) = self._asked(
+            f"SELECT n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_user_tables WHERE relid = '{CONNECT_ACCOUNTS}'::regclass"
+        )
+        return number, done
+
+    def _asked(self, query: str, *parameters: Any) -> tuple[Any, ...]:
         with self._connection.cursor() as cur:
-            while left:
-                sum_ = 0
-                for number in range(job.topic.partitions):
-                    cur.execute(
-                        f"SELECT __connect_offset FROM {CONNECT_TABLE} WHERE __connect_topic = %s AND __connect_partition = %s"
-                        " ORDER BY __connect_offset DESC LIMIT 1",
-                        (job.topic.name, number),
-                    )
-                    row = cur.fetchone()
-                    sum_ += row[0] if row else 0
-                    if row and row[0] == job.topic.each - 1:
-                        left.discard(number)
-                if sum_ != last:
-                    heard, last = time.monotonic(), sum_
-                elif time.monotonic() - heard > LOOK_S:
-                    self._look(self._name, time.monotonic() - heard)
-                time.sleep(POLL_S)
+            cur.execute(query, parameters)
+            return cur.fetchone() or ()
 
     def _look(self, name: str, silent_s: float) -> None:
         """Raises if a task has failed, or if nothing has come for too long."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from benchmarks.site import CONNECT_TABLE, TABLE
+from benchmarks.site import ACCOUNTS, CONNECT_ACCOUNTS, CONNECT_TABLE, SECOND_TABLE, TABLE
+
+BOTH_TABLES = (
+    f"(SELECT event_id FROM {TABLE} WHERE event_id & 4 = 0"
+    f" UNION ALL SELECT event_id FROM {SECOND_TABLE} WHERE event_id & 4 = 4) AS both_tables"
+)
+"""The rows of ``two_tables``, each if it is in the right one."""
 
 
 class Reads(StrEnum):
@@ -18,6 +24,15 @@ class Reads(StrEnum):
     """As `PART`, in the envelope that Kafka Connect's sinks ask for."""
     AVRO = "avro"
     """As `ALL`, in Avro with a schema registry."""
+    PROTOBUF = "protobuf"
+    """As `AVRO`, in Protobuf."""
+    CHANGES = "change data"
+    """A quarter as many records: Debezium's, as JSON with schemas."""
+    CHANGES_AVRO = "change data in avro"
+    """The same in Avro."""
+
+
+REGISTRY = (Reads.AVRO, Reads.PROTOBUF, Reads.CHANGES_AVRO)
 
 
 class Needs(StrEnum):
@@ -52,7 +67,11 @@ ALL = (
     Contestant("writer_2", "b", "Tidemark's writer alone, 2 connections", "limit:Writer", "yes", parameters={"connections": 2}),
     Contestant("spark_transform", "c", "Tidemark, Spark transform (from_json)", "product:Spark", "yes"),
     Contestant("arrow_transform", "d", "Tidemark, Arrow transform", "product:Arrow", "yes"),
+    Contestant("two_tables", "d", "Tidemark, Arrow transform, two tables", "product:TwoTables", "yes", table=BOTH_TABLES),
+    Contestant("avro_transform", "d", "Tidemark, Arrow transform of Avro", "product:AvroTransform", "yes", Reads.AVRO),
+    Contestant("protobuf_transform", "d", "Tidemark, Arrow transform of Protobuf", "product:ProtobufTransform", "yes", Reads.PROTOBUF),
     Contestant("avro_without_code", "d", "Tidemark, Avro without code", "product:Avro", "yes", Reads.AVRO),
+    Contestant("protobuf_without_code", "d", "Tidemark, Protobuf without code", "product:Protobuf", "yes", Reads.PROTOBUF),
     Contestant("json_without_code", "d", "Tidemark, JSON without code", "product:Json", "yes"),
     Contestant("jdbc", "e", "Spark df.write.jdbc, defaults", "jdbc:Defaults", "no", needs=Needs.JDBC),
     Contestant("jdbc_tuned", "f", "Spark df.write.jdbc, tuned", "jdbc:Tuned", "no", needs=Needs.JDBC),
@@ -91,6 +110,32 @@ ALL = (
         CONNECT_TABLE,
     ),
     Contestant("quix", "i", "Quix Streams, PostgreSQLSink", "quix:Quix", "no", Reads.PART, Needs.QUIX),
+    Contestant("changes", "j", "Tidemark, change data without code", "product:Changes", "yes", Reads.CHANGES, table=ACCOUNTS),
+    Contestant(
+        "changes_avro", "j", "Tidemark, change data in Avro without code", "product:AvroChanges", "yes", Reads.CHANGES_AVRO, table=ACCOUNTS
+    ),
+    Contestant(
+        "debezium_changes",
+        "k",
+        "Debezium JDBC sink, change data, tuned",
+        "connect:Debezium",
+        "no",
+        Reads.CHANGES,
+        Needs.CONNECT,
+        {"tuned": True},
+        CONNECT_ACCOUNTS,
+    ),
+    Contestant(
+        "debezium_changes_avro",
+        "k",
+        "Debezium JDBC sink, change data in Avro, tuned",
+        "connect:Debezium",
+        "no",
+        Reads.CHANGES_AVRO,
+        Needs.CONNECT,
+        {"tuned": True},
+        CONNECT_ACCOUNTS,
+    ),
 )
 BY_NAME = {one.name: one for one in ALL}
 
@@ -114,6 +159,12 @@ RATIOS = (
     Ratio("arrow_transform", "limit_2", "arrow_transform/limit", 0.5),
     Ratio("avro_without_code", "arrow_transform", "avro_without_code/arrow_transform", 1.0),
     Ratio("json_without_code", "arrow_transform", "json_without_code/arrow_transform"),
+    Ratio("protobuf_without_code", "arrow_transform", "protobuf_without_code/arrow_transform"),
+    Ratio("avro_transform", "arrow_transform", "avro_transform/arrow_transform"),
+    Ratio("protobuf_transform", "arrow_transform", "protobuf_transform/arrow_transform"),
+    Ratio("two_tables", "arrow_transform", "two_tables/arrow_transform"),
     Ratio("arrow_transform", "debezium_tuned", "arrow_transform/debezium_tuned"),
     Ratio("arrow_transform", "quix", "arrow_transform/quix"),
+    Ratio("changes", "debezium_changes", "changes/debezium_changes", 3.0),
+    Ratio("changes_avro", "debezium_changes_avro", "changes_avro/debezium_changes_avro", 3.0),
 )

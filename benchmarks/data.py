@@ -1,4 +1,4 @@
-"""The records: JSON events, the same ones for every contestant."""
+"""The records: events, the same ones for every contestant. Change data is in `benchmarks.accounts`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from datetime import datetime
 
+from benchmarks import accounts
 from benchmarks.site import Topic
 
 KINDS = ("purchase", "refund", "visit", "signup", "download")
@@ -34,6 +35,19 @@ AVRO = {
         {"name": "note", "type": "string"},
     ],
 }
+PROTOBUF = """syntax = "proto3";
+package bench;
+import "google/protobuf/timestamp.proto";
+message Event {
+  int64 event_id = 1;
+  google.protobuf.Timestamp happened_at = 2;
+  string customer = 3;
+  string kind = 4;
+  double amount = 5;
+  int32 quantity = 6;
+  string note = 7;
+}
+"""
 FILLER = "lorem ipsum dolor sit amet consectetur adipiscing elit "
 _CHUNK = 20_000
 _LIMIT_S = 120
@@ -57,9 +71,60 @@ def values(topic: Topic, partition: int) -> Iterable[bytes]:
     """A partition's records in order."""
     numbers = range(partition, topic.records, topic.partitions)
     made = (value(number, topic.width) for number in numbers)
-    if topic.form == "avro":
-        return _in_avro(made, topic.schema_id)
-    return map(_with_schema, made) if topic.form == "connect" else made
+    match topic.form:
+        case "avro":
+            return _in_avro(made, topic.schema_ids["value"])
+        case "protobuf":
+            return _in_protobuf(made, topic.schema_ids["value"])
+        case "connect":
+            return map(_with_schema, made)
+    return made
+
+
+def records(topic: Topic, partition: int) -> Iterable[tuple[bytes | None, bytes | None]]:
+    """A partition's keys and values in order."""
+    if topic.changes:
+        return accounts.records(topic, partition)
+    return _with_deletes(topic, partition) if topic.form == "deletes" else ((None, each) for each in values(topic, partition))
+
+
+def schemas(form: str) -> tuple[str, dict[str, str]]:
+    """The type of a form's schemas, and what is registered for ``key`` and ``value``."""
+    match form:
+        case "avro":
+            return "AVRO", {"value": json.dumps(AVRO)}
+        case "accounts-avro":
+            return "AVRO", accounts.avro_schemas()
+        case "protobuf":
+            return "PROTOBUF", {"value": PROTOBUF}
+    return "", {}
+
+
+def deletes(topic: Topic, event_id: int) -> bool:
+    """Does the record for the row ``event_id`` delete it? Evenly in each partition."""
+    return event_id // topic.partitions % 100 < topic.deletes
+
+
+def _with_deletes(topic: Topic, partition: int) -> Iterable[tuple[bytes, bytes | None]]:
+    """First a record for each row, then one that replaces or deletes it."""
+    rows = topic.records // 2
+    for number in range(partition, topic.records, topic.partitions):
+        row = number % rows
+        gone = number >= rows and deletes(topic, row)
+        yield b"%d" % row, None if gone else value(row, topic.width)
+
+
+def _in_protobuf(values: Iterable[bytes], schema_id: int) -> Iterable[bytes]:
+    """The same events, as Confluent's serializer writes them."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.json_format import ParseDict
+    from google.protobuf.message_factory import GetMessages
+
+    from tidemark.formats.protobuf import compiled
+
+    event = GetMessages(FileDescriptorSet.FromString(compiled(PROTOBUF, {}).files).file)["bench.Event"]
+    for each in values:
+        yield b"\0" + schema_id.to_bytes(4) + b"\0" + ParseDict(json.loads(each), event()).SerializeToString()
 
 
 def _in_avro(values: Iterable[bytes], schema_id: int) -> Iterable[bytes]:
@@ -70,7 +135,7 @@ def _in_avro(values: Iterable[bytes], schema_id: int) -> Iterable[bytes]:
     for each in values:
         event = json.loads(each)
         event["happened_at"] = datetime.fromisoformat(event["happened_at"])
-        out = io.BytesIO(b"\0" + schema_id.to_bytes(4, "big"))
+        out = io.BytesIO(b"\0" + schema_id.to_bytes(4))
         out.seek(5)
         fastavro.schemaless_writer(out, schema, event)
         yield out.getvalue()
@@ -116,10 +181,10 @@ def fill(servers: str, topic: Topic) -> None:
         }
     )
     for partition in range(topic.partitions):
-        for count, record in enumerate(values(topic, partition)):
+        for count, (key, made) in enumerate(records(topic, partition)):
             while True:
                 try:
-                    producer.produce(topic.name, value=record, partition=partition)
+                    producer.produce(topic.name, key=key, value=made, partition=partition)
                     break
                 except BufferError:
                     producer.poll(0.1)

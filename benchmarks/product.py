@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psycopg2
 
-from benchmarks.site import TABLE, Job, Site
+from benchmarks.site import ACCOUNTS, SECOND_TABLE, TABLE, Job, Site
 from tidemark.connections import Connections
 from tidemark.consume import run
 from tidemark.consume.claims import LookUp
@@ -39,6 +39,7 @@ from tidemark.records.ranges import Slice
 MAX_RECORDS = 2_000_000
 """Records a batch: a Spark job each. The default of a consumer's file is 500,000."""
 TRANSFORMS = Path(__file__).with_name("transforms")
+_ACCOUNTS = f"{{table: {ACCOUNTS}, mode: upsert, key: [id], deletes: hard}}"
 
 
 class _Warm:
@@ -82,7 +83,7 @@ class _Product:
                 store.start_partition(cur, group_id, job.topic.topic_id, number, job.first)
         batch = Batch(max_records=int(job.parameters.get("max_records", MAX_RECORDS)))
         key = str(job.parameters.get("upsert", ""))
-        sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else Sink(table=TABLE)
+        sink = Sink(table=TABLE, mode=SinkMode.UPSERT, key=(key,)) if key else self._spec.sink
         self._this = self._spec.model_copy(update={"group": group, "topics": (job.topic.name,), "batch": batch, "sink": sink})
         engine = self._engine._engine  # noqa: SLF001 - a driver's engine has one consumer for life
         engine._spec = self._this  # noqa: SLF001
@@ -108,8 +109,35 @@ class Spark(_Product):
     transform = "bench_spark"
 
 
+class TwoTables(_Product):
+    transform = "bench_two_tables"
+    keys: Mapping[str, str] = {"sinks": f"{{even: {{table: {TABLE}}}, odd: {{table: {SECOND_TABLE}}}}}"}
+
+
+class AvroTransform(_Product):
+    transform = "bench_decoded"
+    keys: Mapping[str, str] = {"format": "{value: avro}"}
+
+
+class ProtobufTransform(_Product):
+    transform = "bench_decoded"
+    keys: Mapping[str, str] = {"format": "{value: protobuf}"}
+
+
 class Avro(_Product):
     keys: Mapping[str, str] = {"format": "{value: avro}"}
+
+
+class Protobuf(_Product):
+    keys: Mapping[str, str] = {"format": "{value: protobuf}"}
+
+
+class Changes(_Product):
+    keys: Mapping[str, str] = {"format": "{value: json, key: json, envelope: debezium}", "sink": _ACCOUNTS}
+
+
+class AvroChanges(_Product):
+    keys: Mapping[str, str] = {"format": "{value: avro, key: avro, envelope: debezium}", "sink": _ACCOUNTS}
 
 
 class Json(_Product):
@@ -121,8 +149,8 @@ def write_spec(folder: Path, transform: str | None, topics: Sequence[str], group
     name = transform or "bench_without_code"
     file = folder / "consumers" / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = f"group: {group or name}\ntopics: [{', '.join(topics)}]\nsink: {{table: {TABLE}}}\n"
-    if transform:
-        text += f"transform: {transform}:transform\n"
-    file.write_text(text + "".join(f"{key}: {value}\n" for key, value in keys.items()))
+    own = {"group": group or name, "topics": f"[{', '.join(topics)}]"}
+    own |= {} if "sinks" in keys else {"sink": f"{{table: {TABLE}}}"}
+    own |= {"transform": f"{transform}:transform"} if transform else {}
+    file.write_text("".join(f"{key}: {value}\n" for key, value in {**own, **keys}.items()))
     return load_consumer(file)

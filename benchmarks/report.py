@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import backlog, memory, page, parse, retries, rewind
+from benchmarks import backlog, deletes, memory, page, parse, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -118,6 +118,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
         "latency",
         "rewind",
         "retries",
+        "deletes",
         "backlog",
         "page",
         "parse",
@@ -151,7 +152,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made.append(_latency(found["latency"]))
     if "rewind" in only and "rewind" in found:
         made += rewind.table(found["rewind"])
-    made += [made_of(found[name]) for name, made_of in (("retries", retries.table), ("parse", parse.table)) if name in only & found.keys()]
+    simple = (("retries", retries.table), ("deletes", deletes.table), ("parse", parse.table))
+    made += [made_of(found[name]) for name, made_of in simple if name in only & found.keys()]
     if "backlog" in only and "backlog" in found:
         made += backlog.tables(found["backlog"])
     if "page" in only and "page" in found:

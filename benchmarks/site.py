@@ -10,6 +10,10 @@ SCHEMA = "bench"
 TABLE = "bench.events"
 CONNECT_TABLE = "bench.events_connect"
 """Debezium's sink names its lineage columns itself."""
+SECOND_TABLE = "bench.events_second"
+ACCOUNTS = "bench.accounts"
+CONNECT_ACCOUNTS = "bench.accounts_connect"
+"""Debezium's sink cannot fill lineage columns of an upsert."""
 
 COLUMNS = (
     ("event_id", "bigint"),
@@ -33,14 +37,27 @@ class Topic:
     width: int
     topic_id: int = 0
     form: str = "json"
-    """``json``, ``connect`` (JSON in the envelope that Kafka Connect's sinks ask for) or ``avro``."""
-    schema_id: int = 0
-    """Of ``avro``, in the registry."""
+    """Events: ``json``, ``connect`` (JSON in the envelope that Kafka Connect's sinks ask for), ``avro``, ``protobuf``, or ``deletes`` (see
+    `benchmarks.deletes`). Change data (`benchmarks.accounts`): ``accounts`` (JSON with schemas) or ``accounts-avro``."""
+    schema_ids: dict[str, int] = field(default_factory=dict)
+    """In the registry, of ``key`` and ``value``."""
+    deletes: int = 0
+    """How many of 100 records delete a row. Of ``deletes`` only."""
 
     @property
     def each(self) -> int:
         """Records of one partition."""
         return self.records // self.partitions
+
+    @property
+    def changes(self) -> bool:
+        """Is it change data?"""
+        return self.form.startswith("accounts")
+
+    @property
+    def remaining(self) -> str:
+        """The table with the rows that its change data leaves."""
+        return f'expected."{self.name}"'
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import io
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +13,20 @@ from pathlib import Path
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from benchmarks import data
+from benchmarks import accounts, data
 from benchmarks.cpu import Meter
-from benchmarks.site import COLUMNS, CONNECT_TABLE, LINEAGE, SCHEMA, TABLE, Job, Topic
+from benchmarks.site import (
+    ACCOUNTS,
+    COLUMNS,
+    CONNECT_ACCOUNTS,
+    CONNECT_TABLE,
+    LINEAGE,
+    SCHEMA,
+    SECOND_TABLE,
+    TABLE,
+    Job,
+    Topic,
+)
 from tidemark import schema
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
@@ -49,22 +60,33 @@ class Stage:
     def topic(self, topic: Topic) -> Topic:
         """The topic, filled, with the id that Tidemark's schema gives it."""
         begun = time.monotonic()
-        if topic.form == "avro":
-            topic = replace(topic, schema_id=self._register(topic.name))
+        topic = replace(topic, schema_ids=self._register(topic))
         data.fill(self.servers, topic)
         (found,) = Cluster({"bootstrap.servers": self.servers}).topics([topic.name])
         with self._connection.cursor() as cur:
             topic_id = store.ensure_topic(cur, found.name, found.kafka_uuid)
+        if topic.changes:
+            self._expect(topic)
         if (seconds := time.monotonic() - begun) > 1:
             self._report(f"topic {topic.name}: {topic.records:,} records in {topic.partitions} partitions ({seconds:.0f} s)")
         return replace(topic, topic_id=topic_id)
 
-    def _register(self, topic: str) -> int:
-        """The id of the events' schema, registered for this topic."""
+    def _register(self, topic: Topic) -> dict[str, int]:
+        """The ids of the topic's schemas, once they are registered."""
         from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
+        kind, texts = data.schemas(topic.form)
+        if not texts:
+            return {}
         with SchemaRegistryClient({"url": self.registry}) as client:
-            return client.register_schema(f"{topic}-value", Schema(json.dumps(data.AVRO), "AVRO"))
+            return {side: client.register_schema(f"{topic.name}-{side}", Schema(text, kind)) for side, text in texts.items()}
+
+    def _expect(self, topic: Topic) -> None:
+        """Stores the rows that the change data leaves."""
+        self._sql(f"CREATE SCHEMA IF NOT EXISTS expected; DROP TABLE IF EXISTS {topic.remaining}")
+        self._sql(f"CREATE TABLE {topic.remaining} ({_columns(accounts.COLUMNS)})")
+        with self._connection.cursor() as cur:
+            cur.copy_expert(f"COPY {topic.remaining} FROM STDIN", io.StringIO("".join(accounts.remaining(topic))))
 
     def empty(self, *, list_partitions: int = 0, key: str = "") -> None:
         """Empty tables, LIST-partitioned by Kafka partition or with a key if asked, and a checkpoint behind us that no contestant will
@@ -75,12 +97,15 @@ class Stage:
             self._sql(ddl(list_partitions, key))
             self._made = made
         else:
-            self._sql(f"TRUNCATE {TABLE}, {CONNECT_TABLE}")
+            self._sql(f"TRUNCATE {', '.join((TABLE, CONNECT_TABLE, SECOND_TABLE, ACCOUNTS, CONNECT_ACCOUNTS))}")
+        self._sql("TRUNCATE tidemark.deletion")  # they would reach into the next round, which reads the same records
         self._sql("CHECKPOINT")
         time.sleep(SETTLE_S)
 
     def wrong(self, job: Job, table: str) -> str | None:
         """Why what the table holds is not what the job's records make; `None` if it is."""
+        if job.topic.changes:
+            return self._differs(job.topic, table)
         with self._connection.cursor() as cur:
             cur.execute(f"SELECT count(*), coalesce(sum(event_id), 0)::bigint FROM {table}")
             found = cur.fetchone()
@@ -88,16 +113,27 @@ class Stage:
         expected = (job.rows, job.event_id_sum)
         return None if found == expected else f"{found[0]:,} rows with sum {found[1]:,}; expected {expected[0]:,} with {expected[1]:,}"
 
+    def _differs(self, topic: Topic, table: str) -> str | None:
+        found = f"SELECT {', '.join(name for name, _ in accounts.COLUMNS)} FROM {table}"
+        expected = f"TABLE {topic.remaining}"
+        differences = f"({found} EXCEPT ALL {expected}) UNION ALL ({expected} EXCEPT ALL {found})"
+        with self._connection.cursor() as cur:
+            cur.execute(f"SELECT count(*), min(one::text) FROM ({differences}) one")
+            count, example = cur.fetchone() or (0, None)
+        return f"{count:,} rows are not as expected, or too many, or missing, as {example}" if count else None
+
     def _sql(self, statement: str) -> None:
         with self._connection.cursor() as cur:
             cur.execute(statement)
 
 
 def ddl(list_partitions: int = 0, key: str = "") -> str:
-    """Everybody's table, and the one whose lineage columns Debezium names; both with a unique index on lineage."""
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
+    """Everybody's table, the one whose lineage columns Debezium names, the second one of two, all with a unique index on lineage; and the
+    two for change data."""
+    columns = _columns(COLUMNS)
     lineage = "kafka_topic_id smallint NOT NULL, kafka_partition int NOT NULL, kafka_offset bigint NOT NULL, kafka_seq int NOT NULL"
-    parts = [f"CREATE TABLE {TABLE} ({columns}, {lineage}, UNIQUE ({', '.join(LINEAGE)}))"]
+    own = f"{lineage}, UNIQUE ({', '.join(LINEAGE)})"
+    parts = [f"CREATE TABLE {TABLE} ({columns}, {own})"]
     if key:
         parts.append(f"ALTER TABLE {TABLE} ADD PRIMARY KEY ({key})")
     if list_partitions:
@@ -106,8 +142,15 @@ def ddl(list_partitions: int = 0, key: str = "") -> str:
     theirs = "__connect_topic text NOT NULL, __connect_partition int NOT NULL, __connect_offset bigint NOT NULL"
     key = "PRIMARY KEY (__connect_topic, __connect_partition, __connect_offset)"
     parts.append(f"CREATE TABLE {CONNECT_TABLE} ({theirs}, {columns}, {key})")
+    parts.append(f"CREATE TABLE {SECOND_TABLE} ({columns}, {own})")
+    parts.append(f"CREATE TABLE {ACCOUNTS} ({_columns(accounts.COLUMNS)}, PRIMARY KEY (id), {own})")
+    parts.append(f"CREATE TABLE {CONNECT_ACCOUNTS} ({_columns(accounts.COLUMNS)}, PRIMARY KEY (id))")
     parts.append(f"CREATE TABLE {SCHEMA}.position (kafka_partition int PRIMARY KEY, next_offset bigint NOT NULL, epoch bigint NOT NULL)")
     return "; ".join(parts)
+
+
+def _columns(of: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in of)
 
 
 @contextlib.contextmanager

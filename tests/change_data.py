@@ -184,10 +184,10 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
 
 
-def _plugins(folder: Path) -> Path:
-    """A folder with one plugin each for connector and converter. The converter gets the manifest that it lacks: without one in every
-    plugin, the worker reads all classes, for three seconds."""
-    for configuration in ("connector", "converter"):
+def plugins(folder: Path, *configurations: str) -> Path:
+    """A folder with a plugin for each of ``connector`` and ``converter``. The converter gets the manifest that it lacks: without one in
+    every plugin, the worker reads all classes, for three seconds."""
+    for configuration in configurations:
         plugin = folder / configuration
         plugin.mkdir(parents=True)
         for jar in jars_of(RECIPE, configuration):
@@ -206,7 +206,7 @@ def running(servers: str) -> Iterator[ChangeSource]:
         stack = LocalStack(folder / "stack")
         stack.postgres = LogicalPostgres(stack.postgres.folder, None)
         settings = {
-            "plugin.path": str(_plugins(folder / "plugins")),
+            "plugin.path": str(plugins(folder / "plugins", "connector", "converter")),
             "plugin.discovery": "service_load",
             "offset.flush.interval.ms": "100",  # how often the slot is confirmed
         }
