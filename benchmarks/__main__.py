@@ -40,22 +40,6 @@ from benchmarks.stage import Stage, set_up
 
 BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
-WHAT = (
-    "ratios",
-    "growth",
-    "cold",
-    "where",
-    "memory",
-    "assignors",
-    "group",
-    "latency",
-    "rewind",
-    "retries",
-    "deletes",
-    "backlog",
-    "page",
-    "parse",
-)
 PARTITIONS = 4
 SHARE = 4
 """Contestants of `Reads.PART` read one in so many records."""
@@ -199,7 +183,7 @@ def _packages(options: Options, say: Any) -> tuple[dict[str, list[str]], Path | 
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    what = WHAT if "all" in arguments.what else tuple(arguments.what)
+    what = report.WHAT if "all" in arguments.what else tuple(arguments.what)
     names = [one.name for one in ALL]
     chosen = set(arguments.only or names) - set(arguments.skip)
     if unknown := (chosen | set(arguments.skip)) - set(names):
@@ -220,7 +204,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Tidemark's claims about speed, measured.")
-    parser.add_argument("--what", nargs="+", choices=[*WHAT, "all"], default=["ratios"], help="what to measure (ratios)")
+    parser.add_argument("--what", nargs="+", choices=[*report.WHAT, "all"], default=["ratios"], help="what to measure (ratios)")
     parser.add_argument("--quick", action="store_true", help="small data, 1 round: checks that everything works, and claims nothing")
     parser.add_argument("--records", type=int, metavar="N", help="records of the topic (2,000,000)")
     parser.add_argument("--rounds", type=int, metavar="N", help="interleaved rounds of the ratios (5)")

@@ -20,6 +20,23 @@ from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
 from tidemark.jvm.java import find_java, major
 
+WHAT = (
+    "ratios",
+    "growth",
+    "cold",
+    "where",
+    "memory",
+    "assignors",
+    "group",
+    "latency",
+    "rewind",
+    "retries",
+    "deletes",
+    "backlog",
+    "page",
+    "parse",
+)
+
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
@@ -107,23 +124,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = [_machine_text(found)]
-    everything = {
-        "ratios",
-        "growth",
-        "cold",
-        "where",
-        "memory",
-        "assignors",
-        "group",
-        "latency",
-        "rewind",
-        "retries",
-        "deletes",
-        "backlog",
-        "page",
-        "parse",
-    }
-    for title, columns, rows in tables(found, everything):
+    for title, columns, rows in tables(found, set(WHAT)):
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("\n".join(lines))

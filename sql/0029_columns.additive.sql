@@ -13,7 +13,7 @@ $$;
 CREATE TRIGGER audit AFTER UPDATE OF columns_added ON tidemark.attempt FOR EACH ROW EXECUTE FUNCTION tidemark.audit_columns();
 REVOKE EXECUTE ON FUNCTION tidemark.audit_columns() FROM PUBLIC;
 
--- Whoever may store what an attempt will read may store what it has added.
+-- Roles that may update `planned` may update `columns_added` too.
 DO $$
 DECLARE
     runner text;

@@ -266,6 +266,35 @@ def test_value_that_was_not_sent_fails_the_record_unless_the_column_is_dropped(k
     assert (row["disposition"], row["id"]) == (None, 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "column", "value"),
+    [
+        (pa.string(), "text", UNAVAILABLE),
+        (pa.binary(), "bytea", UNAVAILABLE.encode()),
+        (pa.list_(pa.string()), "text[]", [UNAVAILABLE]),
+        (pa.list_(pa.int32()), "integer[]", [*UNAVAILABLE.encode()]),
+        (pa.struct([("inner", pa.string())]), "jsonb", {"inner": UNAVAILABLE}),
+    ],
+)
+def test_value_of_avro_that_was_not_sent_fails_the_record(kind: pa.DataType, column: str, value: Any) -> None:
+    row = pa.struct([("id", pa.int64()), ("x", kind)])
+    schema = pa.schema(
+        [
+            *(pa.field(name, given) for name, given in (("kafka_topic", pa.string()), ("kafka_partition", pa.int32()))),
+            pa.field("kafka_offset", pa.int64()),
+            pa.field("key", pa.struct([("id", pa.int64())])),
+            pa.field("value", pa.struct([("op", pa.string()), ("after", row)])),
+        ]
+    )
+    lineage = [{"kafka_topic": "t", "kafka_partition": 0, "kafka_offset": at, "key": {"id": 1}} for at in (0, 1)]
+    values = [{"op": "u", "after": {"id": 1, "x": each}} for each in (value, None)]
+    given = pa.RecordBatch.from_pylist([{**one, "value": each} for one, each in zip(lineage, values, strict=True)], schema=schema)
+    made = Fields(upsert=True, key=("id",), changes=True, table=(Column("id", "bigint"), Column("x", column)))
+    first, second = made(given).to_pylist()
+    assert (first["disposition"], second["disposition"]) == ("fail", None)
+    assert first["error"].startswith("Fail: x is not in the record, because the value is large (TOAST)")
+
+
 def test_columns_come_from_the_envelope() -> None:
     columns = {"id": "bigint", "operation": "text", "changed_at": "timestamp with time zone"}
     paths = (("operation", steps_of("$change.op")), ("changed_at", steps_of("$change.source.ts_ms")))

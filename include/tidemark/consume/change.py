@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidemark.consume import connect_json
-from tidemark.consume.connect_json import NOT_SENT, UNAVAILABLE, Types
+from tidemark.consume.connect_json import UNAVAILABLE, Types
 from tidemark.errors import Refused
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class NoEnvelope(Refused):
     fields: list[str]
 
     def __str__(self) -> str:
-        return f"The values are no change data of Debezium: they lack {', '.join(self.fields)}. Correct format.envelope, or remove it."
+        return f"The values are not change data of Debezium: they lack {', '.join(self.fields)}. Correct format.envelope, or remove it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +96,21 @@ def opened(batch: pa.RecordBatch) -> Opened:
     return Opened(rows, skipped, errors, types)
 
 
-def not_sent(array: pa.Array) -> dict[int, str]:
+def not_sent(array: pa.Array) -> set[int]:
     """The places of values that Debezium could not send, in decoded Avro."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = array.type
     if pa.types.is_struct(kind):
-        return {at: why for number in range(kind.num_fields) for at, why in not_sent(pc.struct_field(array, [number])).items()}
+        return {at for number in range(kind.num_fields) for at in not_sent(pc.struct_field(array, [number]))}
     if pa.types.is_list(kind):
         wanted = _placeholders(kind.value_type)
-        return {} if wanted is None else {at: NOT_SENT for at, each in enumerate(array.to_pylist()) if each == wanted}
+        return set() if wanted is None else {at for at, each in enumerate(array.to_pylist()) if each == wanted}
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        return {}
+        return set()
     found = pc.equal(array, pa.scalar(UNAVAILABLE.encode(), pa.binary()).cast(kind)).fill_null(False)
-    return dict.fromkeys(found.to_numpy(zero_copy_only=False).nonzero()[0].tolist(), NOT_SENT)
+    return set(found.to_numpy(zero_copy_only=False).nonzero()[0].tolist())
 
 
 def _placeholders(kind: pa.DataType) -> list[Any] | None:

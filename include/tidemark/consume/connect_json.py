@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,6 +17,7 @@ import msgspec
 
 from tidemark.consume.convert import Misfit, json_text
 from tidemark.formats import connect
+from tidemark.sink.types import base_of, digits_of
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """What Debezium writes in place of a large value (TOAST) that the source has not sent."""
@@ -85,7 +85,7 @@ def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]
 
 
 def envelopes(texts: Sequence[str | None], errors: dict[int, str]) -> Envelopes:
-    """The envelopes of change data. ``errors`` gets the places of texts that are none, with ``Type: reason``."""
+    """The envelopes of change data. ``errors`` gets the places of texts that are not envelopes, with ``Type: reason``."""
     bare, types = payloads(texts)
     rows: list[str | None] = []
     operations: list[str | None] = []
@@ -159,7 +159,7 @@ def _plain(postgres: str, schema: Types) -> type | None:
     """The type of values that need no conversion."""
     if schema is not None and (schema.get("name") in connect.NAMES or schema.get("type") == "bytes"):
         return None
-    return _AS_IS.get(_split(postgres)[0])
+    return _AS_IS.get(base_of(postgres))
 
 
 def _row(text: str | None, at: int, errors: dict[int, str]) -> Mapping[str, Any]:
@@ -174,14 +174,14 @@ def _converted(value: Any, postgres: str, schema: Types) -> Any:
     """As `convert.column_of` takes it for a column of this type."""
     if value in _UNAVAILABLE:
         raise Misfit(NOT_SENT)
-    base, digits = _split(postgres)
+    base = base_of(postgres)
     if base in ("json", "jsonb"):
         is_text = isinstance(value, str) and (schema is None or schema.get("name") == connect.JSON)
         return value if is_text else json_text(value if schema is None else connect.value_of(value, schema))
     if base.endswith("[]") and isinstance(value, list):
         items = None if schema is None else schema.get("items")
         return [None if each is None else _converted(each, postgres[:-2], items) for each in value]
-    found = connect.value_of(value, schema if schema is not None else _guessed(value, base, digits))
+    found = connect.value_of(value, schema if schema is not None else _guessed(value, base, digits_of(postgres) or ()))
     if found in _UNAVAILABLE:
         raise Misfit(NOT_SENT)
     if base == "bytea" and not isinstance(found, bytes):
@@ -208,7 +208,7 @@ def _guessed(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:
     if base == "bytea":
         return {"type": "bytes"}
     if base == "timestamp with time zone":
-        return {"name": f"{connect.DECIMAL.rpartition('.')[0]}.Timestamp" if number else connect.ZONED_TIMESTAMP}
+        return {"name": connect.CONNECT_TIMESTAMP if number else connect.ZONED_TIMESTAMP}
     named = {
         "date": connect.DATE,
         "time without time zone": connect.TIME if in_millis else connect.MICRO_TIME,
@@ -216,15 +216,6 @@ def _guessed(value: Any, base: str, digits: Sequence[int]) -> Mapping[str, Any]:
         "interval": connect.DURATION,
     }
     return {"name": named[base]} if number and base in named else {}
-
-
-@functools.lru_cache(maxsize=1024)
-def _split(postgres: str) -> tuple[str, tuple[int, ...]]:
-    """``numeric(10,2)`` as ``numeric`` and (10, 2)."""
-    modifier = re.search(r"\s*\(([\d,]+)\)", postgres)
-    if modifier is None:
-        return postgres, ()
-    return postgres.replace(modifier[0], ""), tuple(map(int, modifier[1].split(",")))
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemark.sink.types import arrow_type, conform, fits
+from tidemark.sink.types import arrow_type, base_of, conform, fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,15 +40,15 @@ def converts(source: pa.DataType, postgres: str) -> bool:
     target = arrow_type(postgres)
     if target is None:
         return False
-    if fits(source, postgres) or _base(postgres) in _JSON or (_base(postgres) in _TEXT and pa.types.is_nested(source)):
+    if fits(source, postgres) or base_of(postgres) in _JSON or (base_of(postgres) in _TEXT and pa.types.is_nested(source)):
         return True
-    if pa.types.is_floating(source) and not pa.types.is_floating(target) and _base(postgres) not in _TEXT:
+    if pa.types.is_floating(source) and not pa.types.is_floating(target) and base_of(postgres) not in _TEXT:
         return False  # would be rounded
     if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
         return False  # one has a time zone, the other has not
     if pa.types.is_temporal(target) and pa.types.is_integer(source):
         return _is_moment(target) and source.bit_width == 64
-    if pa.types.is_boolean(target) or pa.types.is_binary(target) or (pa.types.is_boolean(source) and _base(postgres) not in _TEXT):
+    if pa.types.is_boolean(target) or pa.types.is_binary(target) or (pa.types.is_boolean(source) and base_of(postgres) not in _TEXT):
         return False
     try:
         pa.array([], source).cast(target)
@@ -81,7 +81,7 @@ def _converted(array: pa.Array, postgres: str) -> pa.Array:
 
     target = arrow_type(postgres)
     assert target is not None
-    source, base = array.type, _base(postgres)
+    source, base = array.type, base_of(postgres)
     if fits(source, postgres):
         return conform(array, postgres)
     if base in _JSON or (pa.types.is_nested(source) and base in _TEXT):
@@ -101,10 +101,6 @@ def _is_moment(target: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_timestamp(target) and target.tz)
-
-
-def _base(postgres: str) -> str:
-    return postgres.partition("(")[0].strip()
 
 
 def from_python(values: list[Any], postgres: str) -> tuple[pa.Array, dict[int, str]]:

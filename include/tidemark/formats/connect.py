@@ -26,8 +26,8 @@ DURATION = "io.debezium.time.MicroDuration"
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 JSON = "io.debezium.data.Json"
 UUID = "io.debezium.data.Uuid"
-DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _CONNECT = "org.apache.kafka.connect.data"
+DECIMAL, CONNECT_DATE, CONNECT_TIME, CONNECT_TIMESTAMP = (f"{_CONNECT}.{name}" for name in ("Decimal", "Date", "Time", "Timestamp"))
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _UNITS = {
     TIME: 1_000,
@@ -35,11 +35,11 @@ _UNITS = {
     TIMESTAMP: 1_000,
     MICRO_TIMESTAMP: 1,
     DURATION: 1,
-    f"{_CONNECT}.Time": 1_000,
-    f"{_CONNECT}.Timestamp": 1_000,
+    CONNECT_TIME: 1_000,
+    CONNECT_TIMESTAMP: 1_000,
 }
 """Microseconds in one. Nanoseconds are cut, as in Avro."""
-NAMES = frozenset((*_UNITS, DATE, f"{_CONNECT}.Date", NANO_TIME, NANO_TIMESTAMP, ZONED_TIMESTAMP, DECIMAL, VARIABLE_DECIMAL))
+NAMES = frozenset((*_UNITS, DATE, CONNECT_DATE, NANO_TIME, NANO_TIMESTAMP, ZONED_TIMESTAMP, DECIMAL, VARIABLE_DECIMAL))
 """Those that stand for something else than the value."""
 _INFINITE = (9_223_372_036_825_200_000, -9_223_372_036_832_400_000)
 """What Debezium writes for the timestamps infinity and -infinity, in microseconds: some moments of the years 294247 and -290308."""
@@ -95,7 +95,7 @@ def value_of(value: Any, schema: Mapping[str, Any]) -> Any:
     name = schema.get("name")
     if value is None:
         return None
-    if name in (DATE, f"{_CONNECT}.Date"):
+    if name in (DATE, CONNECT_DATE):
         return (EPOCH + dt.timedelta(days=value)).date()
     if name in (NANO_TIME, NANO_TIMESTAMP):
         return _moment(dt.timedelta(microseconds=value // 1_000), name)
@@ -119,7 +119,7 @@ def _moment(since: dt.timedelta, name: str) -> dt.timedelta | dt.time | dt.datet
         return since
     at = EPOCH + since
     if not name.endswith("Time"):
-        return at if name.startswith(_CONNECT) else at.replace(tzinfo=None)
+        return at if name == CONNECT_TIMESTAMP else at.replace(tzinfo=None)
     if at.date() != EPOCH.date():
         raise ValueError("not a time of day")
     return at.time()

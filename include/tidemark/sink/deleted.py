@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 SQL = statements("tidemark.sink", "deleted.sql")
 
-IN_FORCE = "present.parked_by IS NULL"
+IN_FORCE = "coalesce(present.parked_by, 0) = 0"
+"""No rewind has parked the deletion. Not ``IS NULL``: without statistics of the table, Postgres would prefer a partial index with that
+condition, and search all deletions of a partition for each row."""
 
 
 @dataclass(kw_only=True, eq=False)

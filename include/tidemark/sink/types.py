@@ -7,6 +7,7 @@ converted to the one form that the encoder accepts; nothing is rounded, widened 
 
 from __future__ import annotations
 
+import functools
 import re
 import uuid
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def postgres_type(arrow: pa.DataType) -> str | None:
         return f"numeric({arrow.precision},{arrow.scale})"
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
         element = postgres_type(arrow.value_type)
-        return f"{element}[]" if element is not None and _base(element) in _IN_ARRAYS else None
+        return f"{element}[]" if element is not None and base_of(element) in _IN_ARRAYS else None
     if pa.types.is_dictionary(arrow):
         return postgres_type(arrow.value_type)
     return None
@@ -73,7 +74,7 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
         return arrow_type(postgres) is not None
     if pa.types.is_dictionary(arrow):
         return fits(arrow.value_type, postgres)
-    base = _base(postgres)
+    base = base_of(postgres)
     if base in _TEXT or base == "enum":
         return is_text(arrow)
     if base == "uuid":
@@ -86,11 +87,11 @@ def fits(arrow: pa.DataType, postgres: str) -> bool:
         return bool(arrow.scale <= scale and arrow.precision - arrow.scale <= precision - scale) if limits else True
     if postgres.endswith("[]"):
         is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
-        return is_list and _base(postgres[:-2]) in _IN_ARRAYS and fits(arrow.value_type, postgres[:-2])
+        return is_list and base_of(postgres[:-2]) in _IN_ARRAYS and fits(arrow.value_type, postgres[:-2])
     if base == "interval":
         return bool(pa.types.is_duration(arrow))
     found = postgres_type(arrow)
-    return found is not None and _base(found) == base
+    return found is not None and base_of(found) == base
 
 
 def arrow_type(postgres: str) -> pa.DataType | None:
@@ -98,8 +99,8 @@ def arrow_type(postgres: str) -> pa.DataType | None:
     import pyarrow as pa
 
     if postgres.endswith("[]"):
-        return pa.list_(arrow_type(postgres[:-2])) if _base(postgres[:-2]) in _IN_ARRAYS else None
-    base = _base(postgres)
+        return pa.list_(arrow_type(postgres[:-2])) if base_of(postgres[:-2]) in _IN_ARRAYS else None
+    base = base_of(postgres)
     if base in _TEXT or base == "enum":
         return pa.string()
     if base == "numeric":
@@ -125,7 +126,7 @@ def arrow_type(postgres: str) -> pa.DataType | None:
 def widened(column: str, needed: str) -> str | None:
     """The narrowest type that holds every value of a column and of the type ``needed``. `None`: the column holds them already, or no type
     does."""
-    have, want, mine, other = _base(column), _base(needed), _digits(column), _digits(needed)
+    have, want, mine, other = base_of(column), base_of(needed), digits_of(column), digits_of(needed)
     if have in ("numeric", "character varying") and mine is None:
         return None
     if have == want == "numeric" and mine and other:
@@ -142,11 +143,11 @@ def widened(column: str, needed: str) -> str | None:
 
 def rewrites(column: str, wider: str) -> bool:
     """Whether Postgres writes the whole table again for a change to a type that `widened` returned."""
-    have = _base(column)
+    have = base_of(column)
     if have == "character varying":
         return False
-    mine, other = _digits(column), _digits(wider)
-    return have != "numeric" or _base(wider) != "numeric" or (other is not None and mine is not None and mine[1] != other[1])
+    mine, other = digits_of(column), digits_of(wider)
+    return have != "numeric" or base_of(wider) != "numeric" or (other is not None and mine is not None and mine[1] != other[1])
 
 
 def conform(column: pa.Array, postgres: str) -> pa.Array:
@@ -164,7 +165,7 @@ def conform(column: pa.Array, postgres: str) -> pa.Array:
     if pa.types.is_decimal(inner):  # pgpq writes each value with its own scale
         exact = inner if inner.bit_width <= 128 else pa.decimal128(38, inner.scale)
         return column.cast(exact if inner is column.type else pa.list_(exact))
-    if _base(postgres) == "uuid" and is_text(column.type):
+    if base_of(postgres) == "uuid" and is_text(column.type):
         return pa.array([_uuid(value) for value in column.to_pylist()], target)
     return column if column.type == target else column.cast(target)
 
@@ -182,12 +183,14 @@ def is_bytes(arrow: pa.DataType) -> bool:
     return any(kind(arrow) for kind in kinds)
 
 
-def _base(postgres: str) -> str:
+@functools.lru_cache(maxsize=1024)
+def base_of(postgres: str) -> str:
     """The name without its modifier: ``numeric(10,2)`` -> ``numeric``, ``timestamp(3) with time zone`` -> without the 3."""
     return re.sub(r"\s*\([^)]*\)", "", postgres)
 
 
-def _digits(postgres: str) -> tuple[int, ...] | None:
+@functools.lru_cache(maxsize=1024)
+def digits_of(postgres: str) -> tuple[int, ...] | None:
     """The numbers in a type's name: ``numeric(10,2)`` -> ``(10, 2)``."""
     found = re.search(r"\(([\d,-]+)\)", postgres)
     return tuple(int(each) for each in found[1].split(",")) if found else None
