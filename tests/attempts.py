@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import threading
 from pathlib import Path
 
 import psutil
 
 from tidemark.connections import Connections
-from tidemark.consume.launch import Progress, kill_group, run_attempt
+from tidemark.consume.launch import Driver, Progress, kill_group, run_attempt
 from tidemark.consume.run import open_attempt
 from tidemark.errors import TidemarkError
 from tidemark.local.processes import gone
@@ -24,12 +23,12 @@ FAST_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSe
 class Attempt:
     """An attempt that is followed in a thread of its own, as a task does. The driver dies with that thread."""
 
-    def __init__(self, spec: ConsumerSpec, connections: Connections, folder: Path, task: TaskIdentity) -> None:
+    def __init__(self, spec: ConsumerSpec, connections: Connections, folder: Path, task: TaskIdentity, *, kept: bool = False) -> None:
         self.attempt_id = open_attempt(connections.database_url, spec.group, task)
         self.lines: list[str] = []
-        self.driver: subprocess.Popen[str] | None = None
+        self.driver: Driver | None = None
         self.result: Progress | TidemarkError | None = None
-        self._spec, self._connections, self._folder = spec, connections, folder
+        self._spec, self._connections, self._folder, self._kept = spec, connections, folder, kept
         self._thread = threading.Thread(target=self._follow)
         self._thread.start()
 
@@ -43,11 +42,12 @@ class Attempt:
                 on_log=self.lines.append,
                 on_progress=lambda _: None,
                 on_start=self._started,
+                kept=self._kept,
             )
         except TidemarkError as error:
             self.result = error
 
-    def _started(self, driver: subprocess.Popen[str]) -> None:
+    def _started(self, driver: Driver) -> None:
         self.driver = driver
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     from tidemark.airflow.lineage import Consumed, Judged
+    from tidemark.consume.launch import Driver
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class ConsumeOperator(BaseOperator):
         super().__init__(**kwargs)
         self.consumer = consumer
         self.member = member
-        self._driver: subprocess.Popen[str] | None = None
+        self._driver: Driver | None = None
         self._killed = False
         self._consumed: list[Consumed] = []
 
@@ -92,6 +92,7 @@ class ConsumeOperator(BaseOperator):
                 on_progress=_Progress(self.log),
                 on_start=self._started,
                 drain=self.drains,
+                kept=keeps(spec),
             )
         except TidemarkError:
             statistics.report_failed(spec, self.task_id, connections.database_url, attempt_id)
@@ -124,7 +125,7 @@ class ConsumeOperator(BaseOperator):
 
             kill_group(self._driver)
 
-    def _started(self, driver: subprocess.Popen[str]) -> None:
+    def _started(self, driver: Driver) -> None:
         self._driver = driver
         if self._killed:  # while the driver was being started
             self.on_kill()
@@ -258,6 +259,13 @@ class _Progress:
 def spec_of(name: str) -> ConsumerSpec:
     """Reads the consumer's file, when the task runs."""
     return find_consumer(name, project.consumers())
+
+
+def keeps(spec: ConsumerSpec) -> bool:
+    """Whether a keeper starts the drivers of a consumer. It must be able to outlive a task, which it cannot in a pod of the task's own."""
+    from airflow.configuration import conf
+
+    return spec.spark.shared and "Kubernetes" not in conf.get("core", "executor", fallback="")
 
 
 def _identity(context: Context) -> Any:

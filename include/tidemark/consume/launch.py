@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from tidemark import project
 from tidemark.connections import Connections
+from tidemark.consume.keeper import KeeperUnavailable, start_driver
 from tidemark.consume.process import child_env
 from tidemark.db import Connection, DatabaseUrl, session, transaction
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
@@ -37,6 +38,22 @@ SILENT_S = 30.0
 """After this long without an answer from Postgres, the log says so."""
 OUTCOME_WAIT_S = 60
 """How long to keep asking an unavailable database how an attempt ended. A failover takes about as long."""
+
+
+class Driver(Protocol):
+    """A driver's process, as `subprocess.Popen` offers it. It leads a process group."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> IO[str] | None: ...
+
+    @property
+    def returncode(self) -> int | Any: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status. Raises `subprocess.TimeoutExpired`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +177,18 @@ def run_attempt(
     folders: Mapping[str, Sequence[Path]],
     on_log: Callable[[str], None],
     on_progress: Callable[[Progress], None],
-    on_start: Callable[[subprocess.Popen[str]], None] = lambda driver: None,
+    on_start: Callable[[Driver], None] = lambda driver: None,
     on_silence: Callable[[str], None] | None = None,
     drain: bool = False,
     partitions: Sequence[str] = (),
+    kept: bool = False,
 ) -> Progress:
     """Starts the driver of an attempt whose row exists, follows it to its end and returns its result.
 
     ``folders`` has the keys ``consumers`` and ``transforms``. ``on_log`` gets each line that the driver writes, ``on_progress`` the state
     twice a second, both in the caller's thread. ``on_start`` gets the process, so that a signal handler can kill it.
     ``on_silence`` gets a line when Postgres stops answering and another when it answers again (default: ``on_log``).
+    ``kept``: a keeper starts the driver, if possible (`tidemark.consume.keeper`).
     ``drain``: read the consumer's retry topics. ``partitions``: read only these (``orders:0-2``).
     The driver dies with the calling thread. It is followed even while Postgres does not answer.
     Raises one of the ``Attempt...`` errors or `DriverDied`.
@@ -178,16 +197,8 @@ def run_attempt(
     command += [word for kind in ("consumers", "transforms") for folder in folders.get(kind, ()) for word in (f"--{kind}", str(folder))]
     command += ["--drain"] if drain else []
     command += [word for part in partitions for word in ("--partition", part)]
-    driver = subprocess.Popen(
-        command,
-        env=child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    env = child_env({**os.environ, **connections.env(), "PYSPARK_PYTHON": sys.executable})
+    driver = _started(command, env, on_log) if kept else _spawned(command, env)
     follow = _Follow(connections.database_url, attempt_id)
     try:
         on_start(driver)
@@ -212,13 +223,34 @@ def run_attempt(
     return _ended(connections.database_url, attempt_id, driver.returncode)
 
 
-def kill(driver: subprocess.Popen[str]) -> None:
+def _spawned(command: Sequence[str], env: Mapping[str, str]) -> Driver:
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _started(command: Sequence[str], env: Mapping[str, str], on_log: Callable[[str], None]) -> Driver:
+    try:
+        return start_driver(command[1:], env)
+    except KeeperUnavailable as error:
+        on_log(f"no keeper, starting the driver without one: {error}")
+        return _spawned(command, env)
+
+
+def kill(driver: Driver) -> None:
     """Kills the driver's process group and waits until the driver has ended."""
     kill_group(driver)
     driver.wait(KILL_WAIT_S)
 
 
-def kill_group(driver: subprocess.Popen[str]) -> None:
+def kill_group(driver: Driver) -> None:
     """Sends SIGKILL and does nothing else. Safe in a signal handler, where the main thread may already be waiting for the driver.
 
     It writes no output: after the supervisor's death a write may raise.
@@ -291,7 +323,7 @@ class _Follow:
             self._seen.put(seen)
 
 
-def _ended_within(driver: subprocess.Popen[str], seconds: float) -> bool:
+def _ended_within(driver: Driver, seconds: float) -> bool:
     try:
         driver.wait(seconds)
     except subprocess.TimeoutExpired:

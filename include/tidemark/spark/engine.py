@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemark.connections import Connections
 from tidemark.consume.decode import Decoding, decoded_here, learning, undecodable
@@ -43,7 +43,8 @@ from tidemark.sink.target import Target
 from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
 from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spark.plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
-from tidemark.spark.session import start_session
+from tidemark.spark.session import is_shared, start_session
+from tidemark.spark.shared import with_environment
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform
 
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidemark.db import Connection
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +92,10 @@ class SparkEngine:
         self._given, self._connections = connections, connections.read()
         self._transform = transform
         self._permanent = permanent
-        self._spark = start_session(spec, connections, attempt_id, folders, records if transform.form is Form.SPARK else 0)
+        self._spark = start_session(spec, connections, attempt_id, folders, transform.form, records)
+        self._shared = is_shared(self._spark)
+        self._jobs = f"tidemark attempt {attempt_id}"
+        self._spark.sparkContext.setJobGroup(self._jobs, spec.name, interruptOnCancel=True)
         self._batches = 0
         self._decoding = Decoding(spec, connections.registry, lambda: Cluster(connections.read().kafka).subscribed(spec))
         self._count_bytes = chosen_by_user(self._spark)
@@ -204,7 +210,7 @@ class SparkEngine:
         task = partial(_direct_task, target, dict(self._connections.kafka), slices, isolate, known)
         rows = result.drop(*known)
         with_marks = None if self._count_bytes else marked(rows)
-        return result, _in_arrow(rows if with_marks is None else with_marks, task), with_marks is not None
+        return result, self._in_arrow(rows if with_marks is None else with_marks, task), with_marks is not None
 
     def _decoded(self, given: DataFrame, decoder: Decoder, dropped: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -221,7 +227,9 @@ class SparkEngine:
             assert decoder is not None
             parts = self._spark.sparkContext.parallelize(some, len(some))
             with translated():
-                return _answers(parts.mapPartitions(partial(_scan_task, decoder, dict(self._connections.kafka))).collect())
+                return _answers(
+                    parts.mapPartitions(self._for_worker(partial(_scan_task, decoder, dict(self._connections.kafka)))).collect()
+                )
 
         found = learning(self._decoding, slices, scan)
         if errors := [answer for answer in found if isinstance(answer, TidemarkError)]:
@@ -229,13 +237,21 @@ class SparkEngine:
         return {part.partition: rejects for part, rejects in found if rejects}
 
     def cancel(self) -> None:
-        self._spark.sparkContext.cancelAllJobs()
+        self._spark.sparkContext.cancelJobGroup(self._jobs)
 
     def stop(self) -> None:
         from py4j.protocol import Py4JError
 
+        if self._shared:  # the session and the keeper's loan end with this process
+            return
         with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, so there is nothing left to stop
             self._spark.stop()
+
+    def _in_arrow(self, result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
+        return result.mapInArrow(self._for_worker(task), "answer binary")
+
+    def _for_worker(self, task: Callable[..., T]) -> Callable[..., T]:
+        return with_environment(task) if self._shared else task
 
     def _by_worker(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         work = Work(
@@ -243,7 +259,7 @@ class SparkEngine:
         )
         parts = self._spark.sparkContext.parallelize(slices, len(slices))
         with translated():
-            return _answers(parts.mapPartitions(partial(_worker_task, work, isolate)).collect())
+            return _answers(parts.mapPartitions(self._for_worker(partial(_worker_task, work, isolate))).collect())
 
     def _staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
         kafka = self._connections.kafka
@@ -266,7 +282,7 @@ class SparkEngine:
         self._batches += 1
         table = make_staging(target, self._batches)
         try:
-            staged = _collected(_in_arrow(result, partial(_staging_task, target, table, origins_, isolate)))
+            staged = _collected(self._in_arrow(result, partial(_staging_task, target, table, origins_, isolate)))
             errors = [answer for answer in staged if isinstance(answer, TidemarkError)]
             if errors:
                 raise min(errors, key=lambda error: error.retriable)
@@ -300,10 +316,6 @@ class SparkEngine:
             isolate,
             lambda table, staged: promote_drained(target, slices, table, staged, tried, isolate=isolate),
         )
-
-
-def _in_arrow(result: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
-    return result.mapInArrow(task, "answer binary")
 
 
 def _failed(spark: SparkSession, rejects: Mapping[TopicPartition, Sequence[Reject]]) -> DataFrame:

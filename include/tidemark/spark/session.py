@@ -25,6 +25,7 @@ from tidemark.jvm.java import find_java, released
 from tidemark.spark.archive import Archive
 from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spec import ConsumerSpec
+from tidemark.spec.transform import Form
 from tidemark.wires import guarded, of_spark, on_loopback
 
 if TYPE_CHECKING:
@@ -75,9 +76,17 @@ ZEROED, KNOW_ZEROED = "-XX:+ZeroTLAB", (17, 21)
 """Clear the memory for new objects in large pieces instead of object by object. ``from_json`` allocates 8 KB per record and gains 9 % more
 records per second. Only for versions of Java known to have the option, because a JVM does not start with an unknown option."""
 
-C1_RECORDS = 250_000
-"""Maximum number of records through the JVM for which C1 is used. C1 saves about 6 s of CPU time and costs 5 µs more per record in a plain
-``from_json``, so it pays off up to a million records; fewer if a transform does more in the JVM."""
+SMALL_RUN = 250_000
+"""Maximum number of records of a small run: it shares an application, or its JVM uses C1. C1 saves about 6 s of CPU time and costs 5 µs more per
+record in a plain ``from_json``, so it pays off up to a million records; fewer if a transform does more in the JVM."""
+
+DAEMON = "spark.python.daemon.module"
+SHARED = "spark.tidemark.shared"
+SHARED_SETTINGS = {
+    SHARED: "true",
+    "spark.python.worker.reuse": "false",  # a worker that has run one consumer's transform runs no other's
+    "spark.scheduler.mode": "FAIR",  # a run does not wait until all tasks of another one have started
+}
 
 JVM_LIMIT_S = 300.0
 """A JVM starts within seconds, on an overloaded machine within a minute."""
@@ -96,38 +105,63 @@ class JvmHangs(Unavailable):
 
 
 def start_session(
-    spec: ConsumerSpec, connections: Connections, attempt_id: int, folders: Sequence[Path], records: int | None = None
+    spec: ConsumerSpec, connections: Connections, attempt_id: int, folders: Sequence[Path], form: Form, records: int | None = None
 ) -> SparkSession:
     """Starts Spark with the connector's jars and the user's transforms. The spec's settings override the connection's.
 
-    ``records``: how many will pass through the JVM in this run, if known. Under spark-submit the driver uses spark-submit's master.
+    ``records``: how many the run will read, if known. A small run in a driver that a keeper has forked gets a session in the shared application
+    instead, if its spec allows that and has no settings of its own. Under spark-submit the driver uses spark-submit's master.
     """
-    java = find_java()
-    user = {**connections.spark_conf, **spec.spark.conf}
-    settings = dict(SETTINGS)
+    name = f"tidemark {spec.name} attempt {attempt_id}"
+    modules = _zipped([folder for folder in folders if folder.is_dir()])
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    alone = not submitted and _alone(user.get("spark.master", connections.spark_master))
-    options = [C1] if alone and records is not None and records <= C1_RECORDS else []
-    if alone and not _names_collector(user):
-        options += [COLLECTOR, SMALL_YOUNG if records == 0 else LARGE_YOUNG]
-    if alone and records != 0 and released(java) in KNOW_ZEROED:
-        options.append(ZEROED)
-    if not any(name in user for name in BRINGS_JARS) and not (submitted and _submitted_with_jars()):
-        if not alone:
-            settings["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
-        else:
-            settings[CLASS_PATH] = _class_path()
-            archive = local_archive(java)
-            if (file := archive.find()) is None:
-                archive.make_later()
-            else:
-                options += [f'"-XX:SharedArchiveFile={file}"', *IF_INTACT]
-    settings |= user
-    if options:
-        settings[OPTIONS] = " ".join([*options, user.get(OPTIONS, "")])
-    spark = _session(f"tidemark {spec.name} attempt {attempt_id}", None if submitted else connections.spark_master, settings)
-    spark.sparkContext.addPyFile(_zipped([folder for folder in folders if folder.is_dir()]))
+    small = records is not None and records <= SMALL_RUN
+    if small and spec.spark.shared and not spec.spark.conf and _alone(connections.spark_conf.get("spark.master", connections.spark_master)):
+        from tidemark.spark.shared import borrowed
+
+        if (spark := borrowed(name, modules)) is not None:
+            return spark
+    find_java()
+    user = {**connections.spark_conf, **spec.spark.conf}
+    if not submitted and _alone(user.get("spark.master", connections.spark_master)):
+        given = _alone_settings(user, records if form is Form.SPARK else 0)
+    else:
+        given = dict(SETTINGS)
+        if not any(name in user for name in BRINGS_JARS) and not (submitted and _submitted_with_jars()):
+            given["spark.jars"] = ",".join(str(jar) for jar in spark_jars())
+        given |= user
+    spark = _session(name, None if submitted else connections.spark_master, given)
+    spark.sparkContext.addPyFile(modules)
     return spark
+
+
+def start_shared(master: str, conf: Mapping[str, str]) -> SparkSession:
+    """Starts the application that a keeper lends to small runs of all forms."""
+    find_java()
+    return _session("tidemark, shared by small runs", master, _alone_settings({**SHARED_SETTINGS, **conf}, None))
+
+
+def is_shared(spark: SparkSession) -> bool:
+    return spark.sparkContext.getConf().get(SHARED) == "true"
+
+
+def _alone_settings(user: Mapping[str, str], records: int | None) -> dict[str, str]:
+    """The settings of a JVM that is driver and executor. ``records``: how many will pass through it, if known."""
+    java = find_java()
+    settings = {**SETTINGS, DAEMON: "tidemark.spark.daemon"}
+    options = [C1] if records is not None and records <= SMALL_RUN else []
+    if not _names_collector(user):
+        options += [COLLECTOR, SMALL_YOUNG if records == 0 else LARGE_YOUNG]
+    if records != 0 and released(java) in KNOW_ZEROED:
+        options.append(ZEROED)
+    if not any(name in user for name in BRINGS_JARS):
+        settings[CLASS_PATH] = _class_path()
+        archive = local_archive(java)
+        if (file := archive.find()) is None:
+            archive.make_later()
+        else:
+            options += [f'"-XX:SharedArchiveFile={file}"', *IF_INTACT]
+    return {**settings, **user, OPTIONS: " ".join([*options, user.get(OPTIONS, "")])}
 
 
 def local_archive(java: Path) -> Archive:

@@ -328,9 +328,11 @@ class SparkSettings(_Part):
 
     conf: Mapping[str, Annotated[str, BeforeValidator(checks.spark_value)]] = Field(default_factory=dict)
     """Additional Spark settings, by name."""
+    shared: bool = True
+    """Whether small runs that Airflow starts share one Spark application. A consumer with settings in ``conf`` has its own in any case."""
 
     def __hash__(self) -> int:
-        return hash(frozenset(self.conf.items()))
+        return hash((frozenset(self.conf.items()), self.shared))
 
 
 class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(checks.partition_numbers)]]]):

@@ -1,0 +1,224 @@
+"""The keeper's side that tasks and drivers use: start a driver in it, borrow its Spark application.
+
+    task  --run-->  keeper  --forks-->  driver
+                      |                   |
+                      |<------attach------+
+                      +--starts-->  shared Spark application, whose address the driver gets
+
+The keeper (`tidemark.spark.keeper`) is a resident process. It has imported what a driver needs, so a forked driver starts at once, and it keeps
+one local Spark application, so that small runs share a JVM. The first task that needs a keeper starts it. It ends after `IDLE_S` without a run.
+
+A connection belongs to one driver. Whoever ends, the others notice by the end of their connection: the keeper kills the driver of a task that is
+gone, and the kernel kills the drivers of a keeper that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from tidemark import project
+from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, REGISTRY_URL, SPARK_CONF, SPARK_MASTER
+
+KEEPER = "TIDEMARK_KEEPER"
+"""In the environment of a driver that a keeper has forked: the keeper's socket."""
+MODULE = "tidemark.spark.keeper"
+IDLE_S = 600.0
+START_S = 60.0
+MESSAGE_BYTES = 1024 * 1024
+SECRET = (DATABASE_URL, KAFKA_CONFIG, REGISTRY_URL, REGISTRY_CONFIG, FILES[DATABASE_URL], FILES[KAFKA_CONFIG], FILES[REGISTRY_CONFIG])
+"""Variables that only drivers get. Processes that serve several consumers must not know them."""
+OF_ONE_TASK = "AIRFLOW_CTX_"
+"""Prefix of the variables that Airflow sets for one task."""
+
+
+class KeeperUnavailable(Exception):
+    """There is no keeper, and none could be started. The caller starts the driver itself."""
+
+
+class KeptDriver:
+    """A driver that a keeper has forked, with the part of `subprocess.Popen`'s interface that its caller uses."""
+
+    def __init__(self, connection: socket.socket, pid: int, stdout: IO[str]) -> None:
+        self._connection = connection
+        self.pid, self.stdout = pid, stdout
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end, and returns the exit status; `-SIGKILL` if the keeper is gone, because the kernel then kills its drivers.
+
+        Raises `subprocess.TimeoutExpired`.
+        """
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                said = receive(self._connection)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired([MODULE], timeout or 0.0) from None
+            self.returncode = -signal.SIGKILL if said is None else int(said["status"])
+            self._connection.close()
+        return self.returncode
+
+
+def start_driver(command: Sequence[str], env: Mapping[str, str]) -> KeptDriver:
+    """Has the keeper fork a driver, and starts a keeper first if there is none.
+
+    ``command`` is a Python script with its arguments. ``env``: the driver's whole environment. Raises `KeeperUnavailable`.
+    """
+    read, write = os.pipe()
+    stdout = os.fdopen(read, errors="replace")
+    try:
+        connection = _connected(env)
+        try:
+            send(connection, {"run": list(command), "env": dict(env), "folder": str(Path.cwd())}, [write])
+            said = receive(connection)
+        except OSError as error:
+            connection.close()
+            raise KeeperUnavailable(str(error)) from error
+    except BaseException:
+        stdout.close()
+        raise
+    finally:
+        os.close(write)
+    if said is None:
+        stdout.close()
+        raise KeeperUnavailable("it ended")
+    return KeptDriver(connection, said["pid"], stdout)
+
+
+def attached(group: str) -> tuple[int, str] | None:
+    """Port and secret of the shared Spark application, once it runs. `None` if this process was not forked by a keeper, or if the keeper has
+    no application to offer.
+
+    The application is borrowed until this process ends. The keeper then cancels the jobs of ``group``.
+    """
+    path = os.environ.get(KEEPER)
+    if path is None:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+        send(connection, {"attach": group})
+        said = receive(connection)
+    except OSError:
+        said = None
+    if said is None or "port" not in said:
+        connection.close()
+        return None
+    connection.detach()  # stays open as long as this process lives
+    return said["port"], said["secret"]
+
+
+def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+    socket.send_fds(connection, [json.dumps(message).encode()], files)
+
+
+def receive(connection: socket.socket) -> dict[str, Any] | None:
+    """The next message. `None` if the other side has closed the connection."""
+    return receive_files(connection)[0]
+
+
+def receive_files(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """The next message with the file descriptors that came with it."""
+    try:
+        said, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
+    except ConnectionError:
+        return None, []
+    return (json.loads(said) if said else None), files
+
+
+def stop_keepers() -> None:
+    """Asks all keepers of this project to end, with their drivers and applications."""
+    for path in sorted(_folder().glob("*.sock")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(str(path))
+            send(connection, {"stop": True})
+            receive(connection)
+
+
+def socket_path(env: Mapping[str, str]) -> Path:
+    """Where the keeper for drivers with this environment listens. Another Python, another version of Tidemark or of its packages, and other
+    Spark settings have keepers of their own."""
+    package = Path(__file__).resolve().parents[1]
+    sources = sorted((str(file.relative_to(package)), file.stat().st_mtime_ns) for file in package.rglob("*.py"))
+    packages = [Path(place).stat().st_mtime_ns for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
+    names = (SPARK_MASTER, SPARK_CONF, FILES[SPARK_CONF], "JAVA_HOME", "PATH", "LD_LIBRARY_PATH")
+    settings = {name: value for name, value in env.items() if name in names or name.startswith(("PYTHON", "SPARK_", "PYSPARK_"))}
+    key = json.dumps([sys.executable, sources, packages, sorted(settings.items())])
+    return _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
+
+
+def _folder() -> Path:
+    """Only this user may enter it: whoever reaches a keeper can run code in it. Short, because the path of a socket has at most 107 bytes."""
+    folder = Path(tempfile.gettempdir()) / f"tidemark-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise KeeperUnavailable(f"{folder} is not a folder of this user alone")
+    own = folder / hashlib.sha256(str(project.state()).encode()).hexdigest()[:8]
+    own.mkdir(mode=0o700, exist_ok=True)
+    return own
+
+
+def _connected(env: Mapping[str, str]) -> socket.socket:
+    path = socket_path(env)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+    try:
+        if not _reached(connection, path):
+            with _locked(path.with_suffix(".lock")):
+                if not _reached(connection, path):
+                    _started(connection, path, env)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError):
+            raise KeeperUnavailable(str(error)) from error
+        raise
+    return connection
+
+
+def _reached(connection: socket.socket, path: Path) -> bool:
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    return True
+
+
+def _started(connection: socket.socket, path: Path, env: Mapping[str, str]) -> None:
+    own = {name: value for name, value in env.items() if name not in SECRET and not name.startswith(OF_ONE_TASK)}
+    with path.with_suffix(".log").open("w") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", MODULE, str(path)],
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_S
+    while not _reached(connection, path):
+        if keeper.poll() is not None or time.monotonic() > deadline:
+            raise KeeperUnavailable(f"it did not start; its log is {path.with_suffix('.log')}")
+        time.sleep(0.02)
+    keeper.returncode = 0  # it outlives this process: no warning, no wait
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,293 @@
+"""The keeper: a resident process that forks drivers and keeps one Spark application for small runs. See `tidemark.consume.keeper`.
+
+    python -m tidemark.spark.keeper SOCKET
+
+It is a single thread that waits for messages, so that it can fork at any time, and it holds no secrets of consumers. What it starts::
+
+    keeper ─┬─ driver, one per run: its own session, environment and output; killed when its task is gone
+            └─ holder, one per application: starts the JVM and cancels the jobs of drivers that are gone
+                  └─ JVM ── Python daemon ── Python workers, a fresh fork for each task
+
+The kernel kills drivers and holders when the keeper ends, a JVM ends with its holder, and its daemon and workers end with the JVM.
+
+An application serves `RUNS_PER_APPLICATION` runs, then the next one starts: whatever runs have left in the JVM (sessions, cached plans, classes of
+generated code) is gone with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tidemark.consume.keeper import IDLE_S, KEEPER, receive, receive_files, send
+from tidemark.consume.process import PARENT, die_with_parent
+
+IMPORTS = (
+    "numpy",
+    "pandas",
+    "pgpq",
+    "psycopg2",
+    "confluent_kafka.admin",
+    "pyarrow.compute",
+    "pyspark.sql.functions",
+    "pyspark.sql.pandas.types",
+    "tidemark.consume.fields",
+    "tidemark.consume.run",
+    "tidemark.formats.avro",
+    "tidemark.rewind",
+    "tidemark.spark.engine",
+    "tidemark.spark.shared",
+)
+"""What drivers import."""
+RUNS_PER_APPLICATION = 200
+LOOK_EVERY_S = 5.0
+_PR_SET_NAME = 15
+
+
+@dataclass
+class _Application:
+    channel: socket.socket
+    """To its holder."""
+    address: dict[str, Any] | None = None
+    """Port and secret, once it runs."""
+    served: int = 0
+    tenants: dict[socket.socket, str] = field(default_factory=dict)
+    """Connections of the drivers that use it, with their job groups. Without an address, they are waiting for it."""
+
+
+@dataclass
+class _Driver:
+    task: socket.socket
+    pid: int
+    ended: int
+    """A pidfd, which can be read once the process has ended."""
+
+
+class Keeper:
+    """Serves until it is idle for `IDLE_S`, is asked to stop, or its socket's file is gone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._selector = selectors.DefaultSelector()
+        fresh = path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.bind(str(fresh))
+        self._server.listen(128)
+        fresh.rename(path)
+        self._inode = path.stat().st_ino
+        self._selector.register(self._server, selectors.EVENT_READ, self._accept)
+        self._drivers: dict[socket.socket, _Driver] = {}
+        self._application: _Application | None = None
+        """The one for the next run."""
+        self._busy_at = time.monotonic()
+        self._stopping = False
+
+    def serve(self) -> None:
+        while not self._stopping:
+            for key, _ in self._selector.select(LOOK_EVERY_S):
+                if self._selector.get_map().get(key.fd) is key:  # not closed meanwhile
+                    key.data(key.fileobj)
+            if self._drivers:
+                self._busy_at = time.monotonic()
+            elif time.monotonic() - self._busy_at > IDLE_S or not self._is_ours():
+                break
+        if self._is_ours():
+            self._path.unlink()
+
+    def _is_ours(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path.stat().st_ino == self._inode
+        return False
+
+    def _accept(self, server: socket.socket) -> None:
+        connection, _ = server.accept()
+        self._selector.register(connection, selectors.EVENT_READ, self._first)
+
+    def _first(self, connection: socket.socket) -> None:
+        """The first message of a connection says what it is for."""
+        said, files = receive_files(connection)
+        if said is None:
+            self._close(connection)
+        elif "run" in said:
+            self._run(connection, said, files[0])
+        elif "attach" in said:
+            self._attach(connection, said["attach"])
+        elif "stop" in said:
+            self._stopping = True
+
+    def _close(self, connection: socket.socket) -> None:
+        if connection.fileno() in self._selector.get_map():
+            self._selector.unregister(connection)
+        connection.close()
+
+    # Drivers
+
+    def _run(self, task: socket.socket, said: dict[str, Any], output: int) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_driver(said, output, {KEEPER: str(self._path), PARENT: str(parent)})
+        os.close(output)
+        driver = self._drivers[task] = _Driver(task, pid, os.pidfd_open(pid))
+        self._selector.modify(task, selectors.EVENT_READ, self._task_gone)
+        self._selector.register(driver.ended, selectors.EVENT_READ, lambda _: self._driver_ended(driver))
+        with contextlib.suppress(OSError):  # the task is gone; its connection says so
+            send(task, {"pid": pid})
+
+    def _task_gone(self, task: socket.socket) -> None:
+        """The task reads only, so this is the end of its connection: it is killed, or has stopped following the driver."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._drivers[task].pid, signal.SIGKILL)
+        self._selector.unregister(task)
+
+    def _driver_ended(self, driver: _Driver) -> None:
+        self._selector.unregister(driver.ended)
+        os.close(driver.ended)
+        _, status = os.waitpid(driver.pid, 0)
+        with contextlib.suppress(OSError):
+            send(driver.task, {"status": os.waitstatus_to_exitcode(status)})
+        del self._drivers[driver.task]
+        self._close(driver.task)
+
+    # The application
+
+    def _attach(self, driver: socket.socket, group: str) -> None:
+        if self._application is None or self._application.served >= RUNS_PER_APPLICATION:
+            full, self._application = self._application, self._start_application()
+            if full is not None:
+                self._release(full)
+        application = self._application
+        application.served += 1
+        application.tenants[driver] = group
+        self._selector.modify(driver, selectors.EVENT_READ, lambda _: self._driver_gone(application, driver))
+        self._offer(application, driver)
+
+    def _offer(self, application: _Application, driver: socket.socket) -> None:
+        if application.address is not None:
+            with contextlib.suppress(OSError):  # the driver is gone; its connection says so
+                send(driver, application.address)
+
+    def _driver_gone(self, application: _Application, driver: socket.socket) -> None:
+        self._close(driver)
+        with contextlib.suppress(OSError):  # the holder is gone; its channel says so
+            send(application.channel, {"cancel": application.tenants.pop(driver)})
+        self._release(application)
+
+    def _release(self, application: _Application) -> None:
+        """Ends an application that has served its number of runs, once the last one is over."""
+        if application is not self._application and not application.tenants:
+            self._close(application.channel)
+
+    def _start_application(self) -> _Application:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        if os.fork() == 0:
+            _become_holder(theirs, {PARENT: str(parent)})
+        theirs.close()
+        application = _Application(ours)
+        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._holder_said(application))
+        return application
+
+    def _holder_said(self, application: _Application) -> None:
+        said = receive(application.channel)
+        if said is not None:
+            application.address = said
+            for driver in application.tenants:
+                self._offer(application, driver)
+            return
+        self._close(application.channel)  # the holder has ended, and the JVM with it
+        if self._application is application:
+            self._application = None
+        if application.address is None:  # it did not start: its drivers start their own
+            for driver in application.tenants:
+                with contextlib.suppress(OSError):
+                    send(driver, {"error": "the application did not start"})
+
+
+def _become_driver(said: dict[str, Any], output: int, added: dict[str, str]) -> NoReturn:
+    """Goes on as the driver, as if it had been started with this command, environment, folder and output."""
+
+    def run() -> None:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        os.environ.clear()
+        os.environ.update(said["env"] | added)
+        time.tzset()
+        os.chdir(said["folder"])
+        sys.argv = said["run"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+    _forked("tidemark driver", keep=output, act=run)
+
+
+def _become_holder(channel: socket.socket, added: dict[str, str]) -> NoReturn:
+    def run() -> None:
+        from tidemark.spark.shared import hold
+
+        os.environ.update(added)
+        die_with_parent()
+        hold(channel)
+
+    _forked("tidemark spark", keep=channel.fileno(), act=run)
+
+
+def _forked(name: str, *, keep: int, act: Any) -> NoReturn:
+    """Runs ``act`` in a process that has just been forked, with nothing of its parent's open but ``keep``. Ends it with the exit status."""
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for file in [int(entry) for entry in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers
+            if file > 2 and file != keep:
+                with contextlib.suppress(OSError):  # the one that listed them
+                    os.close(file)
+        _set_name(name)
+        gc.enable()
+        act()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter does at its top level
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()  # noqa: SLF001 - the end of the interpreter, without taking all modules apart
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _set_name(name: str) -> None:
+    """Names the process in ``ps -o comm`` and ``top``. Its command line stays the keeper's."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    for name in IMPORTS:
+        importlib.import_module(name)
+    _set_name("tidemark keeper")
+    gc.collect()
+    gc.freeze()  # forks share what is not looked at
+    Keeper(path).serve()
+
+
+if __name__ == "__main__":
+    main()
