@@ -34,6 +34,13 @@ class Mark:
     end: int
     epoch: int
     pid: int
+    jobs: str | None
+
+    @property
+    def attempt_id(self) -> int:
+        """The attempt whose Spark job this is."""
+        assert self.jobs is not None
+        return int(self.jobs.rpartition(" ")[2])
 
     @property
     def process(self) -> psutil.Process:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,22 @@ def hook(step: Any, part: Any) -> None:
     }
     for order in sorted(Path(os.environ[FOLDER]).glob("*.order")):
         if _meant(order, here, part.start) and _taken(order):
-            mark = {**here, "start": part.start, "end": part.end, "pid": os.getpid()}
+            mark = {**here, "start": part.start, "end": part.end, "pid": os.getpid(), "jobs": _jobs()}
             fresh = order.with_suffix(".new")
             fresh.write_text(json.dumps(mark))
             fresh.rename(order.with_suffix(".mark"))
             _wait_for(order.with_suffix(".go"))
             return
+
+
+def _jobs() -> str | None:
+    """The name that the driver has given its Spark jobs; None outside of Spark's workers."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.getLocalProperty("spark.jobGroup.id") if context else None
 
 
 def _meant(order: Path, here: dict[str, Any], start: int) -> bool:

@@ -73,6 +73,8 @@ SUITE = """
 ]}
 """
 
+DAEMONS = {"pyspark.daemon", "tidemark.spark.daemon"}
+
 BATCH = 400
 """Records of a batch: with 1000 records in a topic a run has three."""
 
@@ -228,15 +230,13 @@ class Consumer:
         return eventually(lambda: next(iter(self.drivers()), None), what=f"the driver of {self.name}")
 
     def drivers(self) -> list[psutil.Process]:
-        """Those that live; a JVM and Python workers live and die with theirs."""
-        job = str(project.consume_job())
-        found = []
-        for process in self.lab.family():
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if job in words and words[words.index(job) + 1] == self.name:
-                    found.append(process)
-        return found
+        """Those that live."""
+        running = self.lab.sql(
+            "SELECT attempt_id FROM tidemark.attempt JOIN tidemark.consumer_group USING (group_id)"
+            " WHERE name = %s AND attempt.state = 'RUNNING'",
+            self.name,
+        )
+        return [driver for (attempt_id,) in running if (driver := self.lab.driver(attempt_id))]
 
     # Postgres
 
@@ -390,14 +390,26 @@ class Lab:
                 found.append(process)
         return found
 
+    def driver(self, attempt_id: int) -> psutil.Process | None:
+        """The process that a keeper has forked for this attempt, or that the task has started itself."""
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == f"attempt {attempt_id}" or _own_driver(process.cmdline(), attempt_id):
+                    return process
+        return None
+
     def drivers_and_jvms(self) -> list[str]:
-        """Command lines of drivers, JVMs and Python workers that live."""
+        """Drivers, JVMs and Python workers that live, but for the application that small runs share and its idle daemon."""
         found = []
         for process in self.family():
             with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if words and ("java" in Path(words[0]).name or {str(project.consume_job()), "pyspark.daemon"} & set(words)):
-                    found.append(" ".join(words)[:200])
+                words, name, parent = process.cmdline(), process.name(), process.parent()
+                above = parent.name() if parent else ""
+                shared = name == "java" and above == "tidemark spark"
+                idle = DAEMONS & set(words) and above == "java"
+                of_a_run = name.startswith("attempt ") or name == "java" or ({str(project.consume_job())} | DAEMONS) & set(words)
+                if of_a_run and not shared and not idle:
+                    found.append(f"{name}: {' '.join(words)}"[:200])
         return found
 
     # Checks at the end of each test
@@ -430,6 +442,10 @@ class Lab:
             for name in CONSUMERS:
                 spec = find_consumer(name, folder)
                 cursor.execute(sink_ddl(spec, load_transform(spec, [self.folder / "transforms"]), _no_spark))
+
+
+def _own_driver(words: list[str], attempt_id: int) -> bool:
+    return str(project.consume_job()) in words and words[words.index("--attempt") + 1] == str(attempt_id)
 
 
 def table_name(consumer: str) -> str:

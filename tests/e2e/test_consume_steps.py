@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -11,9 +12,8 @@ from tests.attempts import all_gone
 from tests.chaos.feed import Log
 from tests.chaos.reader import Reader
 from tests.e2e.lab import BATCH, Consumer, Lab, Run
-from tests.points import Mark, Point, until
+from tests.points import Point, until
 
-from tidemark import project
 from tidemark.sink.steps import Step
 
 RECORDS = 1000
@@ -26,22 +26,23 @@ CHAINS = {
 `tests.chaos.test_driver` has a slice at every step in every run."""
 
 
-def task_of(driver: psutil.Process) -> psutil.Process:
-    task = driver.parent()
-    assert task is not None
-    return task
+def task_of(run: Run) -> psutil.Process:
+    path = f"dags/{run.consumer.dag}/dagRuns/{quote(run.run_id, safe='')}/taskInstances/consume"
+    return psutil.Process(run.client.get(path)["pid"])
 
 
-def supervisor_of(driver: psutil.Process) -> psutil.Process:
-    return task_of(task_of(driver))
+def supervisor_of(run: Run) -> psutil.Process:
+    supervisor = task_of(run).parent()
+    assert supervisor is not None
+    return supervisor
 
 
 class Chain:
     """One run of a consumer, each of whose tries is struck at the next point; the last one is not."""
 
     def __init__(self, lab: Lab, consumer: Consumer, steps: tuple[Step, ...]) -> None:
-        self.consumer = consumer
-        self.strikes: list[tuple[Point, Callable[[psutil.Process], psutil.Process]]] = [
+        self.lab, self.consumer = lab, consumer
+        self.strikes: list[tuple[Point, Callable[[Run], psutil.Process]]] = [
             (lab.points.at(step, topic=consumer.name, start=BATCH), task_of if step % 2 else supervisor_of) for step in steps
         ]
         log = Log([dict.fromkeys(range(RECORDS), b"l")])
@@ -52,18 +53,14 @@ class Chain:
     def strike(self) -> None:
         for point, victim in self.strikes:
             mark = point.reached(120)
-            driver = driver_of(mark)
-            tree = [driver, *driver.children(recursive=True)]
+            driver = self.lab.driver(mark.attempt_id)
+            assert driver is not None
+            ends = [driver, *driver.children(recursive=True), mark.process]
             self.reader.look()
-            victim(driver).kill()
-            until(lambda tree=tree: all_gone(tree), f"driver, JVM and workers of {self.consumer.name} gone", 10)  # type: ignore[misc]
+            victim(self.run).kill()
+            until(lambda ends=ends: all_gone(ends), f"driver and worker of {self.consumer.name} gone", 20)  # type: ignore[misc]
             stored = mark.end if mark.step is Step.RECEIPT else mark.start
             assert self.reader.look().positions == {0: stored}, mark
-
-
-def driver_of(mark: Mark) -> psutil.Process:
-    job = str(project.consume_job())
-    return next(process for process in mark.process.parents() if job in process.cmdline())
 
 
 @pytest.fixture(params=CHAINS)

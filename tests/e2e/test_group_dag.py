@@ -1,10 +1,9 @@
-"""A consumer with several members in Airflow: a mapped task, one Spark application each, and a seat for each map index."""
+"""A consumer with several members in Airflow: a mapped task, a driver each, and a seat for each map index."""
 
 from __future__ import annotations
 
 from tests.attempts import all_gone
 from tests.e2e.lab import BATCH
-from tests.e2e.test_consume_steps import driver_of
 from tests.points import until
 
 from tidemark.sink.steps import Step
@@ -21,15 +20,15 @@ def test_member_that_is_killed_is_tried_again_in_its_seat_and_every_record_comes
     point = lab.points.at(Step.COMMIT, topic=consumer.name, partition=0, start=BATCH // 4)
     run = consumer.trigger()
     mark = point.reached(60)
-    driver = driver_of(mark)
-    tree = [driver, *driver.children(recursive=True)]
+    driver = lab.driver(mark.attempt_id)
+    ends = [driver, *driver.children(recursive=True), mark.process]
     seat = lab.sql(
         "SELECT map_index FROM tidemark.attempt JOIN tidemark.partition_offset part USING (group_id)"
         " WHERE seat = dag_id || '/' || task_id || '/' || map_index AND partition = 0 AND run_id = %s",
         run.run_id,
     )[0][0]
     driver.kill()
-    until(lambda: all_gone(tree), "the driver, its JVM and workers gone")
+    until(lambda: all_gone(ends), "the driver and its worker gone")
     point.release()
     assert run.wait(120) == "success"
     assert run.tries(map_index=seat) == ["failed", "success"]

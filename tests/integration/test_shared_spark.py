@@ -1,21 +1,28 @@
-"""Small runs that share a Spark application: a keeper forks their drivers, and whatever dies, nothing else goes wrong."""
+"""Small runs that share a Spark application: a keeper forks their drivers. Whatever dies, every record comes once, and no process stays."""
 
 from __future__ import annotations
 
-import os
+import json
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.attempts import Attempt, all_gone
-from tests.points import until
+from tests.points import Mark, Point, Points, until
 from tests.scenario import ARROW, PLAIN, SPARK, Scenario
 
 from tidemark.consume import keeper
 from tidemark.consume.launch import Progress
+from tidemark.errors import TidemarkError
 from tidemark.offsets.store import TaskIdentity
+from tidemark.sink.steps import Step
+
+FORMS = {"function": PLAIN, "arrow": ARROW, "spark": SPARK}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,60 +36,336 @@ def keepers() -> Iterator[None]:
         until(lambda: all_gone(running), "the keeper and what it has started are gone", 30)
 
 
-def the_keeper() -> psutil.Process:
-    """The one that this module's runs use."""
-    (found,) = [
-        process
-        for process in psutil.process_iter()
-        if keeper.MODULE in (words := command(process))
-        and str(keeper._folder()) in words[-1]
-        and keeper.MODULE not in command(process.parent())
-    ]
-    return found
+@pytest.fixture
+def make_scenario(scenario: Scenario, tmp_path: Path) -> Callable[[], Scenario]:
+    """Further consumers, each in folders of its own."""
+    numbers = count()
+
+    def make() -> Scenario:
+        folder = tmp_path / f"project-{next(numbers)}"
+        for name in ("consumers", "transforms"):
+            (folder / name).mkdir(parents=True)
+        return Scenario(folder, scenario.database_url, scenario.topics)
+
+    return make
 
 
-def command(process: psutil.Process | None) -> list[str]:
+@pytest.fixture
+def points(tmp_path: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
+    points = Points(tmp_path)
+    points.install(scenario.folder / "transforms")
+    for name, value in points.env.items():
+        monkeypatch.setenv(name, value)
+    yield points
+    points.release_all()
+    points.check_all_reached()
+
+
+def kept() -> list[psutil.Process]:
+    """The keepers of this module's runs, without their forks, which have the same command line."""
+    mine = [process for process in psutil.process_iter() if str(keeper._folder()) in " ".join(command(process)[-1:])]
+    return [process for process in mine if process.ppid() not in {other.pid for other in mine}]
+
+
+def command(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline() if process else []
+        return process.cmdline()
     except psutil.Error:
         return []
 
 
 def tree() -> list[psutil.Process]:
-    top = the_keeper()
-    return [top, *top.children(recursive=True)]
+    return [process for top in kept() for process in (top, *top.children(recursive=True))]
+
+
+def jvms() -> list[psutil.Process]:
+    return [process for process in tree() if process.name() == "java"]
+
+
+def started(scenario: Scenario) -> Attempt:
+    return Attempt(scenario.spec, scenario.connections, scenario.folder, TaskIdentity(), kept=True)
 
 
 def run(scenario: Scenario) -> Progress:
-    attempt = Attempt(scenario.spec, scenario.connections, scenario.folder, TaskIdentity(), kept=True)
+    attempt = started(scenario)
     try:
-        done = attempt.wait(120)
+        done = attempt.wait(180)
     finally:
         attempt.end()
-    print(attempt.log)
-    if isinstance(done, Exception):
-        raise done
-    assert done is not None
+    assert isinstance(done, Progress), f"{done}\n{attempt.log}"
     return done
 
 
-def jvms() -> list[int]:
-    return [process.pid for process in tree() if process.name() == "java"]
+def consumer(scenario: Scenario, transform: str = PLAIN, values: int = 3, **keys: object) -> Scenario:
+    """A consumer with records in its topic."""
+    topic = scenario.topics.create()
+    scenario.topics.produce(topic, [b"%d" % number for number in range(values)])
+    return scenario.write(transform, topics=topic, **keys).make_sink("payload bytea")
 
 
-@pytest.mark.parametrize("transform", [PLAIN, ARROW, SPARK], ids=["function", "arrow", "spark"])
-def test_small_run_of_each_form_uses_the_application_that_is_there(scenario: Scenario, transform: str) -> None:
-    topic = scenario.topics.create(2)
-    scenario.topics.produce(topic, [b"a", b"b"])
-    scenario.topics.produce(topic, [b"c"], partition=1)
-    scenario.write(transform, topics=topic).make_sink("payload bytea")
+@pytest.mark.parametrize("form", FORMS)
+def test_runs_of_each_form_use_the_application_that_is_there(scenario: Scenario, form: str) -> None:
+    consumer(scenario, FORMS[form])
     assert run(scenario).counts["loaded"] == 3
     (jvm,) = jvms()
-    scenario.topics.produce(topic, [b"d"])
-    import time
-
-    t = time.time()
+    scenario.topics.produce(scenario.spec.topics[0], [b"d"])
     assert run(scenario).counts["loaded"] == 1
-    print("took", time.time() - t)
     assert jvms() == [jvm]
+    scenario.check()
+
+
+@pytest.mark.parametrize(
+    "keys", [{"spark": {"conf": {"spark.sql.shuffle.partitions": "3"}}}, {"spark": {"shared": False}}], ids=["settings", "not-shared"]
+)
+def test_consumer_with_settings_of_its_own_has_its_own_application(scenario: Scenario, points: Points, keys: dict[str, object]) -> None:
+    consumer(scenario, **keys)
+    point = points.at(Step.COMMIT)
+    attempt = started(scenario)
+    jvm = point.reached().ancestor(program="java")
+    assert attempt.driver is not None
+    assert jvm in psutil.Process(attempt.driver.pid).children(recursive=True)
+    point.release()
+    assert isinstance(attempt.wait(), Progress), attempt.log
+    scenario.check()
+
+
+# What dies
+
+
+def victims(attempt: Attempt, mark: Mark) -> dict[str, Callable[[], psutil.Process]]:
+    assert attempt.driver is not None
+    driver = psutil.Process(attempt.driver.pid)
+    jvm = mark.ancestor(program="java")
+    return {
+        "driver": lambda: driver,
+        "worker": lambda: mark.process,
+        "jvm": lambda: jvm,
+        "holder": lambda: jvm.parents()[0],
+        "keeper": lambda: jvm.parents()[1],
+    }
+
+
+@pytest.mark.parametrize("form", ["function", "spark"])
+@pytest.mark.parametrize("victim", ["driver", "worker", "jvm", "holder", "keeper"])
+@pytest.mark.sampled("form", "victim")
+def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once(
+    scenario: Scenario, points: Points, victim: str, form: str
+) -> None:
+    """What the killed process has started, and what it worked for, ends too; the slice in flight is rolled back."""
+    consumer(scenario, FORMS[form])
+    point = points.at(Step.COMMIT)
+    attempt = started(scenario)
+    mark = point.reached()
+    assert attempt.driver is not None
+    ends = [psutil.Process(attempt.driver.pid), mark.process]
+    struck = victims(attempt, mark)[victim]()
+    if victim != "worker":
+        ends += [struck, *struck.children(recursive=True)]
+    struck.kill()
+    ended = attempt.wait()
+    until(lambda: all_gone(ends), f"{[process.pid for process in ends]} gone", 30)
+    assert isinstance(ended, TidemarkError), ended
+    assert ended.retriable, ended
+    assert scenario.positions() == {(scenario.spec.topics[0], 0): 0}
+    assert run(scenario).counts["loaded"] == 3
+    scenario.check()
+
+
+def test_run_after_the_daemons_end_gets_another(scenario: Scenario) -> None:
+    run(consumer(scenario))
+    (jvm,) = jvms()
+    for daemon in jvm.children():
+        daemon.kill()
+    scenario.topics.produce(scenario.spec.topics[0], [b"next"])
+    run(scenario)
+    assert jvms() == [jvm]
+    scenario.check()
+
+
+TASK = """
+import json, sys
+from pathlib import Path
+from tidemark.consume.launch import run_attempt
+from tidemark.connections import from_env
+from tidemark.consume.run import open_attempt
+from tidemark.offsets.store import TaskIdentity
+
+name, folder = sys.argv[1:]
+connections = from_env()
+attempt = open_attempt(connections.database_url, name, TaskIdentity())
+folders = {kind: [Path(folder) / kind] for kind in ("consumers", "transforms")}
+started = lambda driver: print(driver.pid, flush=True)
+run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progress=lambda _: None, on_start=started, kept=True)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped-first"])
+def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points, *, stopped: bool) -> None:
+    """Also if the driver cannot notice it, because it is stopped."""
+    consumer(scenario)
+    point = points.at(Step.COMMIT)
+    words = [sys.executable, "-c", TASK, scenario.name, str(scenario.folder)]
+    with subprocess.Popen(words, env=scenario.env() | points.env, stdout=subprocess.PIPE, text=True) as task:
+        assert task.stdout is not None
+        driver = psutil.Process(int(task.stdout.readline()))
+        mark = point.reached()
+        worker = mark.process
+        if stopped:
+            driver.suspend()
+        task.kill()
+    until(lambda: all_gone([driver, worker]), "driver and worker gone", 30)
+    assert run(scenario).counts["loaded"] == 3
+    scenario.check()
+
+
+def test_others_go_on_when_one_driver_is_killed(scenario: Scenario, make_scenario: Callable[[], Scenario], points: Points) -> None:
+    other = consumer(make_scenario())
+    points.install(other.folder / "transforms")
+    consumer(scenario)
+    held = [points.at(Step.COMMIT, topic=one.spec.topics[0]) for one in (scenario, other)]
+    one, two = started(scenario), started(other)
+    first, second = (point.reached() for point in held)
+    assert first.ancestor(program="java") == second.ancestor(program="java")
+    assert one.driver is not None
+    psutil.Process(one.driver.pid).kill()
+    assert isinstance(one.wait(), TidemarkError)
+    held[1].release()
+    assert isinstance(two.wait(), Progress), two.log
+    other.check()
+
+
+# What one run leaves to the next
+
+
+ENVIRONMENT = """
+    import os
+
+    from tidemark.transform import Record
+
+    STAGE = os.environ.get("STAGE", "none")  # at import, as much code does
+    os.environ["LEFT"] = "behind"
+
+
+    def transform(record: Record):
+        return {"payload": STAGE.encode()}
+"""
+LOOKS = """
+    import json, os, sys
+
+    from tidemark.transform import Record
+
+    def transform(record: Record):
+        names = sorted(name for name in sys.modules if name.startswith("shared_name") or name == MODULE)
+        return {"payload": json.dumps([names, os.environ.get("LEFT")]).encode()}
+"""
+
+
+SHARED_NAME = """
+    import shared_name
+
+    from tidemark.transform import Record
+
+
+    def transform(record: Record):
+        return {"payload": shared_name.VALUE}
+"""
+
+
+def test_run_has_the_environment_of_its_own_task(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the task that has started the keeper."""
+    consumer(scenario, ENVIRONMENT, values=1)
+    for stage in ("one", "two"):
+        monkeypatch.setenv("STAGE", stage)
+        run(scenario)
+        scenario.topics.produce(scenario.spec.topics[0], [b"next"])
+    assert [bytes(payload) for payload in scenario.rows()] == [b"one", b"two"]
+
+
+def test_run_sees_nothing_of_the_modules_and_variables_of_another(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
+    first, second = consumer(scenario, ENVIRONMENT), consumer(make_scenario(), values=1)
+    second.transform(LOOKS.replace("MODULE", repr(first.name)))
+    run(first)
+    run(second)
+    (payload,) = second.rows()
+    assert json.loads(bytes(payload)) == [[], None]
+
+
+def test_modules_of_the_same_name_are_each_consumers_own(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
+    both = [consumer(scenario, values=1), consumer(make_scenario(), values=1)]
+    for number, one in enumerate(both):
+        (one.folder / "transforms" / "shared_name.py").write_text(f"VALUE = b'{number}'\n")
+        one.transform(SHARED_NAME)
+        run(one)
+    assert [bytes(one.rows()[0]) for one in both] == [b"0", b"1"]
+
+
+def test_changed_transform_is_what_the_next_run_runs(scenario: Scenario) -> None:
+    consumer(scenario, values=1)
+    run(scenario)
+    scenario.transform(PLAIN.replace("record.value", "b'changed'"))
+    scenario.topics.produce(scenario.spec.topics[0], [b"next"])
+    run(scenario)
+    assert [bytes(payload) for payload in scenario.rows()] == [b"0", b"changed"]
+
+
+def test_transform_that_stops_spark_stops_nobody_elses(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
+    stops = SPARK.replace("    return records", "    records.sparkSession.stop()\n        return records")
+    run(consumer(scenario, stops))
+    (jvm,) = jvms()
+    run(consumer(make_scenario(), SPARK))
+    assert jvms() == [jvm]
+
+
+def test_transform_that_crashes_breaks_its_own_run_only(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
+    run(consumer(make_scenario()))
+    (jvm,) = jvms()
+    consumer(scenario, PLAIN.replace("return {", "import os; os.abort()\n        return {"))
+    attempt = started(scenario)
+    assert isinstance(attempt.wait(), TidemarkError)
+    run(consumer(make_scenario()))
+    assert jvms() == [jvm]
+
+
+def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenario) -> None:
+    run(consumer(scenario))
+    for top in kept():
+        for process in (top, *(child for child in top.children(recursive=True) if child.name() in ("tidemark spark", "java", "python"))):
+            assert not [name for name in keeper.SECRET if process.environ().get(name)], process
+
+
+def test_application_is_replaced_after_its_number_of_runs(
+    scenario: Scenario, points: Points, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The old one ends with its last run."""
+    monkeypatch.setenv("TIDEMARK_STATE", str(tmp_path / "few"))
+    monkeypatch.setattr(keeper, "MODULE", "tests.few_runs_keeper")
+    consumer(scenario)
+    run(scenario)
+    (first,) = jvms()
+    topic = scenario.spec.topics[0]
+    scenario.topics.produce(topic, [b"held"])
+    point: Point = points.at(Step.COMMIT, topic=topic, start=3)
+    second = started(scenario)
+    assert point.reached().ancestor(program="java") == first
+    other = started(scenario)  # the third run: takes over
+    until(lambda: len(jvms()) == 2, "another application")
+    point.release()
+    for attempt in (second, other):
+        attempt.wait()
+    until(lambda: first not in jvms(), "the first application is gone", 30)
+    scenario.check()
+    running = tree()
+    keeper.stop_keepers()
+    until(lambda: all_gone(running), "all gone", 30)
+
+
+def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:
+    """As after a clean-up of the temporary folder. Otherwise nothing could ever reach it."""
+    run(consumer(scenario))
+    scenario.topics.produce(scenario.spec.topics[0], [b"next"])
+    running = tree()
+    for path in keeper._folder().glob("*.sock"):
+        path.unlink()
+    until(lambda: all_gone(running), "the keeper is gone", 60)
+    run(scenario)
     scenario.check()

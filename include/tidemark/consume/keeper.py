@@ -5,11 +5,12 @@
                       |<------attach------+
                       +--starts-->  shared Spark application, whose address the driver gets
 
-The keeper (`tidemark.spark.keeper`) is a resident process. It has imported what a driver needs, so a forked driver starts at once, and it keeps
-one local Spark application, so that small runs share a JVM. The first task that needs a keeper starts it. It ends after `IDLE_S` without a run.
+The keeper (`tidemark.spark.keeper`) is a resident process. It has imported what a driver needs, so a forked driver starts at once, and it
+keeps one local Spark application, so that small runs share a JVM. The first task that needs a keeper starts it. It ends after `IDLE_S`
+without a run.
 
-A connection belongs to one driver. Whoever ends, the others notice by the end of their connection: the keeper kills the driver of a task that is
-gone, and the kernel kills the drivers of a keeper that is gone.
+A connection belongs to one driver. Whoever ends, the others notice by the end of their connection: the keeper kills the driver of a task
+that is gone, and the kernel kills the drivers of a keeper that is gone.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def start_driver(command: Sequence[str], env: Mapping[str, str]) -> KeptDriver:
 
 
 def attached(group: str) -> tuple[int, str] | None:
-    """Port and secret of the shared Spark application, once it runs. `None` if this process was not forked by a keeper, or if the keeper has
-    no application to offer.
+    """Port and secret of the shared Spark application, once it runs. `None` if this process was not forked by a keeper, or if the
+    application did not start.
 
     The application is borrowed until this process ends. The keeper then cancels the jobs of ``group``.
     """
@@ -162,7 +163,7 @@ def socket_path(env: Mapping[str, str]) -> Path:
 
 
 def _folder() -> Path:
-    """Only this user may enter it: whoever reaches a keeper can run code in it. Short, because the path of a socket has at most 107 bytes."""
+    """Only this user may enter it, because whoever reaches a keeper can run code in it. The path of a socket has at most 107 bytes."""
     folder = Path(tempfile.gettempdir()) / f"tidemark-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

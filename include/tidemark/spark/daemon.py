@@ -1,9 +1,20 @@
-"""PySpark's daemon, which forks the Python workers, after importing what a slice needs: once, instead of in each worker.
+"""PySpark's daemon, which forks the Python workers of a JVM, with two additions. Set as ``spark.python.daemon.module``.
 
-Set as ``spark.python.daemon.module``. A fork takes 10 ms, the imports take most of a second.
+It has imported what a slice needs: once, instead of in each worker. A fork takes 10 ms, the imports take most of a second.
+
+A worker ends as soon as its task does. When a job is cancelled, the JVM only closes the connection, and a worker that waits for Postgres or
+runs a transform would not notice.
 """
 
 from __future__ import annotations
+
+import functools
+import os
+import select
+import signal
+import socket
+import threading
+from typing import Any
 
 import confluent_kafka  # noqa: F401, TID253
 import pgpq  # noqa: F401, TID253
@@ -15,6 +26,29 @@ from pyspark import daemon  # noqa: TID253
 import tidemark.spark.engine  # noqa: F401
 from tidemark.consume.work import collect_less_garbage
 
+
+def _watched(work: Any) -> Any:
+    """PySpark's function that serves one connection, ended with the connection."""
+
+    def worker(connection: socket.socket, authenticated: bool) -> Any:
+        watch(connection)
+        return work(connection, authenticated)
+
+    @functools.cache  # a worker serves one connection, task after task
+    def watch(connection: socket.socket) -> None:
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+
+    return worker
+
+
+def _end_with(connection: socket.socket) -> None:
+    closed = select.poll()
+    closed.register(connection, select.POLLRDHUP)
+    closed.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
     collect_less_garbage()
+    daemon.worker = _watched(daemon.worker)
     daemon.manager()

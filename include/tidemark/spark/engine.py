@@ -43,7 +43,7 @@ from tidemark.sink.target import Target
 from tidemark.spark.arrow import LARGE_B, LargeRows, chosen_by_user, marked, not_counted, unmarked
 from tidemark.spark.errors import lost_jvm, translated
 from tidemark.spark.plan import STANDS_FOR_HEADERS, hands_over_once, partitions_of_tasks, passed_on, reads_headers, why_staged
-from tidemark.spark.session import is_shared, start_session
+from tidemark.spark.session import is_shared, name_of, start_session
 from tidemark.spark.shared import with_environment
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform
@@ -94,7 +94,7 @@ class SparkEngine:
         self._permanent = permanent
         self._spark = start_session(spec, connections, attempt_id, folders, transform.form, records)
         self._shared = is_shared(self._spark)
-        self._jobs = f"tidemark attempt {attempt_id}"
+        self._jobs = name_of(spec, attempt_id)
         self._spark.sparkContext.setJobGroup(self._jobs, spec.name, interruptOnCancel=True)
         self._batches = 0
         self._decoding = Decoding(spec, connections.registry, lambda: Cluster(connections.read().kafka).subscribed(spec))

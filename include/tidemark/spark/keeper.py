@@ -10,8 +10,8 @@ It is a single thread that waits for messages, so that it can fork at any time, 
 
 The kernel kills drivers and holders when the keeper ends, a JVM ends with its holder, and its daemon and workers end with the JVM.
 
-An application serves `RUNS_PER_APPLICATION` runs, then the next one starts: whatever runs have left in the JVM (sessions, cached plans, classes of
-generated code) is gone with it.
+An application serves `RUNS_PER_APPLICATION` runs, then the next one starts: whatever runs have left in the JVM (sessions, cached plans,
+classes of generated code) is gone with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import gc
 import importlib
 import os
 import runpy
-import select
 import selectors
 import signal
 import socket
@@ -54,7 +53,7 @@ IMPORTS = (
     "tidemark.spark.shared",
 )
 """What drivers import."""
-RUNS_PER_APPLICATION = 200
+RUNS_PER_APPLICATION = 500
 LOOK_EVERY_S = 5.0
 _PR_SET_NAME = 15
 
@@ -234,7 +233,9 @@ def _become_driver(said: dict[str, Any], output: int, added: dict[str, str]) -> 
         sys.argv = said["run"]
         runpy.run_path(sys.argv[0], run_name="__main__")
 
-    _forked("tidemark driver", keep=output, act=run)
+    words = said["run"]
+    name = f"attempt {words[words.index('--attempt') + 1]}" if "--attempt" in words else "tidemark driver"
+    _forked(name, keep=output, act=run)
 
 
 def _become_holder(channel: socket.socket, added: dict[str, str]) -> NoReturn:

@@ -77,8 +77,8 @@ ZEROED, KNOW_ZEROED = "-XX:+ZeroTLAB", (17, 21)
 records per second. Only for versions of Java known to have the option, because a JVM does not start with an unknown option."""
 
 SMALL_RUN = 250_000
-"""Maximum number of records of a small run: it shares an application, or its JVM uses C1. C1 saves about 6 s of CPU time and costs 5 µs more per
-record in a plain ``from_json``, so it pays off up to a million records; fewer if a transform does more in the JVM."""
+"""Maximum number of records of a small run: it shares an application, or its JVM uses C1. C1 saves about 6 s of CPU time and costs 5 µs
+more per record in a plain ``from_json``, so it pays off up to a million records; fewer if a transform does more in the JVM."""
 
 DAEMON = "spark.python.daemon.module"
 SHARED = "spark.tidemark.shared"
@@ -109,10 +109,10 @@ def start_session(
 ) -> SparkSession:
     """Starts Spark with the connector's jars and the user's transforms. The spec's settings override the connection's.
 
-    ``records``: how many the run will read, if known. A small run in a driver that a keeper has forked gets a session in the shared application
-    instead, if its spec allows that and has no settings of its own. Under spark-submit the driver uses spark-submit's master.
+    ``records``: how many the run will read, if known. A small run in a driver that a keeper has forked gets a session in the shared
+    application instead, if its spec allows that and has no settings of its own. Under spark-submit the driver uses spark-submit's master.
     """
-    name = f"tidemark {spec.name} attempt {attempt_id}"
+    name = name_of(spec, attempt_id)
     modules = _zipped([folder for folder in folders if folder.is_dir()])
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     small = records is not None and records <= SMALL_RUN
@@ -133,6 +133,11 @@ def start_session(
     spark = _session(name, None if submitted else connections.spark_master, given)
     spark.sparkContext.addPyFile(modules)
     return spark
+
+
+def name_of(spec: ConsumerSpec, attempt_id: int) -> str:
+    """The name of an attempt's application, and of its jobs' group."""
+    return f"tidemark {spec.name} attempt {attempt_id}"
 
 
 def start_shared(master: str, conf: Mapping[str, str]) -> SparkSession:

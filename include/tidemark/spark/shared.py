@@ -1,7 +1,8 @@
 """The Spark application that small runs of a project share, from both sides: a keeper's holder starts it, a driver uses it.
 
-Each driver has a session of its own, with its own settings, temporary views and job group. Each task has a Python worker of its own, forked from
-a daemon that has imported Tidemark and nothing of any consumer, so a transform sees neither the modules nor the memory of another one.
+Each driver has a session of its own, with its own settings, temporary views and job group. Each task has a Python worker of its own,
+forked from a daemon that has imported Tidemark and nothing of any consumer, so a transform sees neither the modules nor the memory of
+another one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOOK_EVERY_S = 1.0
+OF_WORKERS = ("SPARK_", "PYSPARK_", "PYTHON")
+"""Prefixes of the variables that Spark sets for its workers."""
 
 
 def hold(channel: socket.socket) -> None:
@@ -91,13 +94,18 @@ class Environment:
 
 
 def _environment(variables: Mapping[str, str]) -> Environment:
+    for name in os.environ.keys() - variables.keys():
+        if not name.startswith(OF_WORKERS):
+            del os.environ[name]
     os.environ.update(variables)
     return Environment()
 
 
 def with_environment(task: Callable[..., T]) -> Callable[..., T]:
-    """``task`` for a worker that was not started with this process's environment. It is set before the modules of the task are imported, because
-    `Environment` is unpickled first."""
+    """``task`` for a worker that was not started with this process's environment.
+
+    The environment is set before the modules of the task are imported, because `Environment` is unpickled first.
+    """
     return partial(_called, Environment(), task)
 
 
