@@ -126,7 +126,7 @@ def consumers_new(
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write a consumer without code for a topic of Avro, Protobuf or JSON: its file and a suite. Print its table's DDL. Overwrite nothing."""
+    """Write a consumer without code for a topic of Avro, Protobuf or JSON: its file and a suite. Print the DDL. Overwrite nothing."""
     from tidemark.cli.sketch import new_consumer
 
     new_consumer(topic, name, table, sample, consumers, output)
