@@ -222,6 +222,12 @@ def test_group_says_how_many_rows_each_attempt_and_batch_deleted(site: Site) -> 
         assert [(each["loaded"], each["deleted"]) for each in fares[shown]] == [(4, 1), (2, 0)]
 
 
+def test_validations_say_how_many_rows_were_deleted(site: Site) -> None:
+    found = site.json("api/validations?consumer=fares")["validations"]
+    assert [(row["sink_rows"], row["deleted"]) for row in found] == [(4, 1), (2, 0)]
+    assert [site.json(f"api/groups/fares/validations/{row['validation_id']}")["deleted"] for row in found] == [1, 0]
+
+
 def test_retries_say_of_each_error_whether_it_grows(site: Site) -> None:
     """Records count when they first failed, also if they are settled by now."""
     assert sorted((one["error_type"], one["last_hour"], one["hour_before"]) for one in site.json("api/groups/rides/retries")["growth"]) == [

@@ -222,7 +222,7 @@ def test_check_prints_the_ddl_of_missing_columns(scenario: Scenario) -> None:
     done = scenario.command("consumers", "check", scenario.name)
     alter = f'ALTER TABLE "lake"."{scenario.name}" ADD COLUMN "population" bigint;'
     assert done.returncode == 1
-    assert done.stdout.splitlines()[3].startswith(f"{scenario.spec_file}:3:10: The transform's output does not fit {scenario.table}:")
+    assert done.stdout.splitlines()[3].startswith(f"{scenario.spec_file}:3:10: The output does not fit {scenario.table}:")
     assert "  - the table has no column population\n" in done.stdout
     assert alter in done.stdout.splitlines()
     scenario.sql(alter)

@@ -329,8 +329,8 @@ def test_integer_for_a_double_is_refused_with_both_schemas(scenario: Scenario) -
         run_here(scenario)
     said = str(mismatch.value).splitlines()
     assert "  - column payload: the output is int64, the table is double precision; cast it to double, or change the column" in said
-    assert "the transform returns: kafka_topic string, kafka_partition int32, kafka_offset int64, payload int64" in said
-    assert any(line.startswith("the table has:         payload double precision, kafka_topic_id smallint") for line in said)
+    assert "the output has: kafka_topic string, kafka_partition int32, kafka_offset int64, payload int64" in said
+    assert any(line.startswith("the table has:  payload double precision, kafka_topic_id smallint") for line in said)
 
 
 UDF = "records.select(*L, F.udf(lambda value: bytes(value) if 1 / int(value) else value, 'binary')('value').alias('payload'))"

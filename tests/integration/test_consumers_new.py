@@ -102,6 +102,14 @@ def test_avro_topic(shell: Shell, registered: Orders) -> None:
     assert shell.scenario.rows('id, city, at, place, error_, "Groesse"') == [(1, None, AT, {"country": "CH"}, "none", 5)]
 
 
+def test_registered_keys(shell: Shell, registered: Orders) -> None:
+    """They have the format of their schema, so that records without a value can delete."""
+    registered.scenario.topics.produce(registered.topic, [registered.written(order(1))], key=registered.written_key({"id": 1}))
+    ddl = shell.made(registered.topic)
+    assert yaml.safe_load(shell.scenario.spec_file.read_text())["format"] == {"value": "avro", "key": "avro"}
+    shell.loads(ddl)
+
+
 def test_json_topic(shell: Shell) -> None:
     """Names that are no plain identifiers stay as they are. Fields with reserved names get other columns; some have none."""
     topic = shell.scenario.topics.create(2)

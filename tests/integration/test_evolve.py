@@ -32,6 +32,7 @@ from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
+from tidemark.quality.view import validated_view_ddl
 from tidemark.records.ranges import Slice
 from tidemark.rewind import apply as applying
 from tidemark.rewind.model import Plan, ToOffset, Undo
@@ -84,6 +85,18 @@ def test_new_field_becomes_a_nullable_column_once(orders: Orders) -> None:
     )
     assert (group, error, details["attempt"]) == (scenario.name, None, scenario.attempt_id - 1)
     scenario.check()
+
+
+def test_run_says_that_the_view_lacks_the_new_columns(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
+    """The statement that creates the view shows them."""
+    scenario = evolving(orders)
+    said = f"view {scenario.table}_validated lacks the new columns until its statement is run again: tidemark sink ddl prints it"
+    orders.produce(order(2, channel="web"), schema=NEWER)
+    scenario.run()
+    assert said in caplog.messages
+    assert "channel" not in columns(scenario, f"{scenario.table}_validated")
+    scenario.sql(validated_view_ddl(scenario.table, [scenario.name]))
+    assert "channel" in columns(scenario, f"{scenario.table}_validated")
 
 
 def test_run_with_nothing_to_read_adds_nothing(orders: Orders) -> None:

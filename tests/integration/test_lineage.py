@@ -52,6 +52,24 @@ def test_partition_that_an_attempt_lost_and_got_back_has_two_ranges(scenario: Sc
     assert topic.inputFacets["inputStatistics"].rowCount == lineage.outputs[0].outputFacets["outputStatistics"].rowCount == 4
 
 
+def test_deletes_are_counted_among_the_rows_written(scenario: Scenario) -> None:
+    """Two rows, of which one is deleted again."""
+    topic = scenario.topics.create()
+    scenario.write(
+        None,
+        topics=topic,
+        format={"value": "json", "key": "json"},
+        sink={"table": scenario.table, "mode": "upsert", "key": ["id"], "deletes": "hard"},
+    )
+    scenario.make_sink("id bigint NOT NULL UNIQUE")
+    for number in (1, 2):
+        scenario.topics.produce(topic, [f'{{"id": {number}}}'], key=f'{{"id": {number}}}')
+    scenario.topics.produce(topic, [None], key='{"id": 1}')
+    scenario.run()
+    (sink,) = of_attempts([consumed(scenario, scenario.attempt_id)]).outputs
+    assert {name: facet.rowCount for name, facet in sink.outputFacets.items()} == {"outputStatistics": 3, "tidemark_deletes": 1}
+
+
 @pytest.mark.parametrize("silent", [False, True], ids=["slow", "silent"])
 def test_database_that_does_not_answer_costs_the_facets_and_little_time(scenario: Scenario, silent: bool) -> None:
     """Datasets keep their names. The provider would drop the whole event, so the statement and the silence have shorter limits."""

@@ -381,6 +381,20 @@ def test_schemas_that_the_driver_has_not_sent_are_asked_for() -> None:
     assert 8 not in known.without_unknown().writers
 
 
+def test_value_that_its_type_does_not_have_fails_alone_and_names_the_field() -> None:
+    """Debezium's infinite timestamp, and one that Arrow has no number for."""
+    at = {"type": "long", "connect.name": "io.debezium.time.Timestamp"}
+    row = {"type": "record", "name": "Row", "fields": [{"name": "at", "type": at}]}
+    schema = {"type": "record", "name": "Change", "fields": [{"name": "after", "type": ["null", row]}]}
+    values = [framed(7, written(schema, {"after": {"at": ms}})) for ms in (1, 9_223_372_036_825_200, 2**62)]
+    decoded, wrong = decoder(reader=schema, writers={7: schema}).batch(batch(values))
+    assert {place: str(error) for place, error in wrong.items()} == {
+        1: "it cannot be decoded: after.at is an infinite timestamp",
+        2: "it cannot be decoded: after.at is out of range for io.debezium.time.Timestamp",
+    }
+    assert decoded.column("value").to_pylist()[0] == {"after": {"at": dt.datetime(1970, 1, 1, 0, 0, 0, 1_000)}}  # noqa: DTZ001
+
+
 def test_schema_that_cannot_be_used_fails_its_records() -> None:
     _, wrong = decoder(writers={7: "The Avro schema is recursive: Node contains itself."}).batch(batch([framed(7, b"")]))
     assert str(wrong[0]) == "schema 7 of its value cannot be used: The Avro schema is recursive: Node contains itself."

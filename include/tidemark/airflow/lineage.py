@@ -49,13 +49,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A range of a partition, ``[start, end)``, and the rows that its batches added to the table."""
+    """A range of a partition, ``[start, end)``, the rows that its batches wrote, and how many of these delete."""
 
     topic: str
     partition: int
     start: int
     end: int
     sink_rows: int
+    deleted: int
 
 
 @dataclass(frozen=True, slots=True)

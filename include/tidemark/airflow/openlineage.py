@@ -15,6 +15,7 @@ from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import (
     DatasetFacet,
     InputDatasetFacet,
+    OutputDatasetFacet,
     data_quality_assertions_dataset,
     input_statistics_input_dataset,
     output_statistics_output_dataset,
@@ -38,6 +39,13 @@ class OffsetsInputDatasetFacet(InputDatasetFacet):
     ranges: list[dict[str, int]]
     omitted: int
     """How many ranges are not listed."""
+
+
+@attr.define
+class DeletesOutputDatasetFacet(OutputDatasetFacet):
+    """How many of the rows in ``outputStatistics`` delete. Its key in an event is ``tidemark_deletes``."""
+
+    rowCount: int
 
 
 def of_attempts(attempts: Sequence[Consumed]) -> Lineage:
@@ -94,6 +102,8 @@ def _sink(attempt: Consumed, table: str, told: Facts | None) -> OutputDataset:
         if len(attempt.tables) == 1:
             written = sum(one.sink_rows for one in told.ranges)
             sink.outputFacets = {"outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=written)}
+            if deleted := sum(one.deleted for one in told.ranges):
+                sink.outputFacets["tidemark_deletes"] = DeletesOutputDatasetFacet(rowCount=deleted)
     return sink
 
 

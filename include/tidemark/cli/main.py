@@ -126,7 +126,7 @@ def consumers_new(
     consumers: Consumers = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write a consumer without code for a topic of Avro or JSON: its file and a suite. Print the DDL of its table. Overwrites nothing."""
+    """Write a consumer without code for a topic of Avro, Protobuf or JSON: its file and a suite. Print the DDL. Overwrite nothing."""
     from tidemark.cli.sketch import new_consumer
 
     new_consumer(topic, name, table, sample, consumers, output)

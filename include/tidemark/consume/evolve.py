@@ -22,6 +22,7 @@ import psycopg2.errors
 from tidemark.db import EVOLVE_LOCK, complaint, statements, transaction
 from tidemark.errors import DatabaseUnavailable, Refused, Unavailable
 from tidemark.offsets.locks import holders
+from tidemark.quality.view import validated_view
 from tidemark.sink.table import Column, Layout, SinkMismatch, add_column, quoted, quoted_table, read_columns
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def _add(connection: Connection, attempt_id: int, table: str, columns: Sequence[
             require_owner(cur, table, missing)
             for column in missing:
                 cur.execute(add_column(table, column))
+            view = validated_view(table)
+            stale = bool(read_columns(cur, view))
             cur.execute(SQL["note"], {**key, "columns": [f"{column.name} {column.type}" for column in missing], "attempt_id": attempt_id})
     except DatabaseUnavailable as error:
         if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
@@ -115,6 +118,8 @@ def _add(connection: Connection, attempt_id: int, table: str, columns: Sequence[
     except psycopg2.Error as error:  # a column's name that Postgres keeps to itself, a table that has too many
         raise _refused(connection, table, columns, complaint(error).message) from None
     log.info("columns added attempt=%s table=%s columns=%s", attempt_id, table, ",".join(column.name for column in missing))
+    if stale:  # a run does not replace it: it may have another owner, or another definition
+        log.warning("view %s lacks the new columns until its statement is run again: tidemark sink ddl prints it", view)
 
 
 def _refused(connection: Connection, table: str, columns: Sequence[Column], message: str, owner: str | None = None) -> ColumnsRefused:

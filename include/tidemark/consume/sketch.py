@@ -92,7 +92,7 @@ def sketched(topic: str, name: str, table: str | None, count: int, consumers: Pa
         raise BadInput(what="TOPIC", found=f"{cluster.servers} has no topic {topic}", fix="Correct the name, or create the topic.")
     messages = latest(kafka_config(), cluster.logs(found[0].all()).values(), count)
     encoding = _encoding(topic, messages)
-    keys: dict[str, Any] = {"topics": [topic], "format": _format(encoding, messages), "sink": {"table": table}}
+    keys: dict[str, Any] = {"topics": [topic], "format": _format(topic, encoding, messages), "sink": {"table": table}}
     sample = _sampled(topic, encoding, messages)
     if (key := _key_of_changes(topic, encoding, sample)) is not None:
         keys["format"] = {"value": encoding.value, "key": encoding.value, "envelope": Envelope.DEBEZIUM.value}
@@ -192,8 +192,10 @@ def _encoding(topic: str, messages: Sequence[Message]) -> Encoding:
     return Encoding.JSON
 
 
-def _format(encoding: Encoding, messages: Sequence[Message]) -> dict[str, str]:
+def _format(topic: str, encoding: Encoding, messages: Sequence[Message]) -> dict[str, str]:
     """With the key's format, if there are keys."""
+    if (registered := _registered(f"{topic}-key")) is not None:
+        return {"value": encoding.value, "key": registered.value}
     keys = [key for message in messages if (key := message.key()) is not None]
     if not keys:
         return {"value": encoding.value}

@@ -68,8 +68,21 @@ def postgres_type(name: str) -> str | None:
     return {JSON: "jsonb", UUID: "uuid", VARIABLE_DECIMAL: "numeric"}.get(name)
 
 
-def converted(array: pa.Array, name: str) -> pa.Array:
-    """Decoded Avro data as the `arrow_type` of its name. Raises ``pyarrow.ArrowInvalid`` for a value that is none."""
+class NoValue(ValueError):
+    """Data that stands for no value of its type. The text says of which field and does not quote the data."""
+
+
+def converted(array: pa.Array, name: str, path: str = "") -> pa.Array:
+    """Decoded Avro data as the `arrow_type` of its name. Raises `NoValue`. ``path``: the field."""
+    import pyarrow as pa
+
+    try:
+        return _converted(array, name, path or "it")
+    except pa.ArrowInvalid:
+        raise NoValue(f"{path or 'it'} is out of range for {name}") from None
+
+
+def _converted(array: pa.Array, name: str, path: str) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -83,7 +96,7 @@ def converted(array: pa.Array, name: str) -> pa.Array:
     if _UNITS.get(name) == 1_000:
         array = pc.multiply_checked(array.cast(pa.int64()), 1_000)
     if name in (TIMESTAMP, MICRO_TIMESTAMP) and pc.any(pc.is_in(array, pa.array(_INFINITE))).as_py():
-        raise pa.ArrowInvalid("the timestamp is infinite")
+        raise NoValue(f"{path} is an infinite timestamp")
     return array.cast(target)
 
 

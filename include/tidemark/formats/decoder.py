@@ -11,6 +11,7 @@ import msgspec
 
 from tidemark.errors import Refused
 from tidemark.formats import avro
+from tidemark.formats.connect import NoValue
 from tidemark.formats.protobuf import BadMessage, Message
 from tidemark.formats.schema import Node
 from tidemark.formats.shape import Unresolvable, plain, resolved, type_of
@@ -301,6 +302,9 @@ def _each(
         return pa.nulls(len(data), target), dict.fromkeys(
             map(int, places), Undecodable(f"it cannot be read with the newest schema: {error}")
         )
+    except NoValue as error:
+        if len(data) == 1:
+            return pa.nulls(1, target), {int(places[0]): Undecodable(f"it cannot be decoded: {error}")}
     except (avro.BadDatum, BadMessage, pa.ArrowInvalid):
         if len(data) == 1:
             return pa.nulls(1, target), {int(places[0]): Undecodable(said)}

@@ -73,30 +73,30 @@ def _logical(node: Node) -> pa.DataType | None:
     return {"date": pa.date32(), "time-millis": pa.time64("us"), "time-micros": pa.time64("us")}.get(name)
 
 
-def plain(array: pa.Array, node: Node) -> pa.Array:
-    """A decoded array in the types that ``docs/formats.md`` lists.
+def plain(array: pa.Array, node: Node, path: str = "") -> pa.Array:
+    """A decoded array in the types that ``docs/formats.md`` lists. Raises `connect.NoValue`, which names the field.
 
     Enums become text, nanoseconds become microseconds, a duration becomes a struct of months, days and milliseconds. A union of several
     types becomes a struct with a field for each of them, of which one is not null.
     """
 
     if node.kind == "union" and len(node.branches) > 1:
-        return _union(array, node)
+        return _union(array, node, path)
     (node,) = node.branches
-    return connect.converted(_by_kind(array, node), node.details.get(connect.NAME, ""))
+    return connect.converted(_by_kind(array, node, path), node.details.get(connect.NAME, ""), path)
 
 
-def _by_kind(array: pa.Array, node: Node) -> pa.Array:
+def _by_kind(array: pa.Array, node: Node, path: str) -> pa.Array:
     import pyarrow as pa
 
     kind = array.type
     if pa.types.is_struct(kind):
-        columns = [plain(array.field(at), each.type) for at, each in enumerate(node.fields)]
+        columns = [plain(array.field(at), each.type, _below(path, each.name)) for at, each in enumerate(node.fields)]
         return struct_of(columns, [each.name for each in node.fields], array.is_valid())
     if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(array.offsets, plain(array.values, node.inner[0]), mask=array.is_null())
+        return pa.ListArray.from_arrays(array.offsets, plain(array.values, node.inner[0], f"{path}[]"), mask=array.is_null())
     if pa.types.is_map(kind):
-        return pa.MapArray.from_arrays(array.offsets, array.keys, plain(array.items, node.inner[0]), mask=array.is_null())
+        return pa.MapArray.from_arrays(array.offsets, array.keys, plain(array.items, node.inner[0], f"{path}[]"), mask=array.is_null())
     return _simple(array)
 
 
@@ -128,10 +128,14 @@ def resolved(array: pa.Array, target: pa.DataType, reader: Node, path: str = "")
     return array.cast(target, safe=not pa.types.is_floating(target))  # Avro rounds a long to a float
 
 
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
 def _field(array: pa.StructArray, target: pa.DataType, reader: Field, path: str) -> pa.Array:
     import pyarrow as pa
 
-    place = f"{path}.{reader.name}" if path else reader.name
+    place = _below(path, reader.name)
     for name in (reader.name, *reader.aliases):
         if (at := array.type.get_field_index(name)) >= 0:
             return resolved(array.field(at), target, reader.type, place)
@@ -186,7 +190,7 @@ def _promotes(source: pa.DataType, target: pa.DataType) -> bool:
     return (source in text and target in text) or pa.types.is_null(source)
 
 
-def _union(array: pa.Array, node: Node) -> pa.Array:
+def _union(array: pa.Array, node: Node, path: str) -> pa.Array:
     """A dense union as a struct with one field for each branch."""
     import numpy as np
     import pyarrow as pa
@@ -198,7 +202,7 @@ def _union(array: pa.Array, node: Node) -> pa.Array:
     for at, branch in enumerate(node.inner):
         if branch.kind != "null":
             places = pa.array(offsets, pa.int32(), mask=codes != array.type.type_codes[at])
-            columns.append(pc.take(plain(array.field(at), branch), places))
+            columns.append(pc.take(plain(array.field(at), branch, path), places))
             labels.append(branch.label)
     nothing = [at for at, branch in enumerate(node.inner) if branch.kind == "null"]
     mask = pa.array(np.isin(codes, [array.type.type_codes[at] for at in nothing]))

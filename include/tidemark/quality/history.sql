@@ -2,8 +2,10 @@
 
 -- name: newest
 -- The newest validations of these groups: some of each, and not more than %(most)s in all.
-SELECT newest.*, (SELECT count(*) FROM tidemark.validation_result result
-                   WHERE result.validation_id = newest.validation_id AND NOT success) AS failing
+SELECT newest.*,
+       (SELECT (detail ->> 'deleted')::bigint FROM tidemark.validation_result result
+         WHERE result.validation_id = newest.validation_id AND number = 0) AS deleted,
+       (SELECT count(*) FROM tidemark.validation_result result WHERE result.validation_id = newest.validation_id AND NOT success) AS failing
   FROM (SELECT grp.name AS "group", each.*
           FROM tidemark.consumer_group grp
          CROSS JOIN LATERAL (SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, seconds, validated_at
@@ -12,9 +14,10 @@ SELECT newest.*, (SELECT count(*) FROM tidemark.validation_result result
  ORDER BY validation_id DESC;
 
 -- name: one
-SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, seconds, validated_at
+SELECT validation_id, dag_id, run_id, suite, verdict, sink_rows, (detail ->> 'deleted')::bigint AS deleted, seconds, validated_at
   FROM tidemark.validation JOIN tidemark.consumer_group USING (group_id)
- WHERE name = %(group)s AND validation_id = %(validation_id)s;
+  JOIN tidemark.validation_result conservation USING (validation_id)
+ WHERE name = %(group)s AND validation_id = %(validation_id)s AND conservation.number = 0;
 
 -- name: results
 SELECT number, expectation, severity, success, detail

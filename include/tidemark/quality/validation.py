@@ -117,14 +117,15 @@ def _validate(
                         expose(cursor, table, ranges)
                     found = evaluate(connection, suite, ranges)
                 judged += [_numbered(each, len(judged), table if len(tables) > 1 else None) for each in found]
-    results = (_conserved(violations, len(batches)), *(item.result for item in judged))
+    counts = _counts(batches)
+    results = (_conserved(violations, len(batches), counts), *(item.result for item in judged))
     topics = {part["topic_id"]: part["topic"] for part in slices}
     verdict = ValidationReport(
         verdict=outcome(results),
         group=group,
         suite=", ".join(suite.name for suite in suites.values() if suite is not None) or None,
         ranges={f"{topics[topic_id]}/{partition}": [list(span) for span in spans] for (topic_id, partition), spans in ranges.items()},
-        counts=_counts(batches),
+        counts=counts,
         results=results,
         seconds=time.monotonic() - started,
     )
@@ -210,7 +211,7 @@ def _counts(batches: Sequence[dict[str, Any]]) -> RunCounts:
     return RunCounts(**{count.name: sum(int(batch[count.name]) for batch in batches) for count in fields(RunCounts)})
 
 
-def _conserved(violations: Sequence[Violation], batches: int) -> ExpectationResult:
+def _conserved(violations: Sequence[Violation], batches: int, counts: RunCounts) -> ExpectationResult:
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         text = f"{CONSERVATION}: {violations[0]}{more}"
@@ -221,7 +222,7 @@ def _conserved(violations: Sequence[Violation], batches: int) -> ExpectationResu
          "expected": item.expected, "found": item.found}
         for item in violations[:MAX_VIOLATIONS]
     ]  # fmt: skip
-    detail = {"batches": batches, "violations": len(violations), "first_violations": written}
+    detail = {"batches": batches, "deleted": counts.deleted, "violations": len(violations), "first_violations": written}
     return ExpectationResult(0, CONSERVATION, Severity.CRITICAL, not violations, text, None, detail)
 
 

@@ -138,7 +138,7 @@ class Difference:
 
 @dataclass(kw_only=True, eq=False)
 class SinkMismatch(Refused):
-    """The transform's output does not fit the sink. Shows both."""
+    """What a transform or the fields of values make does not fit the sink. Shows both."""
 
     table: str
     differences: list[Difference]
@@ -160,11 +160,11 @@ class SinkMismatch(Refused):
         return found if len(found) == len(self.differences) else []
 
     def __str__(self) -> str:
-        lines = [f"The transform's output does not fit {self.table}:"]
+        lines = [f"The output does not fit {self.table}:"]
         lines += [f"  - {problem}" for problem in self.problems]
         lines += [
-            f"the transform returns: {', '.join(self.output) or 'nothing'}",
-            f"the table has:         {', '.join(self.columns) or 'nothing'}",
+            f"the output has: {', '.join(self.output) or 'nothing'}",
+            f"the table has:  {', '.join(self.columns) or 'nothing'}",
         ]
         if self.ddl:
             lines += ["To fix the table:", self.ddl]

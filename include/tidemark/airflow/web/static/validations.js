@@ -28,7 +28,7 @@ const COLUMNS = [
   { name: "When", cell: (row) => h(Ago, { at: row.validated_at }) },
   { name: "Suite", cell: (row) => row.suite ?? "conservation check" },
   { name: "Failing", end: true, cell: (row) => number(row.failing) },
-  { name: "Rows", end: true, cell: (row) => number(row.sink_rows) },
+  { name: "Rows", end: true, cell: (row) => h(Box, null, number(row.sink_rows), row.deleted > 0 && h(Muted, { display: "block" }, counted(row.deleted, "delete"))) },
   { name: "Took", end: true, cell: (row) => duration(row.seconds) },
   { name: "DAG run", cell: (row) => h(RunLink, { row }) },
 ];
@@ -44,7 +44,7 @@ function View({ consumer, data }) {
   return h(Box, null,
     h(Flex, { gap: 3, align: "center", wrap: "wrap" }, h(Heading, { as: "h1", size: "xl" }, `Validation ${data.validation_id}`), h(State, { value: data.verdict })),
     h(Facts, { rows: [["Consumer", h(A, { to: to("groups", consumer) }, consumer)], ["When", moment(data.validated_at)], ["Suite", data.suite ?? "conservation check"],
-      ["Rows", number(data.sink_rows)], ["Took", duration(data.seconds)], data.run_id && ["DAG run", h(RunLink, { row: data })]] }),
+      ["Rows", number(data.sink_rows)], data.deleted > 0 && ["Deletes", number(data.deleted)], ["Took", duration(data.seconds)], data.run_id && ["DAG run", h(RunLink, { row: data })]] }),
     h(Section, { title: "Failing", aside: h(Muted, null, counted(failing.length, "expectation")) },
       failing.length ? failing.map((one) => h(Result, { key: one.number, one, data })) : h(Empty, { title: "Everything holds" })),
     good.length > 0 && h(Section, { title: "Holding" }, good.map((one) => h(Box, { key: one.number, fontSize: "sm" }, "✓ ", h(Code, null, one.expectation), " ", h(Muted, null, said(one.arguments))))));
