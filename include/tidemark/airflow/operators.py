@@ -72,7 +72,7 @@ class ConsumeOperator(BaseOperator):
         idle = self._idle_with(context, spec, summary)
         if idle:
             context["ti"].xcom_push("return_value", summary)
-            raise DownstreamTasksSkipped(tasks=idle)
+            raise DownstreamTasksSkipped(tasks=idle)  # type: ignore[no-untyped-call]
         return summary
 
     def _idle_with(self, context: Context, spec: ConsumerSpec, summary: dict[str, Any]) -> list[str]:
