@@ -50,13 +50,13 @@ class Meter:
         """A process that has ended counts for its parent once that has collected it: a backend for the postmaster, a Python worker for
         its daemon. So nothing that ends between two readings is missed."""
         used = dict.fromkeys(FAMILIES, 0.0)
-        used["broker"] = sum(_seconds(one, ended=True) for one in _tree([self.broker_pid]))
-        used["Postgres"] = sum(_seconds(one, ended=True) for one in _tree([self.postgres_pid]))
+        used["broker"] = sum(seconds_of(one, ended=True) for one in _tree([self.broker_pid]))
+        used["Postgres"] = sum(seconds_of(one, ended=True) for one in _tree([self.postgres_pid]))
         for one in _tree(self.seat_pids):
             with contextlib.suppress(psutil.Error):
                 java = one.name() == "java"
-                used["JVM" if java else "Python"] += _seconds(one, ended=False)
-                used["Python"] += _seconds(one, ended=True) - _seconds(one, ended=False)  # a JVM's children are Python workers
+                used["JVM" if java else "Python"] += seconds_of(one, ended=False)
+                used["Python"] += seconds_of(one, ended=True) - seconds_of(one, ended=False)  # a JVM's children are Python workers
         busy = psutil.cpu_times()
         machine = busy.user + busy.nice + busy.system + getattr(busy, "irq", 0.0) + getattr(busy, "softirq", 0.0)
         return Snapshot(time.monotonic(), used, machine)
@@ -71,7 +71,7 @@ def _tree(roots: Iterable[int]) -> list[psutil.Process]:
     return found
 
 
-def _seconds(process: psutil.Process, *, ended: bool) -> float:
+def seconds_of(process: psutil.Process, *, ended: bool) -> float:
     """User and system seconds of a process, ``ended``: and of its children that have ended."""
     try:
         times = process.cpu_times()

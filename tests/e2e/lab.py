@@ -81,6 +81,7 @@ BATCH = 400
 CONSUMERS: dict[str, str] = {
     "happy": "",
     "empty": "",
+    "word-lost": "",
     "driver-killed": "",
     "marked-failed": "",
     "timed-out": "airflow: {retries: 0, execution_timeout: 10s}",
@@ -199,12 +200,12 @@ class Consumer:
         self.runs.append(run)
         return run
 
-    def read_here(self) -> None:
-        """Reads what is in the topic, in this process: a test that is not about runs starts no driver."""
+    def read_here(self, task: TaskIdentity | None = None) -> None:
+        """Reads what is in the topic, in this process, as a try of ``task``: a test that is not about runs starts no driver."""
         spec = find_consumer(self.name, self.lab.folder / "consumers")
         connections = Connections(self.lab.url, {"bootstrap.servers": self.lab.topics.servers}, "local[1]")
         transform = load_transform(spec, [self.lab.folder / "transforms"])
-        attempt_id = open_attempt(self.lab.url, spec.group, TaskIdentity())
+        attempt_id = open_attempt(self.lab.url, spec.group, task or TaskIdentity())
         consume(spec, connections, attempt_id, lambda _: LocalEngine(spec, transform, connections, ()))
 
     # The brake

@@ -10,6 +10,8 @@ import psutil
 import pytest
 from tests.e2e.lab import BATCH, MARKS, Consumer, Lab, Run, eventually
 
+from tidemark.offsets.store import TaskIdentity
+
 RECORDS = 1000
 GONE_WITHIN_S = 8
 """Within this time a driver ends after its task or supervisor has died, also on a busy machine. Airflow notices a death after 10 s."""
@@ -153,9 +155,11 @@ def test_passwords_are_seen_nowhere(lab, finished):
     assert [(place, mark) for place, text in where.items() for mark in MARKS if mark in text] == []
 
 
-def test_run_with_nothing_to_read_ends_without_a_jvm_and_tells_nobody(lab):
-    """It succeeds within seconds, starts no Spark, and publish is skipped."""
+def test_run_with_nothing_to_read_is_one_task_that_starts_no_driver_and_tells_nobody(lab):
+    """The first one makes the positions, in a driver without Spark. From then on the task alone finds that there is nothing to read, and
+    skips the others."""
     consumer = lab.consumer("empty")
+    assert consumer.trigger().wait() == "success"
     run = consumer.trigger()
     seen: set[str] = set()
 
@@ -164,10 +168,27 @@ def test_run_with_nothing_to_read_ends_without_a_jvm_and_tells_nobody(lab):
         return lab.client.run(consumer.dag, run.run_id) in ("success", "failed")
 
     eventually(ended)
-    assert run.tasks() == {"consume": "success", "validate": "success", "publish": "skipped"}
-    assert [line for line in seen if "consume.py" not in line] == []
+    assert run.tasks() == {"consume": "success", "validate": "skipped", "publish": "skipped"}
+    assert seen == set()
     assert "nothing to read" in run.log()
+    assert run.xcom("consume")["records"] == 0
+    assert consumer.attempts() == [("COMMITTED", 1, None)] * 2
     assert lab.client.asset_events(consumer.table) == []
+
+
+def test_try_with_nothing_left_to_read_validates_and_publishes_what_the_one_before_committed(lab):
+    """The word of the first try got lost, its rows did not: nothing after the second try is skipped."""
+    consumer = lab.consumer("word-lost")
+    consumer.produce(1, 2, 3)
+    run = Run(lab.client, consumer, lab.client.trigger(consumer.dag))  # waits, because the DAG is paused
+    consumer.read_here(TaskIdentity(consumer.dag, run.run_id, "consume", -1, 0))
+    lab.client.unpause(consumer.dag)
+    assert run.wait() == "success"
+    assert run.tasks() == {"consume": "success", "validate": "success", "publish": "success"}
+    assert run.xcom("consume")["records"] == 0
+    assert consumer.attempts() == [("COMMITTED", 0, None), ("COMMITTED", 1, None)]
+    assert [event.extra["counts"]["loaded"] for event in lab.client.asset_events(consumer.table)] == [3]
+    assert consumer.validated() == [1, 2, 3]
 
 
 # What dies in the middle; the task and its supervisor in `tests.e2e.test_consume_steps`

@@ -249,6 +249,17 @@ def test_every_kind_of_expectation_is_judged_and_its_rows_are_found(departures: 
     assert notes.startswith("the query does not select kafka_topic_id")
 
 
+def test_types_that_compare_distributions_import_what_they_need(departures: Scenario) -> None:
+    """Great Expectations is imported without the packages that only they use."""
+    departures.batch("run", 0, 100)
+    departures.sql(f"UPDATE {TABLE} SET carrier = 'XX' WHERE kafka_offset < 50")
+    kind = "expect_column_kl_divergence_to_be_less_than"
+    even, skewed = ({"values": ["UA", "XX"], "weights": weights} for weights in ([0.5, 0.5], [0.9, 0.1]))
+    suite = [expectation(kind, column="carrier", threshold=0.1, partition_object=one) for one in (even, skewed)]
+    verdict = departures.validate("run", *suite)
+    assert [item.success for item in verdict.results] == [True, True, False]
+
+
 def test_at_most_ten_thousand_rows_of_an_expectation_are_stored(departures: Scenario) -> None:
     """The count is exact, the rows are bounded, and the result says how many are not there."""
     departures.batch("run", 0, 12_000)

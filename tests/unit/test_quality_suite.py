@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,26 @@ def test_great_expectations_is_imported_by_the_task_only() -> None:
     code = f"import sys, tidemark.quality; sys.exit(', '.join(name for name in {heavy} if name in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_great_expectations_is_imported_without_what_few_of_its_types_use(tmp_path: Path) -> None:
+    """They are imported when they are used. The process is afterwards as it was."""
+    code = """
+        import gc, sys
+        from tidemark.quality.suite import great_expectations
+
+        great_expectations()
+        assert gc.isenabled()
+        assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("tidemark")]
+        assert {"scipy.optimize", "altair.vegalite"}.isdisjoint(sys.modules)
+        import altair
+        from scipy import stats
+        assert stats.entropy([0.5, 0.5], base=2) == 1
+        assert altair.Chart
+        assert {"scipy.optimize", "altair.vegalite"} <= sys.modules.keys()
+        print("done")
+    """
+    program = tmp_path / "program.py"  # with -c, pyspark would take the process for one of its doctests, and end it
+    program.write_text(textwrap.dedent(code))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import Asset, BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DownstreamTasksSkipped
 
 from tidemark import project
 from tidemark.errors import Refused, TidemarkError
@@ -48,6 +48,9 @@ class ConsumeOperator(BaseOperator):
     A consumer with several members gets one mapped task per member. ``member`` is its number; with the DAG and the task it makes up the
     group.instance.id. The driver's log goes to the task's log. The driver never outlives the task: the kernel kills the task with its
     supervisor and the driver with the task, and `on_kill` kills the driver's process group. Pushes counts, not data.
+
+    With one member, the task looks first whether there is anything to read. If not, it starts no driver, and skips the consumer's
+    `ValidateOperator` and `PublishOperator` after it, unless an earlier attempt of the DAG run may have committed something.
     """
 
     template_fields: Sequence[str] = ("consumer",)
@@ -64,16 +67,37 @@ class ConsumeOperator(BaseOperator):
 
     @plainly
     def execute(self, context: Context) -> dict[str, Any]:
-        return self._consume(context, spec_of(self.consumer))
+        spec = spec_of(self.consumer)
+        summary = self._consume(context, spec)
+        idle = self._idle_with(context, spec, summary)
+        if idle:
+            context["ti"].xcom_push("return_value", summary)
+            raise DownstreamTasksSkipped(tasks=idle)  # type: ignore[no-untyped-call]
+        return summary
+
+    def _idle_with(self, context: Context, spec: ConsumerSpec, summary: dict[str, Any]) -> list[str]:
+        """The tasks after this one, if none of them would have anything to do. Empty if a task of another kind is among them: its author
+        decides what it waits for."""
+        from tidemark.airflow.connections import database_url
+        from tidemark.db import session, transaction
+        from tidemark.offsets.store import dag_run_planned
+
+        after = self.get_flat_relatives()
+        own = all(isinstance(task, PublishOperator) or _validates(task, self.consumer) for task in after)
+        if summary["records"] or not own or context["ti"].map_index not in (None, -1):
+            return []
+        with session(database_url(spec)) as connection, transaction(connection) as cur:
+            return [] if dag_run_planned(cur, summary["attempt_id"]) else sorted(task.task_id for task in after)
 
     def _consume(self, context: Context, spec: ConsumerSpec, *, backfill_of: int | None = None) -> dict[str, Any]:
         from tidemark.airflow import statistics
         from tidemark.airflow.connections import resolve
         from tidemark.airflow.lineage import Consumed
-        from tidemark.consume.launch import run_attempt
+        from tidemark.consume.launch import progress, run_attempt
         from tidemark.consume.process import die_with_parent
-        from tidemark.consume.run import open_attempt
+        from tidemark.consume.run import consume, open_attempt
         from tidemark.retry.pending import relay_at_end
+        from tidemark.waiting import watch
 
         die_with_parent()
         connections = resolve(spec)
@@ -82,18 +106,22 @@ class ConsumeOperator(BaseOperator):
         address = connections.kafka["bootstrap.servers"], connections.database_url
         self._consumed.append(Consumed(spec.group, attempt_id, spec.table_names, topics, *address))
         self.log.info("attempt begins group=%s attempt=%s try=%s", spec.group, attempt_id, context["ti"].try_number)
+        watch()
         try:
-            done = run_attempt(
-                spec.name,
-                connections,
-                attempt_id,
-                folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
-                on_log=self._pass_on,
-                on_progress=_Progress(self.log),
-                on_start=self._started,
-                drain=self.drains,
-                kept=keeps(spec),
-            )
+            if consume(spec, connections, attempt_id, None, drain=self.drains):
+                done = progress(connections.database_url, attempt_id)
+            else:
+                done = run_attempt(
+                    spec.name,
+                    connections,
+                    attempt_id,
+                    folders={"consumers": [project.consumers()], "transforms": [project.transforms()]},
+                    on_log=self._pass_on,
+                    on_progress=_Progress(self.log),
+                    on_start=self._started,
+                    drain=self.drains,
+                    kept=keeps(spec),
+                )
         except TidemarkError:
             statistics.report_failed(spec, self.task_id, connections.database_url, attempt_id)
             raise
@@ -266,6 +294,10 @@ def keeps(spec: ConsumerSpec) -> bool:
     from airflow.configuration import conf
 
     return spec.spark.shared and "Kubernetes" not in conf.get("core", "executor", fallback="")
+
+
+def _validates(task: Any, consumer: str) -> bool:
+    return isinstance(task, ValidateOperator) and task.consumer == consumer
 
 
 def _identity(context: Context) -> Any:

@@ -50,9 +50,13 @@ class Bounded:
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec) -> None:
         self._cluster, self._spec = cluster, spec
+        self._found: LookUp | None = None
 
     def begin(self) -> LookUp:
-        return look(self._cluster, self._spec)
+        """Looks once, however often it is called."""
+        if self._found is None:
+            self._found = look(self._cluster, self._spec)
+        return self._found
 
     def refresh(self, membership: Membership) -> None:
         """Does nothing: the ends stay the same."""

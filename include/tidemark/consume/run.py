@@ -4,8 +4,9 @@
     ④ start the engine, check the sink and add its columns   ⑤ read batch after batch until every position has reached its end
     ⑥ release, leave
 
-A run with nothing to read ends after ③, without starting Spark. What was committed before a failure stays; the next attempt continues
-from there.
+A run with nothing to read ends after ③, without starting Spark. Such a run needs no driver: the process that would start one looks first,
+and runs the attempt itself if every partition is at its end. What was committed before a failure stays; the next attempt continues from
+there.
 
 A consumer with one member assigns itself all partitions (`ManualAssignment`). With several, each run is a member of the group
 (`GroupMembership`): between two batches it learns which partitions were assigned or revoked, and it ends when its partitions are read.
@@ -79,6 +80,10 @@ class TooManyFailed(Refused):
         )
 
 
+class _EngineNeeded(Exception):
+    """There is something to read, or to do, for which this process has no engine."""
+
+
 def kind(error: BaseException) -> str:
     """The error's kind in one word, for the attempt's row."""
     kinds = {"refused": Refused, "fenced": Fenced, "unavailable": Unavailable, "broken": Broken}
@@ -101,26 +106,31 @@ def open_attempt(database_url: DatabaseUrl, group: str, task: TaskIdentity, *, b
             return store.new_attempt(cur, store.ensure_group(cur, group), task, backfill_of=backfill_of)
 
 
-def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start, *, drain: bool = False) -> None:
+def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start | None, *, drain: bool = False) -> bool:
     """Runs an attempt to its end and stores the result on its row. Raises the error that made it fail.
 
+    ``start``: `None` in a process that has no engine and does not import the project's code. It returns False, and the attempt is still to
+    be run by a driver, unless it is a bounded run with manual assignment and every partition is at its end.
     ``drain``: reads what is due in the consumer's retry topics instead of its topics. A drain is bounded and uses manual assignment,
     whatever the spec says.
     """
+    if start is None and (drain or spec.run is RunMode.CONTINUOUS or spec.members > 1 or spec.listeners):
+        return False
     try:
-        for exposure in of_servers(connections):
-            log.warning("%s", exposure)
         application = f"{schema.DRIVER}{attempt_id}"
         with session(connections.database_url, application=application) as connection, answering(connection), in_sight(connection):
             schema.require_current(connection)
             _run(connection, _for_drain(spec) if drain else spec, connections, attempt_id, start, drain=drain)
             with transaction(connection) as cur:
                 store.end_attempt(cur, attempt_id)
+    except _EngineNeeded:
+        return False
     except BaseException as error:
         said = {"kind": kind(error), "type": type(error).__name__, "text": str(error)}
         with contextlib.suppress(TidemarkError), session(connections.database_url) as connection, transaction(connection) as cur:
             store.end_attempt(cur, attempt_id, said)
         raise
+    return True
 
 
 def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
@@ -132,16 +142,21 @@ def _for_drain(spec: ConsumerSpec) -> ConsumerSpec:
     return spec.model_copy(update={"batch": batch, **by_hand})
 
 
-def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start, *, drain: bool) -> None:
+def _run(
+    connection: Connection, spec: ConsumerSpec, connections: Connections, attempt_id: int, start: Start | None, *, drain: bool
+) -> None:
     with transaction(connection) as cur:
         backfill = of_attempt(cur, attempt_id)
         if backfill is not None:
+            if start is None:
+                raise _EngineNeeded
             spec = _as_backfill(spec, backfill)
         group_id = store.ensure_group(cur, spec.group)
         earlier = [] if backfill is not None else store.earlier_attempts(cur, attempt_id)  # its positions alone determine what is left
         if spec.run is RunMode.CONTINUOUS:  # its ends keep moving, so only its state says that it is done
             earlier = [one for one in earlier if one["state"] == "COMMITTED"]
-        done_by = _already_committed(earlier, store.positions(cur, spec.group))
+        positions = store.positions(cur, spec.group)
+        done_by = _already_committed(earlier, positions)
     if done_by is not None:
         log.info("an earlier attempt has committed the whole run group=%s attempt=%s committed_by=%s", spec.group, attempt_id, done_by)
         return
@@ -156,6 +171,10 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
         extent = Continuous(cluster, spec)
     else:
         extent = Bounded(cluster, spec)
+    if start is None and not _at_end(extent.begin(), positions):
+        raise _EngineNeeded
+    for exposure in of_servers(connections):
+        log.warning("%s", exposure)
     watched = spec.group if backfill is None else backfill.group
     ConsumerRun(connection, Attempt(attempt_id, group_id, spec, connections), cluster, extent, start).read(watched)
 
@@ -163,7 +182,7 @@ def _run(connection: Connection, spec: ConsumerSpec, connections: Connections, a
 class ConsumerRun:
     """One attempt, from the look-ups to the release of its partitions. It owns the engine; the caller owns the session."""
 
-    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, extent: Extent, start: Start) -> None:
+    def __init__(self, connection: Connection, attempt: Attempt, cluster: Cluster, extent: Extent, start: Start | None) -> None:
         self._connection, self._attempt, self._cluster, self._extent, self._start = connection, attempt, cluster, extent, start
         self._spec = attempt.spec
         self._engine: Engine | None = None
@@ -220,6 +239,8 @@ class ConsumerRun:
 
     def _started(self, records: int | None) -> Engine:
         if self._engine is None:
+            if self._start is None:  # a rewind has moved a position since it was found at the end
+                raise _EngineNeeded
             with waiting("Spark to start"):
                 self._engine = self._start(records)
         return self._engine
@@ -319,6 +340,13 @@ def _already_committed(earlier: Sequence[dict[str, object]], positions: Sequence
         if isinstance(planned, list) and planned and all(at.get((one["topic_id"], one["partition"]), 0) >= one["end"] for one in planned):
             return int(str(attempt["attempt_id"]))
     return None
+
+
+def _at_end(found: LookUp, positions: Sequence[store.Position]) -> bool:
+    """Whether every partition has a position in this incarnation of its topic, at its end."""
+    at = {(position.kafka_uuid, position.partition): position.position for position in positions}
+    uuids = {topic.name: topic.kafka_uuid for topic in found.topics}
+    return all(at.get((uuids[partition.topic], partition)) == end for partition, end in found.ends.items())
 
 
 def _log_batch(group: str, attempt_id: int, receipts: Sequence[Receipt]) -> None:

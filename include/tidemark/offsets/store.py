@@ -366,6 +366,13 @@ def earlier_attempts(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
     return rows(cur)
 
 
+def dag_run_planned(cur: Cursor, attempt_id: int) -> bool:
+    """Whether this attempt, or another one of its group in the same DAG run, has planned to read something. Without a plan it has committed
+    nothing."""
+    cur.execute(SQL["dag_run_planned"], {"attempt_id": attempt_id})
+    return bool(_one(cur)[0])
+
+
 def has_newer_attempt(cur: Cursor, attempt_id: int) -> bool:
     """Has another run of the same group or backfill started after this attempt?"""
     cur.execute(SQL["newer_attempt"], {"attempt_id": attempt_id})

@@ -158,6 +158,11 @@ SELECT earlier.attempt_id, earlier.state, earlier.planned
  WHERE me.attempt_id = %(attempt_id)s AND earlier.attempt_id < me.attempt_id
  ORDER BY earlier.attempt_id DESC;
 
+-- name: dag_run_planned
+-- Whether an attempt of the group in the same DAG run has planned to read something. Locks nothing.
+SELECT EXISTS (SELECT FROM tidemark.attempt me JOIN tidemark.attempt other USING (dag_id, run_id, group_id)
+                WHERE me.attempt_id = %(attempt_id)s AND other.planned <> '[]');
+
 -- name: newer_attempt
 -- A later attempt of the same group or backfill. Locks nothing.
 SELECT newer.attempt_id

@@ -1,0 +1,146 @@
+"""An attempt in a process without an engine, as Airflow's task: it ends if there is nothing to read, and leaves everything as it was
+otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg2
+import pytest
+from tests.records import numbers
+from tests.scenario import Scenario, eventually
+
+from tidemark.consume.run import consume, open_attempt
+from tidemark.db import session, transaction
+from tidemark.kafka.cluster import TopicsMissing
+from tidemark.offsets.store import TaskIdentity, dag_run_planned
+
+TASK = TaskIdentity("consume__x", "scheduled__1", "consume", -1, 1)
+EPOCHS = "SELECT topic_id, partition, next_offset, owner, owner_epoch, generation FROM tidemark.partition_offset ORDER BY 1, 2"
+
+
+@pytest.fixture
+def caught_up(scenario: Scenario) -> Scenario:
+    """A consumer that has read everything."""
+    topic = scenario.topics.create(2)
+    for partition in range(2):
+        scenario.topics.produce(topic, numbers(0, 5), partition=partition)
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    return scenario
+
+
+def without_engine(scenario: Scenario, task: TaskIdentity = TASK, **options: Any) -> bool:
+    scenario.attempt_id = open_attempt(scenario.database_url, scenario.spec.group, task)
+    return consume(scenario.spec, scenario.connections, scenario.attempt_id, None, **options)
+
+
+def planned(scenario: Scenario) -> bool:
+    with session(scenario.database_url) as connection, transaction(connection) as cur:
+        return dag_run_planned(cur, scenario.attempt_id)
+
+
+def topic_of(scenario: Scenario) -> str:
+    return scenario.spec.topics[0]
+
+
+def test_run_with_nothing_to_read_is_committed_and_sampled(caught_up: Scenario) -> None:
+    """It does what any run does: it claims, which fences older runs, plans nothing, releases, and samples the lag twice."""
+    before = caught_up.sql(EPOCHS)
+    caught_up.sql("TRUNCATE tidemark.lag_partition")
+    assert without_engine(caught_up)
+    assert caught_up.attempt() == {"state": "COMMITTED", "error": None}
+    assert caught_up.sql("SELECT planned FROM tidemark.attempt WHERE attempt_id = %s", caught_up.attempt_id) == [([],)]
+    after = caught_up.sql(EPOCHS)
+    assert [(row[:3], row[3], row[4] + 1) for row in before] == [(row[:3], row[3], row[4]) for row in after]
+    assert [new[5] > old[5] for old, new in zip(before, after, strict=True)] == [True, True]
+    assert caught_up.sql("SELECT count(*) FROM tidemark.lag_partition") == [(2,)]
+    assert not planned(caught_up)
+    caught_up.check()
+
+
+def test_pattern_that_matches_nothing_yet_needs_no_engine(scenario: Scenario) -> None:
+    """No topic, no partition, nothing to read."""
+    scenario.write(topic_pattern="no-such-.*").make_sink()
+    assert without_engine(scenario)
+    assert scenario.attempt()["state"] == "COMMITTED"
+
+
+DOUBTS: dict[str, Callable[[Scenario, str], Any]] = {
+    "a record": lambda scenario, topic: scenario.topics.produce(topic, [b"new"]),
+    "a record of an aborted transaction": lambda scenario, topic: scenario.topics.transaction(topic, [b"gone"], commit=False),
+    "a partition without a position": lambda scenario, topic: scenario.topics.grow(topic, 3),
+    "a topic that was created again": lambda scenario, topic: scenario.topics.recreate(topic, 2),
+    "a topic that was never read": lambda scenario, topic: scenario.set(topics=[topic, scenario.topics.create()]),
+    "a position that was moved back": lambda scenario, topic: scenario.sql("UPDATE tidemark.partition_offset SET next_offset = 4"),
+    "a position beyond the end": lambda scenario, topic: scenario.sql("UPDATE tidemark.partition_offset SET next_offset = 6"),
+    "a continuous run": lambda scenario, topic: scenario.set(run="continuous"),
+    "several members": lambda scenario, topic: scenario.set(members=2),
+    "a listener": lambda scenario, topic: scenario.set(listeners=["theirs:Listener"]),
+}
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_run_that_may_have_something_to_do_is_left_to_a_driver(caught_up: Scenario, doubt: str) -> None:
+    """Nothing is claimed, planned or recorded, so the driver finds all as if nobody had looked."""
+    DOUBTS[doubt](caught_up, topic_of(caught_up))
+    before = caught_up.sql(EPOCHS)
+    assert not without_engine(caught_up)
+    assert caught_up.attempt() == {"state": "RUNNING", "error": None}
+    assert caught_up.sql("SELECT planned FROM tidemark.attempt WHERE attempt_id = %s", caught_up.attempt_id) == [(None,)]
+    assert caught_up.sql(EPOCHS) == before
+    assert caught_up.lost() == []
+
+
+def test_drain_is_left_to_a_driver(caught_up: Scenario) -> None:
+    """Airflow starts one only if records are due."""
+    assert not without_engine(caught_up, drain=True)
+    assert caught_up.attempt()["state"] == "RUNNING"
+
+
+def test_rewind_between_the_look_and_the_claims_is_left_to_a_driver(caught_up: Scenario) -> None:
+    """The positions were at their ends when the run looked, and are not when it claims them. The attempt goes on in a driver."""
+    move = "UPDATE tidemark.partition_offset SET next_offset = 3 WHERE partition = 1"
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    rewind = psycopg2.connect(caught_up.database_url)
+    with ThreadPoolExecutor(1) as pool:
+        with rewind, rewind.cursor() as cur:
+            cur.execute(move)
+            looked = pool.submit(without_engine, caught_up)
+            eventually(lambda: caught_up.sql(waits))
+        assert not looked.result(60)
+    rewind.close()
+    assert caught_up.attempt() == {"state": "RUNNING", "error": None}
+    assert caught_up.sql("SELECT count(*) FROM tidemark.partition_offset WHERE owner IS NOT NULL") == [(0,)]
+    assert {row[2] for row in caught_up.sql(EPOCHS)} == {5, 3}
+
+
+def test_try_after_one_that_has_committed_is_not_taken_for_a_run_that_read_nothing(caught_up: Scenario) -> None:
+    """It has nothing to read, but what the first try has committed is still to be validated and published."""
+    caught_up.topics.produce(topic_of(caught_up), numbers(5, 8))
+    caught_up.run(task=TASK)
+    assert without_engine(caught_up)
+    assert caught_up.attempt()["state"] == "COMMITTED"
+    assert planned(caught_up)
+    assert without_engine(caught_up, TaskIdentity("consume__x", "scheduled__2", "consume", -1, 1))
+    assert not planned(caught_up)
+    caught_up.check()
+
+
+def test_another_task_of_the_dag_run_has_read_for_this_one_too(caught_up: Scenario) -> None:
+    """A DAG of one's own may have several tasks that consume before one that validates."""
+    caught_up.topics.produce(topic_of(caught_up), numbers(5, 8))
+    caught_up.run(task=TASK)
+    assert without_engine(caught_up, TaskIdentity("consume__x", "scheduled__1", "consume_again", -1, 1))
+    assert planned(caught_up)
+
+
+def test_look_that_fails_fails_the_attempt(caught_up: Scenario) -> None:
+    """The error is the one that the driver would meet."""
+    caught_up.set(topics=["no-such"])
+    with pytest.raises(TopicsMissing):
+        without_engine(caught_up)
+    error = caught_up.attempt()["error"]
+    assert (error["kind"], error["type"]) == ("refused", "TopicsMissing")
