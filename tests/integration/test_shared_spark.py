@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from tests.scenario import ARROW, PLAIN, SPARK, Scenario
 
 from tidemark.consume import keeper
 from tidemark.consume.launch import Progress
-from tidemark.errors import TidemarkError
+from tidemark.errors import BadInput, TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step
 
@@ -232,6 +233,26 @@ def test_others_go_on_when_one_driver_is_killed(scenario: Scenario, make_scenari
     held[1].release()
     assert isinstance(two.wait(), Progress), two.log
     other.check()
+
+
+# Calls
+
+
+def wrong(text: str) -> None:
+    raise BadInput(what="a call", found=text, fix="Try it.")
+
+
+def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGE", "called")
+    assert keeper.called(os.getenv, "STAGE") == "called"
+    assert keeper.called(os.getpid) != os.getpid()
+
+
+def test_error_of_a_call_is_the_callers() -> None:
+    with pytest.raises(BadInput, match="a call: nothing"):
+        keeper.called(wrong, "nothing")
+    with pytest.raises(keeper.CallDied, match="_exit was killed or crashed"):
+        keeper.called(os._exit, 3)
 
 
 # What one run leaves to the next

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -193,7 +194,7 @@ class ValidateOperator(BaseOperator):
         spec = spec_of(self.consumer)
         ti = context["ti"]
         run, url = ValidatedRun(ti.dag_id, ti.run_id), database_url(spec)
-        verdict = validate(url, run, group=spec.group, suites=suite_files(spec), upsert=spec.upserts)
+        verdict = kept_call(spec, validate, url, run, group=spec.group, suites=suite_files(spec), upsert=spec.upserts)
         self._judged.append(Judged(spec.table_names, verdict.results, url))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
@@ -294,6 +295,16 @@ def keeps(spec: ConsumerSpec) -> bool:
     from airflow.configuration import conf
 
     return spec.spark.shared and "Kubernetes" not in conf.get("core", "executor", fallback="")
+
+
+def kept_call(spec: ConsumerSpec, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Calls the function in a fork of a keeper, if possible: importing Great Expectations takes longer than a small validation."""
+    from tidemark.consume.keeper import KeeperUnavailable, called
+
+    if keeps(spec):
+        with contextlib.suppress(KeeperUnavailable):
+            return called(function, *arguments, **named)
+    return function(*arguments, **named)
 
 
 def _validates(task: Any, consumer: str) -> bool:

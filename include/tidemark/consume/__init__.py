@@ -23,6 +23,7 @@ Modules::
     fixed         the partitions of a run without group management
     forms         what a transform makes of records
     json_fields   fields of JSON in the types of a table's columns
+    keeper        has a resident process start the driver
     latest        the latest records of topics, to look at
     launch        starts a driver and follows its attempt's row
     lookup        the topics, logs and ends that a run reads

@@ -9,8 +9,10 @@ The keeper (`tidemark.spark.keeper`) is a resident process. It has imported what
 keeps one local Spark application, so that small runs share a JVM. The first task that needs a keeper starts it. It ends after `IDLE_S`
 without a run.
 
-A connection belongs to one driver. Whoever ends, the others notice by the end of their connection: the keeper kills the driver of a task
-that is gone, and the kernel kills the drivers of a keeper that is gone.
+It also calls functions in a fork (`called`), for what takes longer to import than to do.
+
+A connection belongs to one fork. If one of the processes ends, the others notice by the end of their connection: the keeper kills the fork
+of a task that is gone, and the kernel kills the forks of a keeper that is gone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pickle
 import signal
 import socket
 import stat
@@ -27,12 +30,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from tidemark import project
 from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, REGISTRY_URL, SPARK_CONF, SPARK_MASTER
+from tidemark.errors import Unavailable
+
+T = TypeVar("T")
 
 KEEPER = "TIDEMARK_KEEPER"
 """In the environment of a driver that a keeper has forked: the keeper's socket."""
@@ -48,6 +55,16 @@ OF_ONE_TASK = "AIRFLOW_CTX_"
 
 class KeeperUnavailable(Exception):
     """There is no keeper, and none could be started. The caller starts the driver itself."""
+
+
+@dataclass(kw_only=True, eq=False)
+class CallDied(Unavailable):
+    """The process that a keeper has forked for a call ended without a result."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"The process that ran {self.what} was killed or crashed. What it had committed stays."
 
 
 class KeptDriver:
@@ -82,22 +99,36 @@ def start_driver(command: Sequence[str], env: Mapping[str, str]) -> KeptDriver:
     read, write = os.pipe()
     stdout = os.fdopen(read, errors="replace")
     try:
-        connection = _connected(env)
-        try:
-            send(connection, {"run": list(command), "env": dict(env), "folder": str(Path.cwd())}, [write])
-            said = receive(connection)
-        except OSError as error:
-            connection.close()
-            raise KeeperUnavailable(str(error)) from error
+        connection, pid = _asked(env, {"run": list(command)}, write)
     except BaseException:
         stdout.close()
         raise
     finally:
         os.close(write)
-    if said is None:
-        stdout.close()
-        raise KeeperUnavailable("it ended")
-    return KeptDriver(connection, said["pid"], stdout)
+    return KeptDriver(connection, pid, stdout)
+
+
+def called(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Calls a module's function in a fork of the keeper, with this process's environment. It has nothing to do with Spark.
+
+    Arguments, result and error are pickled. Raises what the function raises, and `KeeperUnavailable` before it is called.
+    """
+    env = dict(os.environ)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            connection, _ = _asked(env, {"call": True}, theirs.fileno())
+        with connection:
+            ours.sendall(pickle.dumps((function, arguments, named)))
+            ours.shutdown(socket.SHUT_WR)
+            with ours.makefile("rb") as answer:
+                said = answer.read()
+    if not said:
+        raise CallDied(what=function.__qualname__)
+    result, error = pickle.loads(said)  # noqa: S301 - pickled by our own fork
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
 
 
 def attached(group: str) -> tuple[int, str] | None:
@@ -163,7 +194,7 @@ def socket_path(env: Mapping[str, str]) -> Path:
 
 
 def _folder() -> Path:
-    """Only this user may enter it, because whoever reaches a keeper can run code in it. The path of a socket has at most 107 bytes."""
+    """Only this user may enter it, because a keeper runs what it is sent. Short: the path of a socket has at most 107 bytes."""
     folder = Path(tempfile.gettempdir()) / f"tidemark-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -172,6 +203,21 @@ def _folder() -> Path:
     own = folder / hashlib.sha256(str(project.state()).encode()).hexdigest()[:8]
     own.mkdir(mode=0o700, exist_ok=True)
     return own
+
+
+def _asked(env: Mapping[str, str], what: Mapping[str, Any], file: int) -> tuple[socket.socket, int]:
+    """Has the keeper fork a process that gets ``file``, and starts a keeper first if there is none. Returns the connection and the pid."""
+    connection = _connected(env)
+    try:
+        send(connection, {**what, "env": dict(env), "folder": str(Path.cwd())}, [file])
+        said = receive(connection)
+    except OSError as error:
+        connection.close()
+        raise KeeperUnavailable(str(error)) from error
+    if said is None:
+        connection.close()
+        raise KeeperUnavailable("it ended")
+    return connection, said["pid"]
 
 
 def _connected(env: Mapping[str, str]) -> socket.socket:

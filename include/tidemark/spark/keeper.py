@@ -5,6 +5,7 @@
 It is a single thread that waits for messages, so that it can fork at any time, and it holds no secrets of consumers. What it starts::
 
     keeper ─┬─ driver, one per run: its own session, environment and output; killed when its task is gone
+            ├─ call of a function, likewise
             └─ holder, one per application: starts the JVM and cancels the jobs of drivers that are gone
                   └─ JVM ── Python daemon ── Python workers, a fresh fork for each task
 
@@ -22,6 +23,7 @@ import ctypes
 import gc
 import importlib
 import os
+import pickle
 import runpy
 import selectors
 import signal
@@ -29,12 +31,16 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tidemark.consume.keeper import IDLE_S, KEEPER, receive, receive_files, send
 from tidemark.consume.process import PARENT, die_with_parent
+from tidemark.errors import TidemarkError
+from tidemark.quality.suite import great_expectations
 
 IMPORTS = (
     "numpy",
@@ -124,7 +130,10 @@ class Keeper:
         if said is None:
             self._close(connection)
         elif "run" in said:
-            self._run(connection, said, files[0])
+            self._fork(connection, files[0], partial(_become_driver, said))
+        elif "call" in said:
+            great_expectations()  # once: the fork would import it, and so would the next one
+            self._fork(connection, files[0], partial(_become_call, said))
         elif "attach" in said:
             self._attach(connection, said["attach"])
         elif "stop" in said:
@@ -137,12 +146,14 @@ class Keeper:
 
     # Drivers
 
-    def _run(self, task: socket.socket, said: dict[str, Any], output: int) -> None:
+    def _fork(self, task: socket.socket, file: int, become: Callable[[int, dict[str, str]], NoReturn]) -> None:
+        """A process for a task, which gets ``file``."""
         parent = os.getpid()
+        gc.freeze()  # forks share what is not looked at
         pid = os.fork()
         if pid == 0:
-            _become_driver(said, output, {KEEPER: str(self._path), PARENT: str(parent)})
-        os.close(output)
+            become(file, {KEEPER: str(self._path), PARENT: str(parent)})
+        os.close(file)
         driver = self._drivers[task] = _Driver(task, pid, os.pidfd_open(pid))
         self._selector.modify(task, selectors.EVENT_READ, self._task_gone)
         self._selector.register(driver.ended, selectors.EVENT_READ, lambda _: self._driver_ended(driver))
@@ -226,16 +237,40 @@ def _become_driver(said: dict[str, Any], output: int, added: dict[str, str]) -> 
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        os.environ.clear()
-        os.environ.update(said["env"] | added)
-        time.tzset()
-        os.chdir(said["folder"])
+        _take_place(said, added)
         sys.argv = said["run"]
         runpy.run_path(sys.argv[0], run_name="__main__")
 
     words = said["run"]
     name = f"attempt {words[words.index('--attempt') + 1]}" if "--attempt" in words else "tidemark driver"
     _forked(name, keep=output, act=run)
+
+
+def _become_call(said: dict[str, Any], channel: int, added: dict[str, str]) -> NoReturn:
+    """Calls the function that comes through the channel, and sends its result or error."""
+
+    def run() -> None:
+        _take_place(said, added)
+        die_with_parent()
+        with socket.socket(fileno=channel) as connection, connection.makefile("rb") as given:
+            function, arguments, named = pickle.loads(given.read())  # noqa: S301 - pickled by our own caller
+            try:
+                answer = pickle.dumps((function(*arguments, **named), None))
+            except TidemarkError as error:
+                answer = pickle.dumps((None, error))
+            except Exception as error:  # noqa: BLE001 - the caller raises it; not every error can be pickled
+                answer = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
+            connection.sendall(answer)
+
+    _forked("tidemark call", keep=channel, act=run)
+
+
+def _take_place(said: dict[str, Any], added: dict[str, str]) -> None:
+    """Sets the environment and the working folder of the process that asks."""
+    os.environ.clear()
+    os.environ.update(said["env"] | added)
+    time.tzset()
+    os.chdir(said["folder"])
 
 
 def _become_holder(channel: socket.socket, added: dict[str, str]) -> NoReturn:
@@ -286,7 +321,6 @@ def main() -> None:
         importlib.import_module(name)
     _set_name("tidemark keeper")
     gc.collect()
-    gc.freeze()  # forks share what is not looked at
     Keeper(path).serve()
 
 

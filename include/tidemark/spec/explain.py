@@ -111,6 +111,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "airflow.pool": ("is not a pool", "write the name of an Airflow pool, or remove the key"),
     "spark": ("is not a mapping", "write {conf: {spark.executor.memory: 4g}}, or remove the key"),
     "spark.conf": ("is not a mapping", "write {spark.executor.memory: 4g}"),
+    "spark.shared": ("is not true or false", "write false to give the consumer's runs a Spark application of their own"),
     "spark.conf.*": ("is not text, a number or true/false", "write one value, in quotes if in doubt"),
 }
 _REQUIRED = {
