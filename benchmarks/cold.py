@@ -4,6 +4,8 @@
 of the Python workers, and the commit's numbered steps by ``TIDEMARK_STEP_HOOK``. Airflow's own way from the schedule to the task
 (scheduler, supervisor, parsing of the DAG) comes before it and is not in it.
 
+Beside it, warm runs: the same, started by a keeper whose shared application is up.
+
 Every run but an environment's first finds the class-data archive of `tidemark.spark.archive`, so it is made before the first round.
 """
 
@@ -21,18 +23,21 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from benchmarks.product import TRANSFORMS, write_spec
 from benchmarks.site import Job, Site, Topic
 from benchmarks.stage import Stage
 from tidemark.connections import Connections
-from tidemark.consume.launch import run_attempt
+from tidemark.consume import keeper
+from tidemark.consume.launch import Driver, run_attempt
 from tidemark.consume.run import open_attempt
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.sink.steps import Step
 
 RECORDS = 1000
+WARM_UP = 3
 MARKS = "TIDEMARK_BENCH_MARKS"
 STAGES = (
     ("claimed", "attempt's row, Python, imports, look-ups in Kafka, claims"),
@@ -79,12 +84,33 @@ def measure(stage: Stage, site: Site, width: int, rounds: int, report: Callable[
                 "first_commit_s": {"median": statistics.median(first), "min": min(first), "max": max(first)},
                 "end_s": statistics.median(one["end"] for one in runs),
                 "stages_s": stages,
+                "warm": _warm(stage, site, form, topic, rounds, report),
             }
         )
     return rows
 
 
-def _one(site: Site, form: str, topic: Topic) -> dict[str, float]:
+def _warm(stage: Stage, site: Site, form: str, topic: Topic, rounds: int, report: Callable[[str], None]) -> dict[str, float]:
+    """Seconds to the first commit and to the end of runs in the shared application; medians, and the most."""
+    runs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEMARK_STATE", site.folder)
+        try:
+            for number in range(WARM_UP + rounds):
+                stage.empty()
+                moments = _one(site, form, topic, kept=True)
+                if error := stage.wrong(Job(topic), "bench.events"):
+                    raise RuntimeError(f"{form}: {error}")
+                report(f"warm run {form:<12} first commit after {moments['committed']:.2f} s, end {moments['end']:.2f} s")
+                if number >= WARM_UP:
+                    runs.append(moments)
+        finally:
+            keeper.stop_keepers()
+    first, end = ([one[name] for one in runs] for name in ("committed", "end"))
+    return {"first_commit_s": statistics.median(first), "first_commit_max_s": max(first), "end_s": statistics.median(end)}
+
+
+def _one(site: Site, form: str, topic: Topic, *, kept: bool = False) -> dict[str, float]:
     """Seconds from the start to each moment."""
     folder = Path(site.folder)
     group = f"bench-cold-{form}-{time.monotonic_ns()}"
@@ -103,7 +129,7 @@ def _one(site: Site, form: str, topic: Topic) -> dict[str, float]:
 
     watcher: threading.Thread | None = None
 
-    def on_start(driver: subprocess.Popen[str]) -> None:
+    def on_start(driver: Driver) -> None:
         nonlocal watcher
         watcher = threading.Thread(target=_watch, args=(driver.pid, moments), daemon=True)
         watcher.start()
@@ -111,7 +137,8 @@ def _one(site: Site, form: str, topic: Topic) -> dict[str, float]:
     try:
         attempt = open_attempt(site.database_url, group, TaskIdentity())
         folders = {"consumers": [folder / "consumers"], "transforms": [TRANSFORMS]}
-        run_attempt(form, connections, attempt, folders=folders, on_log=on_log, on_progress=lambda progress: None, on_start=on_start)
+        hooks: dict[str, Any] = {} if kept else {"on_start": on_start}
+        run_attempt(form, connections, attempt, folders=folders, on_log=on_log, on_progress=lambda _: None, kept=kept, **hooks)
     finally:
         for name in ("TIDEMARK_STEP_HOOK", MARKS):
             os.environ.pop(name, None)
@@ -150,6 +177,6 @@ def _watch(pid: int, moments: dict[str, float]) -> None:
                     words = child.cmdline()
                     if child.name() == "java" and "pyspark-shell" in words and "org.apache.spark.launcher.Main" not in words:
                         moments.setdefault("jvm", time.time())
-                    elif "pyspark.daemon" in words:
+                    elif "tidemark.spark.daemon" in words:
                         moments.setdefault("worker", time.time())
             time.sleep(0.02)

@@ -213,8 +213,18 @@ def _cold(one: Mapping[str, Any]) -> TableOf:
     rows += [
         ["first commit", f"{first['median']:.1f} ({first['min']:.1f} to {first['max']:.1f})"],
         ["end of the run", f"{one['end_s']:.1f}"],
+        *_warm(one.get("warm")),
     ]
     return f"A cold run of 1,000 records, {one['form'].capitalize()} form", ["stage", "s"], rows
+
+
+def _warm(found: Mapping[str, float] | None) -> list[list[str]]:
+    if found is None:
+        return []
+    return [
+        ["in the shared application: first commit", f"{found['first_commit_s']:.2f} (at most {found['first_commit_max_s']:.2f})"],
+        ["in the shared application: end of the run", f"{found['end_s']:.2f}"],
+    ]
 
 
 def _assignors(rows: list[dict[str, Any]]) -> TableOf:
