@@ -8,6 +8,7 @@ Modules::
     config      one set of client settings for librdkafka and the JVM's client
     groups      consumer groups of Kafka: live members, offsets that are mirrored there
     history     detects a truncated log by its leader epochs (KIP-320)
+    poll        what a poll finds, as columns
     producer    publishes messages, with an answer for each one
     reader      reads `[start, end)` of one partition
     security    TLS and SASL settings in the names of both clients
