@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BrokerUnavailable, Refused
+from tidemark.kafka import compiled
 from tidemark.kafka.config import KafkaConfig
-from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, Failure, MessagePoller
+from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, Failure, MessagePoller, Poller
 from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, l
 
     Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, and `BrokerUnavailable` after `SILENCE_S` without progress.
     """
-    poller = MessagePoller({**config, **SETTINGS}, partition, start, leader_epoch)
+    poller = _poller({**config, **SETTINGS}, partition, start, leader_epoch)
     try:
         heard = time.monotonic()
         trouble = "no message arrived"
@@ -109,6 +110,12 @@ def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, l
                 raise BrokerUnavailable(cause=f"no progress in {partition} below offset {end} for {SILENCE_S} s: {trouble}")
     finally:
         poller.close()
+
+
+def _poller(settings: KafkaConfig, partition: TopicPartition, start: int, leader_epoch: int | None) -> Poller:
+    if (known := compiled.library_for(settings)) is None:
+        return MessagePoller(settings, partition, start, leader_epoch)
+    return compiled.CompiledPoller(known, settings, partition, start, leader_epoch)
 
 
 def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
