@@ -11,13 +11,13 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.consume.forms import Work, by_record, judged_batch
-from tidemark.consume.messages import Unreadable, input_schema, moment, only
+from tidemark.consume.messages import UNIX_EPOCH, Unreadable, input_schema, no_such_time, only
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
-from tidemark.kafka.poll import NO_MOMENT
 from tidemark.kafka.reader import read
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
@@ -27,7 +27,7 @@ from tidemark.sink.commit import Receipt
 from tidemark.sink.drained import Answer, commit_drained, origins
 from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
-from tidemark.transform import Fail, Record
+from tidemark.transform import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,9 +151,9 @@ def _keyed(each: Try) -> Keyed:
 
 
 def _record(each: Try) -> Record | Unreadable:
-    record = each.record
+    record, millis = each.record, each.record.millis
     try:
-        timestamp = moment(NO_MOMENT if record.millis is None else record.millis)
-    except Fail as error:
-        return Unreadable(record.offset, each.key, error)
+        timestamp = UNIX_EPOCH + timedelta(milliseconds=millis or 0)
+    except OverflowError:
+        return Unreadable(record.offset, each.key, no_such_time(millis or 0))
     return Record(record.partition.topic, record.partition.partition, record.offset, timestamp, each.key, each.value, each.headers)

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemark.kafka.config import KafkaConfig
@@ -89,16 +89,17 @@ def only(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.RecordBatch:
 
 
 def rows(part: Slice, chunk: pa.RecordBatch) -> Iterator[Record | Unreadable]:
-    """The records of a chunk one by one, for a plain function."""
+    """The records of a chunk one by one, for a plain function. A `Record` always has a timestamp: 1970, if Kafka has none."""
     topic, partition = part.partition.topic, part.partition.partition
-    columns = (_python(chunk[name]) for name in ("offset", "millis", "key", "value", "unreadable"))
-    for headers, (offset, millis, key, value, bad) in zip(_headers(chunk["headers"]), zip(*columns, strict=True), strict=True):
+    columns = (_python(chunk[name]) for name in ("offset", "key", "value", "unreadable", "millis"))
+    for offset, key, value, bad, millis, since, headers in zip(*columns, _since_1970(chunk), _headers(chunk["headers"]), strict=True):
         try:
-            timestamp = moment(millis)
-            if bad:
-                raise Fail(BAD_HEADERS)
-        except Fail as error:
-            yield Unreadable(offset, key, error)
+            timestamp = UNIX_EPOCH + since
+        except (OverflowError, TypeError):
+            yield Unreadable(offset, key, no_such_time(millis))
+            continue
+        if bad:
+            yield Unreadable(offset, key, Fail(BAD_HEADERS))
         else:
             yield Record(topic, partition, offset, timestamp, key, value, headers)
 
@@ -112,12 +113,8 @@ class Unreadable:
     error: Verdict
 
 
-def moment(millis: int) -> datetime:
-    """1970 for a record without a timestamp: a `Record` always has one. Raises `Fail` if Python has no such time."""
-    try:
-        return UNIX_EPOCH if millis == NO_MOMENT else UNIX_EPOCH + timedelta(milliseconds=millis)
-    except OverflowError:
-        raise Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999") from None
+def no_such_time(millis: int) -> Fail:
+    return Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999")
 
 
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
@@ -178,6 +175,15 @@ def _timestamps(chunk: pa.RecordBatch) -> pa.Array:
     millis = chunk["millis"].to_numpy()
     none = (millis == NO_MOMENT) | (millis < FIRST_MS) | (millis > LAST_MS)
     return pa.array(np.where(none, 0, millis) * 1000, mask=none).cast(pa.timestamp("us", "UTC"))
+
+
+def _since_1970(chunk: pa.RecordBatch) -> list[Any]:
+    """Each record's timestamp as a `timedelta`, but as numpy's own if Python has no such `timedelta`."""
+    import numpy as np
+
+    millis = chunk["millis"].to_numpy()
+    found: list[Any] = np.where(millis == NO_MOMENT, 0, millis).astype("timedelta64[ms]").tolist()
+    return found
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:

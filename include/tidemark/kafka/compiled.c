@@ -55,7 +55,7 @@ struct columns {
     int64_t *offset;
     int64_t *millis; /* -1: no timestamp */
     struct binary key, value;
-    uint8_t *with_headers; /* validity of the list of headers */
+    const uint8_t *with_headers; /* as measured: validity of the list of headers */
     int32_t *header_ends;
     int64_t without_headers;
     struct binary header_name, header_value;
@@ -120,23 +120,26 @@ void tidemark_sort(const struct client *client, struct message **messages, struc
 }
 
 /* How many of the messages, at least one, have at most `limit` bytes together, and what a chunk of them needs.
- * Sets the bits of those whose headers have a name that is not UTF-8; these headers are left out. */
+ * Sets the bits of those with headers, or with headers that have a name that is not UTF-8, which are left out. librdkafka takes its time
+ * to find that a message has none, so it is asked only once. */
 int64_t tidemark_measure(const struct client *client, struct message **messages, int64_t count, int64_t limit, struct sizes *sizes,
-                         uint8_t *unreadable) {
+                         uint8_t *with_headers, uint8_t *unreadable) {
     *sizes = (struct sizes){0};
+    clear_bits(with_headers, count);
     clear_bits(unreadable, count);
     int64_t at = 0, bytes = 0;
     for (; at < count; at++) {
         struct message *message = messages[at];
         void *headers;
         int64_t number = 0, names = 0, values = 0;
+        int broken = 0;
         if (client->message_headers(message, &headers) == 0) {
             const char *name;
             const void *value;
             size_t size;
             for (; client->header_get_all(headers, (size_t)number, &name, &value, &size) == 0; number++) {
                 if (!is_utf8(name)) {
-                    set_bit(unreadable, at);
+                    broken = 1;
                     number = names = values = 0;
                     break;
                 }
@@ -145,10 +148,12 @@ int64_t tidemark_measure(const struct client *client, struct message **messages,
             }
         }
         bytes += (int64_t)(message->key_size + message->value_size) + names + values;
-        if (at && bytes > limit) {
-            unreadable[at >> 3] &= (uint8_t)~(1u << (at & 7));
+        if (at && bytes > limit)
             break;
-        }
+        if (broken)
+            set_bit(unreadable, at);
+        if (number)
+            set_bit(with_headers, at);
         sizes->keys += message->key ? (int64_t)message->key_size : 0;
         sizes->values += message->value ? (int64_t)message->value_size : 0;
         sizes->headers += number;
@@ -160,10 +165,9 @@ int64_t tidemark_measure(const struct client *client, struct message **messages,
 
 /* Fills the columns with the messages that were measured, and destroys these. */
 void tidemark_copy(const struct client *client, struct message **messages, int64_t count, const struct sizes *sizes,
-                   const uint8_t *unreadable, struct columns *to) {
+                   struct columns *to) {
     clear_bits(to->key.valid, count);
     clear_bits(to->value.valid, count);
-    clear_bits(to->with_headers, count);
     clear_bits(to->header_name.valid, sizes->headers);
     clear_bits(to->header_value.valid, sizes->headers);
     to->key.ends[0] = to->value.ends[0] = to->header_ends[0] = to->header_name.ends[0] = to->header_value.ends[0] = 0;
@@ -178,7 +182,7 @@ void tidemark_copy(const struct client *client, struct message **messages, int64
         put(&to->key, at, message->key, message->key_size);
         put(&to->value, at, message->value, message->value_size);
         void *headers;
-        if (!has_bit(unreadable, at) && client->message_headers(message, &headers) == 0) {
+        if (has_bit(to->with_headers, at) && client->message_headers(message, &headers) == 0) {
             const char *name;
             const void *value;
             size_t size;
@@ -187,10 +191,7 @@ void tidemark_copy(const struct client *client, struct message **messages, int64
                 put(&to->header_value, header, value, size);
             }
         }
-        if (header > to->header_ends[at])
-            set_bit(to->with_headers, at);
-        else
-            to->without_headers++;
+        to->without_headers += header == to->header_ends[at];
         to->header_ends[at + 1] = header;
         messages[at] = NULL;
         client->message_destroy(message);

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -68,8 +69,8 @@ _PASSED_ON = ("message_destroy", "message_timestamp", "message_leader_epoch", "m
 """Those that ``compiled.c`` calls, in the order of its ``struct client``."""
 _OWN: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sort": (None, (_P, _P, _P, _I64, _I64, _P)),
-    "measure": (_I64, (_P, _P, _I64, _I64, _P, _P)),
-    "copy": (None, (_P, _P, _I64, _P, _P, _P)),
+    "measure": (_I64, (_P, _P, _I64, _I64, _P, _P, _P)),
+    "copy": (None, (_P, _P, _I64, _P, _P)),
     "discard": (None, (_P, _P, _I64)),
 }
 
@@ -165,14 +166,14 @@ def library() -> Library | None:
 
 def _compiled(source: bytes, fresh: Path, made: Path) -> Path:
     """Compiles in the folder ``fresh`` and moves the result to ``made`` if it may. Several processes may do so at a time."""
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
+    if not compiler:
         raise FileNotFoundError(f"there is no C compiler ({', '.join(COMPILERS)}), and {made} does not exist")
     text, result = fresh / SOURCE, fresh / made.name
     text.write_bytes(source)
-    done = subprocess.run([compiler, *FLAGS, "-o", str(result), str(text)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run([*compiler, *FLAGS, "-o", str(result), str(text)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode != 0:
-        raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+        raise OSError(f"{compiler[0]} failed: {done.stderr.strip()[-500:]}")
     with result.open("rb") as file:
         os.fsync(file.fileno())
     if fresh.parent == made.parent:
@@ -258,16 +259,17 @@ class CompiledPoller:
         import pyarrow as pa
 
         messages = ctypes.addressof(self._messages) + at * ctypes.sizeof(_P)
-        unreadable, sizes = _bits(count), _Sizes()
-        count = self._own["measure"](self._client, messages, count, BYTES_A_POLL, ctypes.byref(sizes), unreadable.address)
+        with_headers, unreadable, sizes = _bits(count), _bits(count), _Sizes()
+        bits = (with_headers.address, unreadable.address)
+        count = self._own["measure"](self._client, messages, count, BYTES_A_POLL, ctypes.byref(sizes), *bits)
         offset, millis = pa.allocate_buffer(8 * count), pa.allocate_buffer(8 * count)
         key, value = _Column(count, sizes.keys), _Column(count, sizes.values)
-        with_headers, header_ends = _bits(count), pa.allocate_buffer(4 * (count + 1))
+        header_ends = pa.allocate_buffer(4 * (count + 1))
         names, values = _Column(sizes.headers, sizes.header_names), _Column(sizes.headers, sizes.header_values)
         columns = _Columns(
             offset.address, millis.address, key.raw, value.raw, with_headers.address, header_ends.address, 0, names.raw, values.raw
         )
-        self._own["copy"](self._client, messages, count, ctypes.byref(sizes), unreadable.address, ctypes.byref(columns))
+        self._own["copy"](self._client, messages, count, ctypes.byref(sizes), ctypes.byref(columns))
         arrays = [
             pa.Array.from_buffers(pa.int64(), count, [None, offset], 0),
             pa.Array.from_buffers(pa.int64(), count, [None, millis], 0),
