@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -144,12 +144,22 @@ class MessagePoller:
         if not messages:
             return Polled(last=last, failures=failures)
         size = sum(map(len, messages))
-        at_a_time = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // (size // len(messages) + 1)))
-        chunks = (chunk_of(messages[at : at + at_a_time]) for at in range(0, len(messages), at_a_time))
+        chunks = map(chunk_of, _bounded(messages) if size > BYTES_A_POLL else [messages])
         return Polled(chunks, len(messages), last, messages[-1].leader_epoch(), size, failures)
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """The messages, up to `BYTES_A_POLL` of them at a time, at least one."""
+    start = size = 0
+    for at, message in enumerate(messages):
+        size += len(message)
+        if at > start and size > BYTES_A_POLL:
+            yield messages[start:at]
+            start, size = at, len(message)
+    yield messages[start:]
 
 
 def _headers(messages: Sequence[Message]) -> tuple[list[Any], Any]:
