@@ -234,3 +234,48 @@ def test_settings_that_confluent_kafka_adds_to_are_left_to_it() -> None:
     assert compiled.library_for({"sasl.mechanism": "SCRAM-SHA-256"}) is not None
     assert compiled.library_for({"sasl.mechanisms": "oauthbearer"}) is None
     assert compiled.library_for({"plugin.library.paths": "x"}) is None
+
+
+# ---- memory
+
+READ_ALL = """
+import sys
+from tidemark.kafka import compiled
+from tidemark.kafka.reader import read
+from tidemark.records.ranges import TopicPartition
+
+assert compiled.library() is not None
+servers, topic, end = sys.argv[1], sys.argv[2], int(sys.argv[3])
+for start in range(0, end, end // 3):
+    for chunk in read({"bootstrap.servers": servers}, TopicPartition(topic, 0), start, end):
+        chunk.validate(full=True)
+left = read({"bootstrap.servers": servers}, TopicPartition(topic, 0), 0, end)
+next(left)
+left.close()
+"""
+
+
+def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Path) -> None:
+    """The same file, compiled with AddressSanitizer, and Arrow's buffers from malloc."""
+    preloaded = [
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    assert all(map(os.path.isabs, preloaded)), "gcc's sanitizer is missing"
+    topic = topics.create()
+    for number in range(30):
+        headers = [(b"name", None), (b"", b""), (b"x" * number, b"y" * number), (b"\xff" if number % 5 == 0 else b"z", b"z")][: number % 5]
+        produce_raw(topics.servers, topic, [RawRecord(b"v" * size, 0, headers, None if size % 3 else b"k" * size) for size in range(40)])
+    env = {
+        **os.environ,
+        "CC": "gcc -fsanitize=address",
+        "TIDEMARK_CACHE": str(tmp_path),
+        "LD_PRELOAD": " ".join(preloaded),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks a lot at its end
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "PYTHONMALLOC": "malloc",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, topics.servers, topic, "1200"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
