@@ -21,12 +21,17 @@ from tests.sampling import examples
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work
 from tidemark.consume.messages import input_schema, payloads, records, rows
+from tidemark.formats.decoder import Decoder
+from tidemark.formats.schema import parse
 from tidemark.kafka.poll import chunk_of
 from tidemark.records.outcome import ONLY, Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
+from tidemark.retry.order import KeyOrder
+from tidemark.retry.store import Blocked
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally
 from tidemark.sink.target import Target
+from tidemark.spec.model import Encoding
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record, Retry, Skip
 
@@ -221,6 +226,21 @@ def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: lis
     assert counts.sink_rows == answers.count("row") + 3 * answers.count("rows") == (0 if taken is None else taken.num_rows)
     if taken is not None:
         assert taken.column("population").to_pylist() == taken.column("kafka_offset").to_pylist()
+
+
+def test_held_record_whose_schema_is_not_known_yet_is_held() -> None:
+    """It may be known by the time of its turn; a record that can never be read fails at once."""
+    node = parse(json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}))
+    decoder = Decoder({"value": Encoding.AVRO, "key": Encoding.BYTES}, {("flights", "value"): node}, {9: None}, {"value": True})
+    task = Work(Target("", 1, 1, (LAYOUT,)), {}, Form.FUNCTION, lambda record: None, (), decoder)
+    order = KeyOrder(10)
+    order.begin([Blocked(b"k", 50, 0)])
+    given = chunk_of([sent(100, b"\0\0\0\0\x09\x02"), sent(101, b"noise")])
+    found = forms.by_record(task, PART, rows(PART, given), order=order).rejects
+    assert [(each.offset, each.disposition.name, each.error_type) for each in found] == [
+        (100, "HELD", "HeldBack"),
+        (101, "FAIL", "Undecodable"),
+    ]
 
 
 # ---- values

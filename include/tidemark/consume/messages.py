@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -119,10 +119,7 @@ def no_such_time(millis: int) -> Fail:
 
 def payloads(kafka: KafkaConfig, part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
     """Reads records of a slice again by their offsets, with everything that a retry needs: the `Payloads` of a commit."""
-    for chunk in read(kafka, part.partition, min(offsets), max(offsets) + 1, part.leader_epoch):
-        chosen = only(chunk, offsets)
-        if chosen.num_rows:
-            yield _payloads(chosen)
+    return _chosen(read(kafka, part.partition, min(offsets), max(offsets) + 1, part.leader_epoch), offsets)
 
 
 class Kept:
@@ -140,12 +137,12 @@ class Kept:
     def keep(self, chunk: pa.RecordBatch, rejects: Sequence[Reject]) -> None:
         if not rejects or self._bytes > KEPT_BYTES:
             return
-        chosen = only(chunk, {reject.offset for reject in rejects})
+        chosen = only(chunk, [reject.offset for reject in rejects])
         self._bytes += chosen.nbytes
         if self._bytes > KEPT_BYTES:
             self._chunks.clear()
             self._offsets.clear()
-        else:
+        elif chosen.num_rows:
             self._chunks.append(chosen)
             self._offsets.update(chosen["offset"].to_pylist())
 
@@ -153,7 +150,17 @@ class Kept:
         """Like the function `payloads`."""
         if not self._offsets >= set(offsets):
             return payloads(self._kafka, part, offsets)
-        return (_payloads(chosen) for chunk in self._chunks if (chosen := only(chunk, offsets)).num_rows)
+        return _chosen(self._chunks, offsets)
+
+
+def _chosen(chunks: Iterable[pa.RecordBatch], offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
+    import numpy as np
+
+    wanted = np.sort(np.fromiter(offsets, np.int64, len(offsets)))
+    for chunk in chunks:
+        start, end = np.searchsorted(wanted, (chunk["offset"][0].as_py(), chunk["offset"][-1].as_py() + 1))
+        if start < end and (chosen := only(chunk, wanted[start:end])).num_rows:
+            yield _payloads(chosen)
 
 
 def _payloads(chunk: pa.RecordBatch) -> pa.RecordBatch:
@@ -197,10 +204,11 @@ def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:
 
 def _are(chunk: pa.RecordBatch, offsets: Collection[int]) -> pa.Array:
     """Which records have one of these offsets."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.is_in(chunk["offset"], pa.array(list(offsets), pa.int64()))
+    return pc.is_in(chunk["offset"], pa.array(np.fromiter(offsets, np.int64, len(offsets))))
 
 
 def _python(column: pa.Array) -> list[Any]:

@@ -159,7 +159,7 @@ def library() -> Library | None:
                 fresh = tempfile.mkdtemp()
             ends.callback(shutil.rmtree, fresh, ignore_errors=True)
             return Library(_compiled(source, Path(fresh), made))
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+    except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home directory
         log.warning("messages are read without the compiled reader, which takes more CPU cause=%s", error)
         return None
 
