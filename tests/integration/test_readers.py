@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -221,19 +222,22 @@ def test_without_a_compiler_python_reads_and_says_so_once(tmp_path: Path, env: d
     assert done.stderr.count("\n") == 1
 
 
-def test_file_in_the_cache_that_is_no_library_does_not_stop_a_run(tmp_path: Path) -> None:
+def test_file_in_the_cache_that_is_no_library_is_made_again(tmp_path: Path) -> None:
     started(tmp_path)
     (made,) = (tmp_path / "compiled").iterdir()
     made.write_bytes(b"not a library")
-    assert started(tmp_path).stdout == "python\n"
+    assert started(tmp_path).stdout == "compiled\n"
+    assert made.read_bytes() != b"not a library"
 
 
-def test_settings_that_confluent_kafka_adds_to_are_left_to_it() -> None:
-    """It renews the tokens of OAuth, and knows where its plugins are."""
+def test_settings_that_confluent_kafka_adds_to_are_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It renews the tokens of OAuth, and knows where its plugins are. That is said once in a process."""
+    caplog.set_level(logging.INFO, logger=compiled.__name__)
     assert compiled.library_for({}) is not None
     assert compiled.library_for({"sasl.mechanism": "SCRAM-SHA-256"}) is not None
-    assert compiled.library_for({"sasl.mechanisms": "oauthbearer"}) is None
-    assert compiled.library_for({"plugin.library.paths": "x"}) is None
+    for settings_ in ({"sasl.mechanisms": "oauthbearer"}, {"plugin.library.paths": "x"}) * 2:
+        assert compiled.library_for(settings_) is None
+    assert len([record for record in caplog.records if record.name == compiled.__name__]) == 1
 
 
 # ---- memory

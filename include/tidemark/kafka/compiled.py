@@ -137,7 +137,15 @@ def _declared(function: Any, result: Any, arguments: Sequence[Any]) -> Any:
 def library_for(settings: KafkaConfig) -> Library | None:
     """`library`, unless confluent-kafka adds to what librdkafka does with these settings: OAuth's tokens, the places of plugins."""
     mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or ""
-    return None if mechanism.upper() == "OAUTHBEARER" or "plugin.library.paths" in settings else library()
+    if mechanism.upper() == "OAUTHBEARER" or "plugin.library.paths" in settings:
+        _say_left_out()
+        return None
+    return library()
+
+
+@functools.cache
+def _say_left_out() -> None:
+    log.info("messages are read without the compiled reader, which takes more CPU cause=OAUTHBEARER and plugins need confluent-kafka")
 
 
 @functools.cache
@@ -149,7 +157,7 @@ def library() -> Library | None:
         key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         folder = cache() / "compiled"
         made = folder / f"reader-{key}.so"
-        if made.exists():
+        with contextlib.suppress(OSError):  # it is not there, or damaged
             return Library(made)
         with contextlib.ExitStack() as ends:
             try:
@@ -173,7 +181,7 @@ def _compiled(source: bytes, fresh: Path, made: Path) -> Path:
     text.write_bytes(source)
     done = subprocess.run([*compiler, *FLAGS, "-o", str(result), str(text)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode != 0:
-        raise OSError(f"{compiler[0]} failed: {done.stderr.strip()[-500:]}")
+        raise OSError(f"{compiler[0]} failed: {' '.join(done.stderr.split())[-TEXT_BYTES:]}")
     with result.open("rb") as file:
         os.fsync(file.fileno())
     if fresh.parent == made.parent:
