@@ -185,7 +185,7 @@ def _timestamps(chunk: pa.RecordBatch) -> pa.Array:
 
 
 def _since_1970(chunk: pa.RecordBatch) -> list[Any]:
-    """Each record's timestamp as a `timedelta`, but as numpy's own if Python has no such `timedelta`."""
+    """Each record's timestamp as a `timedelta`, or as a number or `None` if Python has no such `timedelta`."""
     import numpy as np
 
     millis = chunk["millis"].to_numpy()
