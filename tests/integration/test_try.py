@@ -229,7 +229,7 @@ def test_latest_are_the_last_committed_records_over_all_partitions(scenario: Sce
 
     def values(count: int) -> list[int]:
         partitions = [each for found in Cluster(kafka).topics([topic]) for each in found.all()]
-        return [int(message.value() or b"") for message in latest(kafka, Cluster(kafka).logs(partitions).values(), count)]
+        return [int(value) for value in latest(kafka, Cluster(kafka).logs(partitions).values(), count)["value"].to_pylist()]
 
     assert values(100) == [10, 20, 40, 30, 50]
     assert values(3) == [40, 30, 50]

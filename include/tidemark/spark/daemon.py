@@ -25,6 +25,7 @@ from pyspark import daemon  # noqa: TID253
 
 import tidemark.spark.engine  # noqa: F401
 from tidemark.consume.work import collect_less_garbage
+from tidemark.kafka.compiled import library
 
 
 def _watched(work: Any) -> Any:
@@ -49,6 +50,7 @@ def _end_with(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    library()  # compiled or loaded once
     collect_less_garbage()
     daemon.worker = _watched(daemon.worker)
     daemon.manager()
