@@ -12,6 +12,7 @@ from benchmarks.site import Job, Topic
 from benchmarks.stage import Stage
 
 KEY = "event_id"
+SMALL = 100
 FORMS = ("arrow_transform", "spark_transform")
 
 
@@ -22,6 +23,8 @@ class Extent:
     records: tuple[int, ...]
     partitions: tuple[int, ...]
     partition_records: int
+    small_partitions: int
+    """A topic with so many partitions of `SMALL` records each."""
     widths: tuple[int, ...]
     width_records: int
     batches: tuple[int, ...]
@@ -32,6 +35,7 @@ FULL = Extent(
     records=(1_000, 250_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000),
     partitions=(1, 4, 16, 64),
     partition_records=1_000_000,
+    small_partitions=1_000,
     widths=(160, 500, 2000),
     width_records=400_000,
     batches=(100_000, 500_000, 2_000_000),
@@ -41,6 +45,7 @@ QUICK = Extent(
     records=(1_000, 50_000),
     partitions=(1, 16),
     partition_records=48_000,
+    small_partitions=32,
     widths=(160, 500),
     width_records=40_000,
     batches=(50_000,),
@@ -92,6 +97,10 @@ def _cases(stage: Stage, extent: Extent, width: int) -> Iterator[Case]:
         topic = stage.topic(Topic(f"events-p{partitions}", partitions, extent.partition_records, width))
         for form in FORMS:
             yield Case("partitions", f"{partitions}", form, Job(topic))
+    many = extent.small_partitions
+    topic = stage.topic(Topic("events-small-partitions", many, many * SMALL, width))
+    for form in FORMS:
+        yield Case("partitions", f"{many:,} of {SMALL} records", form, Job(topic))
     for wide in extent.widths:
         topic = stage.topic(Topic(f"events-w{wide}", 4, extent.width_records, wide))
         for form in FORMS:
