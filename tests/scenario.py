@@ -31,7 +31,7 @@ from tidemark.consume.describe import layouts_of
 from tidemark.consume.fields import transform_of
 from tidemark.consume.fixed import narrowed
 from tidemark.consume.forms import Work
-from tidemark.consume.work import consume_slice
+from tidemark.consume.work import SliceWorker
 from tidemark.db import Connection
 from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
@@ -131,7 +131,8 @@ class LocalEngine:
     def _outcome(self, work: Work, part: Slice, isolate: bool) -> Receipt | TidemarkError:
         try:
             self.before(part)
-            return consume_slice(work, part, isolate=isolate)
+            with contextlib.closing(SliceWorker(work)) as worker:
+                return worker.consume(part, isolate=isolate)
         except TidemarkError as error:
             return error
 

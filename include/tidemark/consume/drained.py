@@ -50,7 +50,7 @@ class Try:
 
 
 def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
-    """Does what `tidemark.consume.work.consume_slice` does, for a slice of a retry topic. See `commit_drained`."""
+    """Does what `tidemark.consume.work.SliceWorker` does, for a slice of a retry topic. See `commit_drained`."""
     return commit_drained(work.target, part, lambda records: _judged(work, part, records), isolate=isolate)
 
 

@@ -13,42 +13,57 @@ from tidemark.consume.drained import drain_slice
 from tidemark.consume.forms import Work, by_batch, by_record
 from tidemark.consume.messages import Kept, rows
 from tidemark.formats.decoder import SchemasMissing
-from tidemark.kafka.reader import read
+from tidemark.kafka.reader import Reader
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
 from tidemark.retry.order import KeyOrder, KeysBlocked
-from tidemark.sink.commit import Receipt, commit_slice
+from tidemark.sink.commit import Receipt, Sessions, commit_slice
 from tidemark.spec.transform import Form
 
 JUDGE_AT_MOST = 3
 """Maximum number of tries of a slice whose keys become blocked while it runs."""
 
 
-def consume_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
-    """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it. See `commit_slice`."""
-    try:
-        if part.drained:
-            return drain_slice(work, part, isolate=isolate)
-        retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
-        return retrying(_consumed, work, part, isolate)
-    except SchemasMissing as error:
-        raise replace(error, part=part) from None
+class SliceWorker:
+    """Does a `Work` on slice after slice, with one Kafka client and one database session as long as nothing fails.
 
+    Connecting takes longer than a small slice. Not for several threads.
+    """
 
-def _consumed(work: Work, part: Slice, isolate: bool) -> Receipt:
-    order = None if work.target.max_held is None else KeyOrder(work.target.max_held)
-    kept = Kept(work.kafka)
-    return commit_slice(work.target, part, _answers(work, part, order, kept), kept.payloads, isolate=isolate, order=order)
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._reader = Reader(work.kafka)
+        self._sessions = Sessions(lasting=True)
 
+    def close(self) -> None:
+        self._reader.close()
+        self._sessions.close()
 
-def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
-    for chunk in read(work.kafka, part.partition, part.start, part.end, part.leader_epoch):
-        if work.form is Form.ARROW:
-            judged = by_batch(work, part, chunk, order=order)
-        else:
-            judged = by_record(work, part, rows(part, chunk), order=order)
-        kept.keep(chunk, judged.rejects)
-        yield judged
+    def consume(self, part: Slice, *, isolate: bool = False) -> Receipt:
+        """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it. See `commit_slice`."""
+        try:
+            if part.drained:
+                return drain_slice(self._work, part, isolate=isolate)
+            retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
+            return retrying(self._consumed, part, isolate)
+        except SchemasMissing as error:
+            raise replace(error, part=part) from None
+
+    def _consumed(self, part: Slice, isolate: bool) -> Receipt:
+        target = self._work.target
+        order = None if target.max_held is None else KeyOrder(target.max_held)
+        kept = Kept(self._work.kafka)
+        answers = self._answers(part, order, kept)
+        return commit_slice(target, part, answers, kept.payloads, isolate=isolate, order=order, sessions=self._sessions)
+
+    def _answers(self, part: Slice, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
+        for chunk in self._reader.read(part.partition, part.start, part.end, part.leader_epoch):
+            if self._work.form is Form.ARROW:
+                judged = by_batch(self._work, part, chunk, order=order)
+            else:
+                judged = by_record(self._work, part, rows(part, chunk), order=order)
+            kept.keep(chunk, judged.rejects)
+            yield judged
 
 
 @functools.cache

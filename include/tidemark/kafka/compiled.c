@@ -27,6 +27,7 @@ struct client {
     int32_t (*message_leader_epoch)(const struct message *);
     int (*message_headers)(const struct message *, void **headers);
     int (*header_get_all)(const void *headers, size_t index, const char **name, const void **value, size_t *size);
+    const char *(*topic_name)(const void *topic);
 };
 
 /* What `sort` found. */
@@ -96,13 +97,21 @@ static void put(struct binary *column, int64_t at, const void *data, size_t size
     column->ends[at + 1] = end;
 }
 
-/* Moves records below `end` to the front and errors to `errors`, and destroys the rest. */
-void tidemark_sort(const struct client *client, struct message **messages, struct message **errors, int64_t count, int64_t end,
-                   struct sorted *found) {
+/* Moves records of the partition below `end` to the front and errors to `errors`, and destroys the rest: what is still said of a partition
+ * that the client has read before belongs to no one. An error without a topic is the client's own. */
+void tidemark_sort(const struct client *client, struct message **messages, struct message **errors, int64_t count, const char *topic,
+                   int32_t partition, int64_t end, struct sorted *found) {
+    const void *known = NULL;
     *found = (struct sorted){.last = -1, .leader_epoch = -1};
     for (int64_t at = 0; at < count; at++) {
         struct message *message = messages[at];
         messages[at] = NULL;
+        if (message->topic && message->topic != known && strcmp(client->topic_name(message->topic), topic) == 0)
+            known = message->topic;
+        if (message->topic && (message->topic != known || message->partition != partition)) {
+            client->message_destroy(message);
+            continue;
+        }
         if (message->error) {
             errors[found->errors++] = message;
             continue;

@@ -65,10 +65,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "destroy": (None, (_P,)),
 }
 """Functions of librdkafka, without their prefix, that are called from here."""
-_PASSED_ON = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all")
+_PASSED_ON = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all", "topic_name")
 """Those that ``compiled.c`` calls, in the order of its ``struct client``."""
 _OWN: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "sort": (None, (_P, _P, _P, _I64, _I64, _P)),
+    "sort": (None, (_P, _P, _P, _I64, ctypes.c_char_p, ctypes.c_int32, _I64, _P)),
     "measure": (_I64, (_P, _P, _I64, _I64, _P, _P, _P)),
     "copy": (None, (_P, _P, _I64, _P, _P)),
     "discard": (None, (_P, _P, _I64)),
@@ -192,19 +192,15 @@ def _compiled(source: bytes, fresh: Path, made: Path) -> Path:
 class CompiledPoller:
     """A `tidemark.kafka.poll.Poller` with a client of its own."""
 
-    def __init__(self, library: Library, settings: KafkaConfig, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+    def __init__(self, library: Library, settings: KafkaConfig) -> None:
         self._kafka, self._own, self._client = library.kafka, library.own, library.client
         self._messages = (_P * MESSAGES_A_POLL)()
         self._errors = (_P * MESSAGES_A_POLL)()
         self._queue = None
+        self._partition = b"", 0
         self._handle: int | None = self._connected(settings)
-        try:
-            self._kafka["poll_set_consumer"](self._handle)
-            self._queue = self._kafka["queue_get_consumer"](self._handle)
-            self._assign(partition, start, leader_epoch)
-        except BaseException:
-            self.close()
-            raise
+        self._kafka["poll_set_consumer"](self._handle)
+        self._queue = self._kafka["queue_get_consumer"](self._handle)
 
     def _connected(self, settings: KafkaConfig) -> int:
         said = ctypes.create_string_buffer(TEXT_BYTES)
@@ -219,8 +215,10 @@ class CompiledPoller:
             raise unusable(f"Failed to create consumer: {_text(said.value)}")
         return int(handle)
 
-    def _assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+    def assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+        self._discard()
         topic = partition.topic.encode()
+        self._partition = topic, partition.partition
         wanted = self._kafka["topic_partition_list_new"](1)
         try:
             one = self._kafka["topic_partition_list_add"](wanted, topic, partition.partition)
@@ -241,7 +239,7 @@ class CompiledPoller:
         if taken == 0:
             return Polled()
         found = _Sorted()
-        self._own["sort"](self._client, self._messages, self._errors, taken, end, ctypes.byref(found))
+        self._own["sort"](self._client, self._messages, self._errors, taken, *self._partition, end, ctypes.byref(found))
         return Polled(
             self._chunks(found.records),
             found.records,

@@ -56,7 +56,10 @@ class Polled:
 
 
 class Poller(Protocol):
-    """A consumer of one partition. Not for several threads."""
+    """A consumer of one partition after the other. Not for several threads."""
+
+    def assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+        """Reads this partition from now on, and nothing of the one before."""
 
     def poll(self, count: int, end: int) -> Polled:
         """Waits up to `POLL_S` for ``count`` messages. Drops records from ``end`` on. Raises `BrokerUnavailable`."""
@@ -113,19 +116,20 @@ def chunk_of(messages: Sequence[Message]) -> pa.RecordBatch:
 class MessagePoller:
     """Polls with confluent-kafka, which makes Python objects of messages."""
 
-    def __init__(self, settings: KafkaConfig, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+    def __init__(self, settings: KafkaConfig) -> None:
         from confluent_kafka import Consumer
-        from confluent_kafka import TopicPartition as Wire
 
         self._consumer = connected(Consumer, settings)
+        self._partition = TopicPartition("", 0)
+
+    def assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+        from confluent_kafka import TopicPartition as Wire
+
         begin = Wire(partition.topic, partition.partition, start)
         if leader_epoch is not None:
             begin = Wire(partition.topic, partition.partition, start, leader_epoch=leader_epoch)
-        try:
-            self._consumer.assign([begin])
-        except BaseException:
-            self.close()
-            raise
+        self._consumer.assign([begin])
+        self._partition = partition
 
     def poll(self, count: int, end: int) -> Polled:
         from confluent_kafka import KafkaException, Message
@@ -134,6 +138,7 @@ class MessagePoller:
             messages = self._consumer.consume(count, POLL_S)
         except KafkaException as error:
             raise BrokerUnavailable(cause=str(error)) from error
+        messages = [each for each in messages if each.topic() is None or self._is_assigned(each)]
         failures = []
         if any(map(Message.error, messages)):
             failures = [Failure(failure.code(), failure.str(), each.offset()) for each in messages if (failure := each.error()) is not None]
@@ -146,6 +151,10 @@ class MessagePoller:
         size = sum(map(len, messages))
         chunks = map(chunk_of, _bounded(messages) if size > BYTES_A_POLL else [messages])
         return Polled(chunks, len(messages), last, messages[-1].leader_epoch(), size, failures)
+
+    def _is_assigned(self, message: Message) -> bool:
+        """Not said of a partition that was read before."""
+        return message.partition() == self._partition.partition and message.topic() == self._partition.topic
 
     def close(self) -> None:
         self._consumer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,48 +75,74 @@ class BatchDamaged(Refused):
 
 
 def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Yields the committed records of ``[start, end)`` in order, in chunks of up to `MESSAGES_A_POLL` records and about `BYTES_A_POLL`.
+    """Reads one range with a client of its own. See `Reader.read`."""
+    with contextlib.closing(Reader(config)) as reader:
+        yield from reader.read(partition, start, end, leader_epoch)
 
-    A chunk has the columns of `tidemark.kafka.poll.chunk_schema`. ``end`` must not lie beyond the last stable offset. ``leader_epoch``: an
-    epoch in which the log reached ``end``; a record of a later epoch shows that the log was truncated since. Closes its consumer when
-    exhausted, closed or garbage-collected.
 
-    Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, and `BrokerUnavailable` after `SILENCE_S` without progress.
-    """
-    poller = _poller({**config, **SETTINGS}, partition, start, leader_epoch)
-    try:
-        heard = time.monotonic()
-        trouble = "no message arrived"
-        position, wanted = start, FIRST_POLL
-        while True:
-            polled = poller.poll(min(wanted, end - position), end)  # not more than are left: it waits for the last one
-            done = polled.last is not None and polled.last + 1 >= end
-            for failure in polled.failures if not done else ():
-                done, said = _read_up_to(failure, partition, start, end)
-                trouble = said or trouble
-                if done:
-                    break
-            if polled.records:
-                assert polled.last is not None
-                if leader_epoch is not None and (epoch := polled.leader_epoch or 0) > leader_epoch:
-                    cause = f"it was truncated: a record up to offset {polled.last} has leader epoch {epoch}, the range has {leader_epoch}"
-                    raise RangeGone(partition=partition, start=start, end=end, cause=cause)
-                position = min(polled.last + 1, end - 1)
-                wanted = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // (polled.bytes // polled.records + 1)))
-                yield from polled.chunks
-                heard = time.monotonic()  # time that the caller takes does not count as silence
+class Reader:
+    """Reads range after range with one client: connecting takes longer than reading a small range. Not for several threads."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._settings = {**config, **SETTINGS}
+        self._idle: Poller | None = None
+
+    def close(self) -> None:
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+
+    def read(self, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields the committed records of ``[start, end)`` in order, in chunks of up to `MESSAGES_A_POLL` records and about `BYTES_A_POLL`.
+
+        A chunk has the columns of `tidemark.kafka.poll.chunk_schema`. ``end`` must not lie beyond the last stable offset. ``leader_epoch``:
+        an epoch in which the log reached ``end``; a record of a later epoch shows that the log was truncated since. A client whose read
+        was left before its end, or failed, is not used again.
+
+        Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, and `BrokerUnavailable` after `SILENCE_S` without progress.
+        """
+        poller = self._idle or _poller(self._settings)
+        self._idle = None
+        try:
+            poller.assign(partition, start, leader_epoch)
+            yield from _chunks(poller, partition, start, end, leader_epoch)
+        except BaseException:
+            poller.close()
+            raise
+        self._idle = poller
+
+
+def _chunks(poller: Poller, partition: TopicPartition, start: int, end: int, leader_epoch: int | None) -> Iterator[pa.RecordBatch]:
+    heard = time.monotonic()
+    trouble = "no message arrived"
+    position, wanted = start, FIRST_POLL
+    while True:
+        polled = poller.poll(min(wanted, end - position), end)  # not more than are left: it waits for the last one
+        done = polled.last is not None and polled.last + 1 >= end
+        for failure in polled.failures if not done else ():
+            done, said = _read_up_to(failure, partition, start, end)
+            trouble = said or trouble
             if done:
-                return
-            if time.monotonic() - heard > SILENCE_S:
-                raise BrokerUnavailable(cause=f"no progress in {partition} below offset {end} for {SILENCE_S} s: {trouble}")
-    finally:
-        poller.close()
+                break
+        if polled.records:
+            assert polled.last is not None
+            if leader_epoch is not None and (epoch := polled.leader_epoch or 0) > leader_epoch:
+                cause = f"it was truncated: a record up to offset {polled.last} has leader epoch {epoch}, the range has {leader_epoch}"
+                raise RangeGone(partition=partition, start=start, end=end, cause=cause)
+            position = min(polled.last + 1, end - 1)
+            wanted = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // (polled.bytes // polled.records + 1)))
+            yield from polled.chunks
+            heard = time.monotonic()  # time that the caller takes does not count as silence
+        if done:
+            return
+        if time.monotonic() - heard > SILENCE_S:
+            raise BrokerUnavailable(cause=f"no progress in {partition} below offset {end} for {SILENCE_S} s: {trouble}")
 
 
-def _poller(settings: KafkaConfig, partition: TopicPartition, start: int, leader_epoch: int | None) -> Poller:
+def _poller(settings: KafkaConfig) -> Poller:
     if (known := compiled.library_for(settings)) is None:
-        return MessagePoller(settings, partition, start, leader_epoch)
-    return compiled.CompiledPoller(known, settings, partition, start, leader_epoch)
+        return MessagePoller(settings)
+    return compiled.CompiledPoller(known, settings)
 
 
 def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from tidemark.db import FIX_PATH, RELEASE_IF_LOST, REWIND_LOCK, answering, connect, is_outage, session, transaction
+from tidemark.db import FIX_PATH, RELEASE_IF_LOST, REWIND_LOCK, answering, connect, is_outage, read_url, session, transaction
 from tidemark.errors import DatabaseUnavailable, Unavailable
 from tidemark.offsets import store
 from tidemark.offsets.locks import LockWait, held_by_writer
@@ -38,7 +38,7 @@ from tidemark.sink.target import Target
 from tidemark.waiting import waiting
 
 if TYPE_CHECKING:
-    from tidemark.db import Cursor
+    from tidemark.db import Connection, Cursor
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,40 @@ class CommitUnknown(Unavailable):
         )
 
 
+class Sessions:
+    """Lends a database session to one commit after the other, as long as none of them fails: connecting takes longer than a small commit.
+
+    Not for several threads. ``lasting``: keep it for the next commit.
+    """
+
+    def __init__(self, *, lasting: bool = False) -> None:
+        self._lasting = lasting
+        self._idle: tuple[str, Connection] | None = None
+
+    def close(self) -> None:
+        if self._idle is not None:
+            self._idle[1].close()
+            self._idle = None
+
+    @contextlib.contextmanager
+    def lent(self, target: Target) -> Iterator[Connection]:
+        """A session outside any transaction. Raises what `tidemark.db.connect` raises."""
+        url = read_url(target.database_url)
+        if self._idle is not None and self._idle[0] != url:
+            self.close()
+        connection = self._idle[1] if self._idle is not None else connect(url, application=target.application)
+        self._idle = None
+        try:
+            yield connection
+            if self._lasting:
+                with contextlib.suppress(psycopg2.Error):  # lost after the commit
+                    connection.rollback()  # a twin has nothing to commit
+                    self._idle = url, connection
+        finally:
+            if self._idle is None:
+                connection.close()
+
+
 def commit_slice(
     target: Target,
     part: Slice,
@@ -81,6 +115,7 @@ def commit_slice(
     *,
     isolate: bool = False,
     order: KeyOrder | None = None,
+    sessions: Sessions | None = None,
 ) -> Receipt:
     """Stores a slice in one transaction of its own and returns the receipt.
 
@@ -99,8 +134,8 @@ def commit_slice(
             with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
                 order.begin(read_blocked(cur, target.group_id, part))
         with spooled(judged) as answers:
-            return _commit_slice(target, part, answers, payloads, isolate=isolate, order=order)
-    return _commit_slice(target, part, judged, payloads, isolate=False, order=order)
+            return _commit_slice(target, part, answers, payloads, isolate=isolate, order=order, sessions=sessions)
+    return _commit_slice(target, part, judged, payloads, isolate=False, order=order, sessions=sessions)
 
 
 def _commit_slice(
@@ -111,6 +146,7 @@ def _commit_slice(
     *,
     isolate: bool,
     order: KeyOrder | None,
+    sessions: Sessions | None,
 ) -> Receipt:
     def store_slice(cur: Cursor) -> list[Receipt]:
         reached(Step.MOVE_OFFSET, part)
@@ -139,10 +175,12 @@ def _commit_slice(
         enter(cur, target, part, counts)
         return [Receipt(part, counts)]
 
-    return commit(target, [part], store_slice)[0]
+    return commit(target, [part], store_slice, sessions)[0]
 
 
-def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
+def commit(
+    target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]], sessions: Sessions | None = None
+) -> list[Receipt]:
     """Runs ``store_parts``, which are steps ② to ⑤, in one transaction, and returns its result once the commit is certain.
 
     A commit never fails because a rewind or an erasure holds a lock: it starts over until that has ended. That is safe because ② comes
@@ -151,7 +189,7 @@ def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor
     wait = LockWait(f"position of {parts[0].partition}")
     while True:
         try:
-            return _commit(target, parts, store_parts)
+            return _commit(target, parts, store_parts, sessions or Sessions())
         except PositionLocked as error:
             with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
                 position = {"group_id": error.group_id, "topic_id": error.topic_id, "partition": error.partition.partition}
@@ -160,12 +198,8 @@ def commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor
                 wait.say(cur, {**position, "class": REWIND_LOCK})
 
 
-def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]]) -> list[Receipt]:
-    with (
-        waiting(f"commit of={parts[0]}"),
-        contextlib.closing(connect(target.database_url, application=target.application)) as connection,
-        answering(connection),
-    ):
+def _commit(target: Target, parts: Sequence[Slice], store_parts: Callable[[Cursor], list[Receipt]], sessions: Sessions) -> list[Receipt]:
+    with waiting(f"commit of={parts[0]}"), sessions.lent(target) as connection, answering(connection):
         try:
             with connection.cursor() as cur:
                 reached(Step.BEGIN, parts[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
 import itertools
 import json
 import logging
@@ -25,7 +26,7 @@ from tidemark.consume.describe import layouts_of
 from tidemark.consume.drained import batch_of, read_all_tries
 from tidemark.consume.forms import TransformFailed, Work
 from tidemark.consume.messages import payloads, records
-from tidemark.consume.work import collect_less_garbage, consume_slice
+from tidemark.consume.work import SliceWorker, collect_less_garbage
 from tidemark.errors import TidemarkError
 from tidemark.formats.decoder import Decoder, SchemasMissing
 from tidemark.kafka.cluster import Cluster
@@ -63,6 +64,9 @@ ORDER = "tidemark.slices"
 """The job property that tells each task its slice. The order is known only from the plan, which already contains the task's function."""
 UNDECODABLE = "tidemark: records cannot be decoded"
 HEADERS_ARE_MISSING = "tidemark: the records were read without their headers"
+SHARES_PER_CORE = 4
+"""Maximum number of tasks for each core in the function and Arrow forms: enough to even out slices of different sizes and the waits of each
+one for Kafka and Postgres."""
 SOURCE_OPTIONS = {
     "failOnDataLoss": "true",
     "kafka.isolation.level": "read_committed",
@@ -257,7 +261,8 @@ class SparkEngine:
         work = Work(
             target, self._connections.kafka, self._transform.form, self._transform.function, self._permanent, self._decoding.decoder()
         )
-        parts = self._spark.sparkContext.parallelize(slices, len(slices))
+        shares = packed(slices, SHARES_PER_CORE * self._spark.sparkContext.defaultParallelism)
+        parts = self._spark.sparkContext.parallelize(shares, len(shares))
         with translated():
             return _answers(parts.mapPartitions(self._for_worker(partial(_worker_task, work, isolate))).collect())
 
@@ -458,9 +463,19 @@ def _drained(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return iter(())
 
 
-def _worker_task(work: Work, isolate: bool, parts: Iterator[Slice]) -> Iterator[bytes]:
-    for part in parts:
-        yield _answer(lambda part=part: consume_slice(work, part, isolate=isolate))  # type: ignore[misc]
+def packed(slices: Sequence[Slice], tasks: int) -> list[list[Slice]]:
+    """The slices in at most so many shares of about the same size, one for each task. Each task has costs of its own."""
+    shares: list[tuple[int, int, list[Slice]]] = [(0, number, []) for number in range(min(tasks, len(slices)))]
+    for part in sorted(slices, key=lambda part: part.start - part.end):
+        size, number, share = heapq.heappop(shares)
+        heapq.heappush(shares, (size + part.end - part.start, number, [*share, part]))
+    return [share for _, _, share in shares]
+
+
+def _worker_task(work: Work, isolate: bool, shares: Iterator[Sequence[Slice]]) -> Iterator[bytes]:
+    with contextlib.closing(SliceWorker(work)) as worker:
+        for part in itertools.chain.from_iterable(shares):
+            yield _answer(lambda part=part: worker.consume(part, isolate=isolate))  # type: ignore[misc]
 
 
 def _decode_task(
