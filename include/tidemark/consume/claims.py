@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg2.errors
 
 from tidemark.db import REWIND_LOCK, transaction
-from tidemark.errors import DatabaseUnavailable
+from tidemark.errors import DatabaseUnavailable, TidemarkError
 from tidemark.group.coordinator import require_member
 from tidemark.group.listener import Partitions, RebalanceListener
 from tidemark.kafka.cluster import Cluster, Topic
@@ -27,10 +27,16 @@ from tidemark.spec.model import OffsetReset
 if TYPE_CHECKING:
     from tidemark.db import Connection, Cursor
 
+Note = tuple[int, str, tuple[object, ...]]
+"""A line of the log: level, text and values."""
+
 log = logging.getLogger(__name__)
 
 GRACE_MS = 10_000
 """How long a claim waits for a commit in flight on the partition before it ends that database session."""
+CLAIMS_AT_ONCE = 100
+TOGETHER_MS = 100
+"""How long a claim of several partitions waits for a commit in flight before they are claimed one by one."""
 
 STORE_EVERY_S = 5.0
 """How often a continuous run updates the planned ends on its attempt's row."""
@@ -150,10 +156,11 @@ class Holding(RebalanceListener):
     def on_partitions_assigned(self, partitions: Partitions) -> None:
         """Claims each partition in order: raises its epoch and fetches its position. Writes the plan to the attempt's row.
 
-        Creates missing rows, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. Each partition has its own
-        transaction. Raises `OffsetOutOfRange`, `LogTruncated`, `NoPosition`, `TopicRecreated` or `ClaimRefused`; partitions claimed before
-        the error stay claimed. If a newer generation of the same group holds a partition, this member has not learned of the rebalance
-        yet: the partition is claimed with the next assignment, if that still includes it.
+        Creates missing rows, and stores what a reset or a re-created topic takes away as ``lost_range`` rows. A partition
+        about which anything is unusual is claimed in a transaction of its own. Raises `OffsetOutOfRange`, `LogTruncated`, `NoPosition`,
+        `TopicRecreated` or `ClaimRefused`; partitions claimed before the error stay claimed. If a newer generation of the same group
+        holds a partition, this member has not learned of the rebalance yet: the partition is claimed with the next assignment, if that
+        still includes it.
         """
         me = self._me()
         known = sorted(partition for partition in {*partitions, *self._refused} if partition in self._found.logs)
@@ -255,15 +262,48 @@ def claim_all(connection: Connection, me: Claimant, found: LookUp, partitions: C
             raise TopicRecreated(topic=topic.name, positions=left)
         if recreated:
             _leave_behind(connection, me, old)
-        for partition in (partition for partition in topic.all() if partition in partitions):
-            try:
-                # a new partition of a topic that the group has read starts at its log start, even under `latest`
-                log_, topic_known = found.logs[partition], bool(old) or (bool(mine) and not me.by_name)
-                claims.append(_claim(connection, me, ids[topic.name], log_, cluster, found.backfill, topic_known=topic_known))
-            except ClaimRefused as error:
-                if not _group_went_on(connection, me, error):
-                    raise
-                log.warning("claim refused until the next rebalance group=%s: %s", me.group, error)
+        topic_known = bool(old) or (bool(mine) and not me.by_name)  # then a new partition starts at its log start, even under `latest`
+        logs = [found.logs[partition] for partition in topic.all() if partition in partitions]
+        for at in range(0, len(logs), CLAIMS_AT_ONCE):
+            some = logs[at : at + CLAIMS_AT_ONCE]
+            together = _claim_together(connection, me, ids[topic.name], some, cluster, found.backfill, topic_known=topic_known)
+            if together is not None:
+                claims += together
+                continue
+            for log_ in some:
+                try:
+                    claims.append(_claim(connection, me, ids[topic.name], log_, cluster, found.backfill, topic_known=topic_known))
+                except ClaimRefused as error:
+                    if not _group_went_on(connection, me, error):
+                        raise
+                    log.warning("claim refused until the next rebalance group=%s: %s", me.group, error)
+    return claims
+
+
+def _claim_together(
+    connection: Connection,
+    me: Claimant,
+    topic_id: int,
+    logs: Sequence[Log],
+    cluster: Cluster,
+    backfill: Backfill | None,
+    *,
+    topic_known: bool,
+) -> list[Claim] | None:
+    """Claims several partitions in one transaction, in their order. `None` if that is not possible, for whatever reason: a row is locked, a
+    claim is refused. Then nothing is claimed, and claiming them one by one shows why."""
+    if backfill is not None or len(logs) == 1:
+        return None
+    notes: list[Note] = []
+    try:
+        with transaction(connection) as cur:
+            cur.execute("SELECT set_config('lock_timeout', %s, true)", (str(TOGETHER_MS),))
+            if me.member_id is not None:
+                require_member(cur, me.group, me.group_id, me.member_id)
+            claims = [_claim_row(cur, me, topic_id, each, cluster, notes, topic_known=topic_known) for each in logs]
+    except TidemarkError:
+        return None
+    _log(notes)
     return claims
 
 
@@ -290,7 +330,10 @@ def _claim(
                     require_member(cur, me.group, me.group_id, me.member_id)
                 if backfill is not None:
                     return _claim_skipped(cur, me, topic_id, found, backfill)
-                return _claim_row(cur, me, topic_id, found, cluster, topic_known=topic_known)
+                notes: list[Note] = []
+                claim = _claim_row(cur, me, topic_id, found, cluster, notes, topic_known=topic_known)
+            _log(notes)
+            return claim
         except DatabaseUnavailable as error:
             if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
                 raise
@@ -303,7 +346,8 @@ def _claim(
             log.warning("ended a session that held a partition group=%s partition=%s sessions=%s", me.group, found.partition, ended)
 
 
-def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cluster, *, topic_known: bool) -> Claim:
+def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cluster, notes: list[Note], *, topic_known: bool) -> Claim:
+    """Adds what is to be logged once it is committed to ``notes``."""
     partition = found.partition
     cur.execute(
         "SELECT FROM tidemark.partition_offset WHERE group_id = %s AND topic_id = %s AND partition = %s",
@@ -312,7 +356,7 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cl
     if cur.fetchone() is None:
         first = first_position(found, me.reset, topic_known=topic_known)
         store.start_partition(cur, me.group_id, topic_id, partition.partition, first)
-        log.info("partition starts group=%s partition=%s offset=%s", me.group, partition, first)
+        notes.append((logging.INFO, "partition starts group=%s partition=%s offset=%s", (me.group, partition, first)))
     claim = store.claim(cur, me.group_id, topic_id, partition, me.generation, me.owner, instance_id=me.instance_id, end=found.end)
     if claim.position > found.end:  # another run looked later and read further, or the log was truncated
         found = cluster.logs([partition])[partition]
@@ -323,8 +367,14 @@ def _claim_row(cur: Cursor, me: Claimant, topic_id: int, found: Log, cluster: Cl
         return claim
     if jump.lost is not None:
         store.record_lost(cur, me.group_id, me.attempt_id, topic_id, partition.partition, *jump.lost, jump.reason)
-        log.warning("records lost group=%s partition=%s start=%s end=%s reason=%s", me.group, partition, *jump.lost, jump.reason)
+        lost = (me.group, partition, *jump.lost, jump.reason)
+        notes.append((logging.WARNING, "records lost group=%s partition=%s start=%s end=%s reason=%s", lost))
     return store.jump(cur, me.group_id, claim, jump.to)
+
+
+def _log(notes: Iterable[Note]) -> None:
+    for level, text, values in notes:
+        log.log(level, text, *values)
 
 
 def _require_same_history(cluster: Cluster, claims: Iterable[Claim]) -> None:

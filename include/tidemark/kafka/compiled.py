@@ -230,6 +230,9 @@ class CompiledPoller:
         finally:
             self._kafka["topic_partition_list_destroy"](wanted)
 
+    def unassign(self) -> None:
+        self._kafka["assign"](self._handle, None)
+
     def poll(self, count: int, end: int) -> Polled:
         count = min(count, MESSAGES_A_POLL)
         self._discard()  # what the caller did not want

@@ -61,6 +61,9 @@ class Poller(Protocol):
     def assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
         """Reads this partition from now on, and nothing of the one before."""
 
+    def unassign(self) -> None:
+        """Fetches nothing more. What was polled stays valid."""
+
     def poll(self, count: int, end: int) -> Polled:
         """Waits up to `POLL_S` for ``count`` messages. Drops records from ``end`` on. Raises `BrokerUnavailable`."""
 
@@ -130,6 +133,9 @@ class MessagePoller:
             begin = Wire(partition.topic, partition.partition, start, leader_epoch=leader_epoch)
         self._consumer.assign([begin])
         self._partition = partition
+
+    def unassign(self) -> None:
+        self._consumer.unassign()
 
     def poll(self, count: int, end: int) -> Polled:
         from confluent_kafka import KafkaException, Message

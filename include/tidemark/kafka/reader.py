@@ -33,7 +33,7 @@ SETTINGS = {
     "fetch.queue.backoff.ms": "10",  # time before a full queue is checked again; with librdkafka's default of 1 s it idled half of the time
     "fetch.message.max.bytes": "8388608",
     "fetch.max.bytes": "67108864",
-    "fetch.wait.max.ms": "20",
+    "fetch.wait.max.ms": "1",  # what lies below the end is there; a request that waits delays the next partition's
     "check.crcs": "true",
     "log_level": "0",  # everything important comes as an error event; the rest would be noise from every worker
 }
@@ -124,6 +124,8 @@ def _chunks(poller: Poller, partition: TopicPartition, start: int, end: int, lea
             trouble = said or trouble
             if done:
                 break
+        if done:
+            poller.unassign()
         if polled.records:
             assert polled.last is not None
             if leader_epoch is not None and (epoch := polled.leader_epoch or 0) > leader_epoch:
