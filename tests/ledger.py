@@ -19,7 +19,7 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
 from tidemark.records.outcome import Disposition, TransformOutput, only, reject
 from tidemark.records.ranges import Claim, Generation, Slice, TopicPartition
-from tidemark.sink.commit import Receipt, commit_slice
+from tidemark.sink.commit import Receipt, Sessions, commit_slice
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 
@@ -134,8 +134,10 @@ class Group:
         """Claimed anew, from the position to ``end``."""
         return slice_of(self.claim(partition), end)
 
-    def commit(self, part: Slice, judged: Iterator[TransformOutput] | None = None, **options: Any) -> Receipt:
-        return commit_slice(self.target(**options), part, of_all_kinds(part) if judged is None else judged, payloads)
+    def commit(
+        self, part: Slice, judged: Iterator[TransformOutput] | None = None, *, sessions: Sessions | None = None, **options: Any
+    ) -> Receipt:
+        return commit_slice(self.target(**options), part, of_all_kinds(part) if judged is None else judged, payloads, sessions=sessions)
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with self.watch.cursor() as cur:

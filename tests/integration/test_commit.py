@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,7 +25,7 @@ from tidemark.records.outcome import BadOutput, RecordCounts, TransformOutput, o
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.sink import commit as commit_module
 from tidemark.sink import load as load_module
-from tidemark.sink.commit import CommitUnknown, Receipt, commit_slice
+from tidemark.sink.commit import CommitUnknown, Receipt, Sessions, commit_slice
 from tidemark.sink.encode import CopyStream
 from tidemark.sink.hand_off import RecordsGone
 from tidemark.sink.load import CopyCountWrong, SinkRejected
@@ -671,3 +672,47 @@ def test_a_database_that_stays_away_leaves_the_outcome_open(
     assert raised.value.retriable
     assert group.counted() == AFTER
     assert group.commit(part, never()).twin
+
+
+# ---- a session for several commits
+
+
+def backends(group: Group) -> set[int]:
+    return {pid for pid, *_ in group.sessions()}
+
+
+def test_session_is_kept_from_one_commit_to_the_next(group: Group) -> None:
+    claim = group.claim()
+    with contextlib.closing(Sessions(lasting=True)) as sessions:
+        seen = []
+        for start in (0, 10):
+            part = Slice(claim.partition, claim.topic_id, start, start + 10, claim.epoch)
+            group.commit(part, all_loaded(part), sessions=sessions)
+            seen.append(backends(group))
+        assert len(seen[0]) == 1
+        assert seen[0] == seen[1]
+
+
+def test_failed_commit_leaves_no_session_to_the_next(group: Group) -> None:
+    """Nor does a session that was lost in between keep a later commit from having one."""
+    claim = group.claim()
+    first, second = (Slice(claim.partition, claim.topic_id, start, start + 10, claim.epoch) for start in (0, 10))
+    with contextlib.closing(Sessions(lasting=True)) as sessions:
+        with pytest.raises(OffsetFenced):
+            group.commit(replace(first, epoch=Epoch(claim.epoch - 1)), all_loaded(first), sessions=sessions)
+        eventually(lambda: not backends(group))
+        group.commit(first, all_loaded(first), sessions=sessions)
+        (pid,) = backends(group)
+        group.sql("SELECT pg_terminate_backend(%s, 5000)", pid)
+        with pytest.raises(DatabaseUnavailable):
+            group.commit(second, all_loaded(second), sessions=sessions)
+        group.commit(second, all_loaded(second), sessions=sessions)
+    assert group.counted() == (20, 20, 0, 2)
+
+
+def test_twin_leaves_its_session_outside_any_transaction(group: Group) -> None:
+    part = group.slice()
+    group.commit(part)
+    with contextlib.closing(Sessions(lasting=True)) as sessions:
+        assert group.commit(part, sessions=sessions).twin
+        assert [state for _, state, _ in group.sessions()] == ["idle"]

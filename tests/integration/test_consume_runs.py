@@ -21,6 +21,7 @@ from tidemark.errors import BrokerUnavailable, DatabaseUnavailable
 from tidemark.kafka import cluster
 from tidemark.kafka.cluster import TopicsMissing
 from tidemark.offsets import store
+from tidemark.offsets.reset import OffsetOutOfRange
 from tidemark.offsets.store import ClaimRefused, OffsetFenced, TaskIdentity
 from tidemark.records.ranges import Slice
 from tidemark.schema import SchemaMismatch
@@ -403,3 +404,25 @@ def test_run_warns_once_of_servers_across_a_network_that_are_not_verified(scenar
         "Kafka at 192.0.2.255 is reached in plain text",
         "Postgres at 192.0.2.255 is not verified, and may be reached in plain text",
     ]
+
+
+def test_many_partitions_are_claimed_in_one_transaction(scenario: Scenario) -> None:
+    topic = scenario.topics.create(5)
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    assert scenario.sql("SELECT count(DISTINCT xmin::text), count(*) FROM tidemark.partition_offset") == [(1, 5)]
+
+
+def test_partitions_beside_one_that_is_out_of_range_are_claimed_one_by_one(scenario: Scenario) -> None:
+    """Those before it stay claimed, and the log says once what became of each."""
+    topic = scenario.topics.create(3)
+    for partition in range(3):
+        scenario.topics.produce(topic, numbers(0, 4), partition=partition)
+    scenario.write(topics=topic).make_sink()
+    scenario.run()
+    scenario.sql("UPDATE tidemark.partition_offset SET next_offset = 1 WHERE partition = 1")
+    scenario.topics.trim(topic, {1: 3})
+    with pytest.raises(OffsetOutOfRange):
+        scenario.run()
+    epochs = scenario.sql("SELECT owner_epoch FROM tidemark.partition_offset ORDER BY partition")
+    assert epochs == [(2,), (1,), (1,)]

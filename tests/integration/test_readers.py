@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -26,7 +27,7 @@ from tests.scenario import Scenario
 from tidemark.errors import BadInput, BrokerUnavailable
 from tidemark.kafka import compiled, reader
 from tidemark.kafka.poll import BYTES_A_POLL, NO_MOMENT
-from tidemark.kafka.reader import RangeGone, read
+from tidemark.kafka.reader import RangeGone, Reader, read
 from tidemark.records.ranges import TopicPartition
 
 ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
@@ -283,3 +284,38 @@ def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Pat
         [sys.executable, "-c", READ_ALL, topics.servers, topic, "1200"], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("reader_", READERS)
+@settings(max_examples=examples(100))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 19), st.integers(1, 20), st.booleans()),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_one_client_reads_range_after_range_as_if_each_were_its_only_one(
+    two_topics: dict[str, str], many: Topics, reader_: str, ranges: list[tuple[str, int, int, int, bool]]
+) -> None:
+    """Also a range that begins before what was read before, in a partition of the same number, after a read that was left."""
+    with reading_with(reader_), contextlib.closing(Reader({"bootstrap.servers": many.servers})) as client:
+        for name, partition, start, length, leave in ranges:
+            end = min(start + length, 20)
+            chunks = client.read(TopicPartition(two_topics[name], partition), start, end)
+            if leave:
+                next(chunks)
+                chunks.close()
+                continue
+            values = [value for chunk in chunks for value in chunk["value"].to_pylist()]
+            assert values == [f"{name}{partition} {offset}".encode() for offset in range(start, end)]
+
+
+@pytest.fixture(scope="module")
+def two_topics(many: Topics) -> dict[str, str]:
+    """Topics of two partitions with twenty records each, which say where they are."""
+    made = {name: many.create(2) for name in ("a", "b")}
+    for name, topic in made.items():
+        for partition in range(2):
+            many.produce(topic, [f"{name}{partition} {offset}".encode() for offset in range(20)], partition=partition)
+    return made

@@ -6,8 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from py4j.protocol import Py4JError, Py4JNetworkError
 
+from tidemark.records.ranges import Epoch, Slice, TopicPartition
+from tidemark.spark.engine import packed
 from tidemark.spark.errors import SparkFailed, lost_jvm
 
 
@@ -32,3 +36,14 @@ def test_a_worker_does_not_look_through_what_it_has_imported_after_each_task() -
     asked = [code.format(task) for task in ("engine._answer(lambda: None)", "list(engine._idle(None, iter(())))", "0")]
     found = [int(subprocess.run([sys.executable, "-c", each], capture_output=True, check=True).stdout) for each in asked]
     assert max(found[:2]) < 2_000 < 50_000 < found[2]
+
+
+@given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=60), st.integers(1, 20))
+def test_slices_are_shared_evenly_among_tasks(sizes: list[int], tasks: int) -> None:
+    """Each slice once, in no more shares than tasks; no share is larger than the smallest one and one more slice."""
+    slices = [Slice(TopicPartition("t", number), 1, 10, 10 + size, Epoch(1)) for number, size in enumerate(sizes)]
+    shares = packed(slices, tasks)
+    assert sorted(part.partition.partition for share in shares for part in share) == list(range(len(sizes)))
+    assert len(shares) == min(tasks, len(sizes))
+    weights = [sum(part.end - part.start for part in share) for share in shares]
+    assert max(weights) - min(weights) <= max(sizes)
