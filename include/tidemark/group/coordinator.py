@@ -159,6 +159,8 @@ class Coordinator:
             seen = self._beat("synced", who, instance_id, generation=generation) or self._beat(
                 "sync", who, instance_id, generation=generation, protocol=protocol
             )
+            if seen is not None and seen.state == GroupState.PREPARING_REBALANCE:
+                raise RebalanceInProgress(group=self._group, member_id=who)
             if seen is not None:
                 return seen.assignment
         given = None if assignments is None else json.loads(as_json(dict(assignments), "assignments"))

@@ -27,7 +27,7 @@ WITH grp AS (
 ), beat AS (
     UPDATE tidemark.group_member member
        SET seen_at = clock_timestamp(), joining = joining OR %(request)s = 'join',
-           synced = CASE %(request)s WHEN 'sync' THEN true WHEN 'join' THEN false ELSE synced END,
+           synced = CASE %(request)s WHEN 'sync' THEN state <> 'PreparingRebalance' WHEN 'join' THEN false ELSE synced END,
            client_id = coalesce(%(client_id)s, client_id), session_timeout_ms = coalesce(%(session_timeout_ms)s, session_timeout_ms),
            rebalance_timeout_ms = coalesce(%(rebalance_timeout_ms)s, rebalance_timeout_ms),
            expected_members = CASE %(request)s WHEN 'join' THEN %(expected_members)s ELSE expected_members END,
@@ -41,8 +41,9 @@ WITH grp AS (
                             AND (SELECT jsonb_agg(offer -> 0) FROM jsonb_array_elements(protocols) AS offer) = %(offered)s
            WHEN 'joined' THEN joining OR (state IN ('CompletingRebalance', 'Stable') AND member_id <> leader)
            WHEN 'synced' THEN synced AND state = 'CompletingRebalance' AND generation = %(generation)s
-           WHEN 'sync' THEN generation = %(generation)s AND (%(protocol)s::text IS NULL OR protocol = %(protocol)s) AND member_id <> leader
-                            AND (state = 'CompletingRebalance' OR (state = 'Stable' AND (synced OR unsynced > 1)))
+           WHEN 'sync' THEN generation = %(generation)s AND (%(protocol)s::text IS NULL OR protocol = %(protocol)s)
+                            AND (state = 'PreparingRebalance' OR (member_id <> leader
+                                 AND (state = 'CompletingRebalance' OR (state = 'Stable' AND (synced OR unsynced > 1)))))
            ELSE generation = %(generation)s END
     RETURNING assignment
 )

@@ -19,6 +19,7 @@ from tests.members import Group, wait_for
 from tidemark.db import Connection, connect
 from tidemark.group import member as member_module
 from tidemark.group.coordinator import Coordinator
+from tidemark.group.errors import RebalanceInProgress
 from tidemark.sink import commit as commit_module
 
 UNDER_THE_LOCK = 2
@@ -40,6 +41,7 @@ COSTS = {
     "joined, the answer to the leader": 1 + UNDER_THE_LOCK + 1,
     "sync of the leader": UNDER_THE_LOCK + MOVE + 1,
     "sync, the answer": 1 + SHARED,
+    "sync, the others join again": 1 + SHARED,
     "leave": UNDER_THE_LOCK + MOVE + 2,
 }
 """Of a call by name. One of a member that waits, or has nothing new to hear, is the statement on its own row and no more; where that finds
@@ -104,6 +106,11 @@ def is_assigned(scene: Scene, size: int) -> list[Player]:
     return players
 
 
+def refused(player: Player) -> None:
+    with pytest.raises(RebalanceInProgress):
+        player.sync()
+
+
 CALLS: dict[str, tuple[Callable[[Scene, int], list[Player]], Callable[[list[Player]], Player], Callable[[Player], object]]] = {
     "heartbeat": (is_stable, lambda players: players[1], Player.heartbeat),
     "joined, still parked": (is_joining, lambda players: players[0], Player.joined),
@@ -117,6 +124,7 @@ CALLS: dict[str, tuple[Callable[[Scene, int], list[Player]], Callable[[list[Play
     "joined, the answer to the leader": (has_joined, lambda players: players[0], Player.joined),
     "sync of the leader": (is_syncing, lambda players: players[0], Player.assign),
     "sync, the answer": (is_assigned, lambda players: players[1], Player.sync),
+    "sync, the others join again": (is_joining, lambda players: players[-1], refused),
     "leave": (is_stable, lambda players: players[1], Player.leave),
 }
 
