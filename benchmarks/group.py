@@ -1,6 +1,7 @@
 """The group protocol: seconds of a rebalance, statements of Postgres, and what it costs a run to be a member.
 
-- *Rebalances* of 2, 20 and 200 members, in one process, each with the threads and the database sessions of a driver's member. By turns
+- *Rebalances* of 2, 20 and 200 members, each with the threads and the database sessions of a driver's member. They share up to
+  `PROCESSES` processes (`benchmarks.crew`): 200 threads of one would measure Python's lock, 200 processes the machine's memory. By turns
   one leaves and one joins. A rebalance lasts from its cause until the last member was told what it reads and nothing is still to come.
 - *Statements*, beside BEGIN and COMMIT, are counted by the cursors of the sessions.
 - *Overhead*: `benchmarks.product` in the Arrow form, its partitions taken by hand, and assigned by a group whose only member it is.
@@ -14,10 +15,9 @@ import contextlib
 import math
 import statistics
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from unittest import mock
 import psycopg2
 
 from benchmarks.contestants import BY_NAME, Contestant
+from benchmarks.crew import NOBODY, TOPIC, Crew, Sight, counted
 from benchmarks.harness import Harness
 from benchmarks.product import Arrow
 from benchmarks.site import Job, Topic
@@ -33,12 +34,8 @@ from benchmarks.stage import Stage
 from tidemark import schema
 from tidemark.consume import run
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt
-from tidemark.db import Connection, Cursor, connect, session, transaction
-from tidemark.group import member as member_module
-from tidemark.group.assignors import Metadata, find_assignor
+from tidemark.db import Connection, connect, session, transaction
 from tidemark.group.coordinator import Coordinator, GroupConfig, JoinRequest
-from tidemark.group.listener import RebalanceListener
-from tidemark.group.member import Member, MemberSettings, WokenUp
 from tidemark.local import LocalStack
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
@@ -56,11 +53,12 @@ if TYPE_CHECKING:
     from tidemark.kafka.cluster import Cluster
 
 CONNECTIONS = 600
-TOPIC = "events"
+PROCESSES = 10
 PARTITIONS_A_MEMBER = 4
 LIMIT_S = 60
 """A rebalance that has not ended by then fails the measurement."""
-LOOK_S = 0.002
+LOOK_S = 0.02
+"""Between two looks at all members. How long a rebalance lasted is not rounded to it: each member notes when it was told."""
 ASSIGNORS = ("cooperative-sticky", "range")
 
 
@@ -73,7 +71,7 @@ class Extent:
     rounds: int
 
 
-FULL = Extent(groups=((2, 40), (20, 24), (200, 6)), records=(1_000, 1_000_000), rounds=7)
+FULL = Extent(groups=((2, 40), (20, 24), (200, 10)), records=(1_000, 1_000_000), rounds=7)
 QUICK = Extent(groups=((2, 4), (5, 4)), records=(1_000, 40_000), rounds=1)
 
 
@@ -90,118 +88,105 @@ def measure(stage: Stage, harness: Harness, extent: Extent, width: int, report: 
 # ---- rebalances
 
 
-class _Crew(RebalanceListener):
-    """A member with its polling thread, as a driver has them; notes when it was last told of an assignment."""
-
-    def __init__(self, url: str, name: str, assignor: str, metadata: Metadata, expected: int | None) -> None:
-        self.told_at = 0.0
-        seat = MemberSettings(group="bench", client_id=name, expected_members=expected)
-        self.member = Member(url, seat, [find_assignor(assignor)], lambda: (TOPIC,), lambda _: metadata, [self])
-        self._poller = threading.Thread(target=self._poll, daemon=True)
-        self._poller.start()
-
-    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self.told_at = time.perf_counter()
-
-    def _poll(self) -> None:
-        with contextlib.suppress(WokenUp):
-            while True:
-                self.member.poll(1.0)
-
-    @property
-    def thread_id(self) -> int:
-        """Of the thread that talks to the coordinator."""
-        return self.member._thread.ident or 0  # noqa: SLF001 - the session is this thread's alone
-
-    def stop_polling(self) -> None:
-        self.member.wakeup()
-        self._poller.join()
-
-
 @dataclass
 class _Group:
     url: str
     assignor: str
     size: int
-    crews: list[_Crew] = field(default_factory=list)
+    crews: list[Crew] = field(default_factory=list)
+    members: list[tuple[str, Crew]] = field(default_factory=list)
+    """By name, oldest first, with the process that each is in."""
     made: int = 0
 
     def __post_init__(self) -> None:
-        self._metadata = Metadata.of(**{TOPIC: self.size * PARTITIONS_A_MEMBER})
+        for _ in range(min(PROCESSES, self.size)):
+            self.crews.append(Crew(self.url, self.assignor, self.size * PARTITIONS_A_MEMBER))
 
-    def join(self, expected: int | None = None) -> None:
+    def start(self) -> None:
+        for _ in range(self.size):
+            self.join(expected=self.size)
+        self.wait(-1)
+
+    def join(self, expected: int | None = None) -> float:
+        """Starts one in the process that has the fewest; returns when it began."""
+        shares = Counter(id(crew) for _, crew in self.members)
+        crew = min(self.crews, key=lambda crew: shares[id(crew)])
         self.made += 1
-        self.crews.append(_Crew(self.url, f"member-{self.made:04}", self.assignor, self._metadata, expected))
+        self.members.append((f"member-{self.made:04}", crew))
+        return crew.join(self.members[-1][0], expected)
 
-    def settled(self, after: int) -> bool:
-        """Are all in one generation, newer than ``after``, with everything assigned and taken over?"""
-        generations = {crew.member.generation for crew in self.crews}
-        return len(generations) == 1 and min(generations) > after and all(crew.member.settled for crew in self.crews)
+    def look(self) -> Sight:
+        return sum((crew.look() for crew in self.crews), NOBODY)
 
-    def wait(self, after: int, began: float) -> float:
-        """The seconds from ``began`` until the last was told of its assignment."""
+    def wait(self, after: int) -> Sight:
+        """Until all are in one generation, newer than ``after``, with everything assigned and taken over."""
         until = time.perf_counter() + LIMIT_S
-        while not self.settled(after):
+        while True:
+            seen = self.look()
+            if seen.settled and len(seen.generations) == 1 and min(seen.generations) > after:
+                break
             if time.perf_counter() > until:
-                raise RuntimeError(f"{len(self.crews)} members were not stable within {LIMIT_S} s")
+                raise RuntimeError(f"{len(self.members)} members were not stable within {LIMIT_S} s")
             time.sleep(LOOK_S)
-        given = sum(len(crew.member.assignment) for crew in self.crews)
-        if given != self.size * PARTITIONS_A_MEMBER:
-            raise RuntimeError(f"{given} of {self.size * PARTITIONS_A_MEMBER} partitions are assigned")
-        return max(crew.told_at for crew in self.crews) - began
+        if seen.assigned != self.size * PARTITIONS_A_MEMBER:
+            raise RuntimeError(f"{seen.assigned} of {self.size * PARTITIONS_A_MEMBER} partitions are assigned")
+        return seen
 
-    def joins(self) -> float:
-        after, began = self.crews[0].member.generation, time.perf_counter()
-        self.join()
-        return self.wait(after, began)
+    def joins(self) -> tuple[float, int]:
+        """The seconds from the beginning until the last was told of its assignment, and the generations that it took."""
+        (before,) = self.look().generations
+        began = self.join()
+        seen = self.wait(before)
+        return seen.told_at - began, min(seen.generations) - before
 
-    def leaves(self) -> float:
+    def leaves(self) -> tuple[float, int]:
         """The second oldest does, so that the leader stays and everybody else has had his turn some day."""
-        crew = self.crews.pop(1)
-        after = crew.member.generation
-        crew.stop_polling()
-        began = time.perf_counter()
-        crew.member.close()
-        return self.wait(after, began)
+        (before,) = self.look().generations
+        name, crew = self.members.pop(1)
+        began = crew.leave(name)
+        seen = self.wait(before)
+        return seen.told_at - began, min(seen.generations) - before
+
+    def statements(self) -> Counter[str]:
+        return sum((crew.statements() for crew in self.crews), Counter())
 
     def close(self) -> None:
         for crew in self.crews:
-            crew.stop_polling()
-        for crew in self.crews:
-            crew.member.close()
+            crew.close()
 
 
 def _rebalances(url: str, size: int, count: int, assignor: str, report: Callable[[str], None]) -> dict[str, Any]:
     """``count`` rebalances of a group of ``size`` members, half of them caused by one that leaves and half by one that joins."""
-    by_thread: list[int] = []
     of_joiners = of_others = 0
     left, joined = [], []
-    counted = mock.patch.object(member_module, "connect", lambda *args, **named: _counted(connect(*args, **named), by_thread))
-    with counted, contextlib.closing(_Group(url, assignor, size)) as group:
-        for _ in range(size):
-            group.join(expected=size)
-        group.wait(-1, time.perf_counter())
+    with contextlib.closing(_Group(url, assignor, size)) as group:
+        group.start()
         for _ in range(count // 2):
             left.append(group.leaves())
-            by_thread.clear()
+            group.statements()
             joined.append(group.joins())
-            counts = Counter(by_thread)
-            of_joiner = counts.pop(group.crews[-1].thread_id, 0)
+            counts = group.statements()
+            of_joiner = counts.pop(group.members[-1][0])
             of_joiners, of_others = of_joiners + of_joiner, of_others + sum(counts.values())
-    both = sorted([*left, *joined])
+    both = sorted(seconds for seconds, _ in [*left, *joined])
     row = {
         "members": size,
+        "processes": len(group.crews),
         "assignor": assignor,
         "count": len(both),
         "median_s": statistics.median(both),
         "p99_s": both[math.ceil(0.99 * len(both)) - 1],
-        "joins_median_s": statistics.median(joined),
-        "leaves_median_s": statistics.median(left),
+        "joins_median_s": statistics.median(seconds for seconds, _ in joined),
+        "leaves_median_s": statistics.median(seconds for seconds, _ in left),
+        "generations_of_joins": statistics.mean(generations for _, generations in joined),
+        "generations_of_leaves": statistics.mean(generations for _, generations in left),
         "statements_of_joiner": of_joiners / len(joined),
         "statements_of_each_other": of_others / len(joined) / (size - 1),
     }
     report(
         f"rebalance   {size:>4} members, {assignor:<20} median {row['median_s']:.3f} s, p99 {row['p99_s']:.3f} s ({len(both)} of them); "
+        f"one joins {row['joins_median_s']:.3f} s, {row['generations_of_joins']:.1f} generations; "
+        f"one leaves {row['leaves_median_s']:.3f} s, {row['generations_of_leaves']:.1f}; "
         f"statements when one joins: its own {row['statements_of_joiner']:.1f}, of each other {row['statements_of_each_other']:.1f}"
     )
     return row
@@ -210,29 +195,13 @@ def _rebalances(url: str, size: int, count: int, assignor: str, report: Callable
 # ---- statements
 
 
-def _counted(connection: Connection, by_thread: list[int]) -> Connection:
-    """The connection, whose cursors note the thread of each statement that they send."""
-
-    class Counting(Cursor):
-        def execute(self, *args: Any, **named: Any) -> None:
-            by_thread.append(threading.get_ident())
-            super().execute(*args, **named)
-
-        def copy_expert(self, *args: Any, **named: Any) -> None:
-            by_thread.append(threading.get_ident())
-            super().copy_expert(*args, **named)
-
-    connection.cursor_factory = Counting
-    return connection
-
-
 def _statements_of_calls(url: str) -> dict[str, int]:
     """Of a group of two, in which nobody has to ask twice; ``join`` is a new member's whole way to Stable."""
     config = GroupConfig(initial_rebalance_delay_ms=0)
     sent: list[int] = []
     found = {}
     with session(url) as plain, session(url) as connection:
-        leader, counted = Coordinator(plain, "calls", config), Coordinator(_counted(connection, sent), "calls", config)
+        leader, follower = Coordinator(plain, "calls", config), Coordinator(counted(connection, sent), "calls", config)
 
         def request(name: str) -> JoinRequest:
             return JoinRequest("", f"seat/{name}", name, (("range", {"topics": []}),))
@@ -240,17 +209,17 @@ def _statements_of_calls(url: str) -> dict[str, int]:
         first = leader.join(request("first"))
         assert first is not None
         leader.sync(first.member_id, None, first.generation, first.protocol, {})
-        counted.join(request("second"))
+        follower.join(request("second"))
         known = JoinRequest(first.member_id, "seat/first", "first", (("range", {"topics": []}),))
         joined = leader.join(known)
         assert joined is not None
-        second = counted.joined("", "seat/second")
+        second = follower.joined("", "seat/second")
         assert second is not None
         leader.sync(joined.member_id, None, joined.generation, joined.protocol, {second.member_id: {"partitions": {}}})
-        counted.sync(second.member_id, None, second.generation, second.protocol)
+        follower.sync(second.member_id, None, second.generation, second.protocol)
         found["join, from JoinGroup to Stable"] = len(sent)
         sent.clear()
-        counted.heartbeat(second.member_id, None, second.generation)
+        follower.heartbeat(second.member_id, None, second.generation)
         found["heartbeat"] = len(sent)
     return found
 
@@ -271,7 +240,7 @@ def _statements_of_commits(url: str) -> dict[str, int]:
             claim = store.claim(cur, group_id, topic_id, TopicPartition(TOPIC, 0), store.next_generation(cur), "bench")
             attempt_id = store.new_attempt(cur, group_id, TaskIdentity())
         target = Target(url, group_id, attempt_id, (Layout("bench.numbers", (Column("number", "bigint"),)),))
-        with mock.patch.object(commit_module, "connect", lambda *args, **named: _counted(connect(*args, **named), sent)):
+        with mock.patch.object(commit_module, "connect", lambda *args, **named: counted(connect(*args, **named), sent)):
             for start, what in ((0, "commit of a slice"), (10, "commit of a slice with failed records")):
                 part = Slice(claim.partition, topic_id, start, start + 10, claim.epoch)
                 rejects = [reject(start, Disposition.FAIL, "ValueError: bench")] if start else []

@@ -1,8 +1,10 @@
 """The group coordinator on Postgres rows: the process that makes a call acts as the coordinator.
 
-Each call is one transaction. It locks the group's row, runs everything that is due by the database's clock, handles the request, stores
-the changes and wakes the waiting members. If a process dies during a call, the group stays as it was, and the next caller continues from
-there. As long as nothing is due, a `heartbeat`, or a `joined` or `sync` that has to wait, is one statement on the member's own row.
+A call that changes the group is one transaction. It locks the group's row, runs everything that is due by the database's clock, handles
+the request, stores the changes and wakes the waiting members. If a process dies during a call, the group stays as it was, and the next
+caller continues from there. As long as nothing is due, other calls change the member's own row only: a `heartbeat`, or a `joined` or `sync`
+that has to wait, or the response to a follower's `joined`, is one statement. The `join` of a member in a join phase, and a follower's
+`sync`, share the group's row, so members do not wait for each other.
 
 The protocol itself is in `machine`, the legal transitions in `states`, the statements in ``coordinator.sql``. All times come from
 ``clock_timestamp()``, never from this process (I6).
@@ -15,9 +17,10 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import psycopg2.errors
+from psycopg2.extras import Json
 
 from tidemark.db import on_behalf, rows, statements, transaction
 from tidemark.group.errors import (
@@ -41,8 +44,10 @@ from tidemark.group.requests import (
     MemberMetadata,
     as_json,
     check_join,
+    normal_protocols,
 )
 from tidemark.group.states import GroupState
+from tidemark.group.wake import notice
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 
@@ -76,13 +81,23 @@ _STORED = ("member_no", "member_id", "client_id", "pending", "joining", "synced"
            "expected_members", "protocols", "assignment")  # fmt: skip
 
 T = TypeVar("T")
-Request = Literal["heartbeat", "joined", "sync"]
+Request = Literal["heartbeat", "join", "joined", "sync", "synced"]
+
+
+class _Seen(NamedTuple):
+    """The group, and the member's assignment, as the statement on its own row found them."""
+
+    state: str
+    generation: int
+    protocol: str
+    leader: str
+    assignment: Any
 
 
 class Coordinator:
     """A group's coordinator, on the caller's connection; for one thread at a time.
 
-    Every method changes the group in exactly one transaction. A call that raises a `GroupError` has still committed what was due. After
+    Every method changes the group in at most one transaction. A call that raises a `GroupError` has still committed what was due. After
     `DatabaseUnavailable` the outcome is unknown: repeat the call; every request can be repeated safely.
     """
 
@@ -101,6 +116,9 @@ class Coordinator:
         `InconsistentGroupProtocol`, `GroupMaxSizeReached`, `UnknownMemberId` or `FencedInstanceId`.
         """
         check_join(self._group, request, self._config)
+        who, instance_id = request.member_id, request.instance_id
+        if who and self._config.max_size is None and self._beat("join", who, instance_id, asked=request):
+            return self.joined(who, instance_id)  # after the commit: of members that join at once, at least one then sees that all have
         new_id = f"{request.instance_id or request.client_id}-{uuid.uuid4()}"
 
         def ask(group: Group) -> Joined | None:
@@ -120,7 +138,13 @@ class Coordinator:
         who = self._who(member_id, instance_id)
         if not who:  # this caller cannot be told from one that was replaced since
             raise UnknownMemberId(group=self._group, member_id="", instance_id=instance_id)
-        return self._asked_again("joined", who, instance_id, None, lambda group: group.joined(who, instance_id))
+        seen = self._beat("joined", who, instance_id)
+        if seen is None:
+            missing = UnknownMemberId(group=self._group, member_id=who, instance_id=instance_id)
+            return self._locked(lambda group: group.joined(who, instance_id), missing)
+        if seen.state == GroupState.PREPARING_REBALANCE:
+            return None
+        return Joined(seen.generation, seen.protocol, seen.leader, who, {}, seen.state == GroupState.STABLE)
 
     def sync(
         self, member_id: str, instance_id: str | None, generation: int, protocol: str | None, assignments: Mapping[str, Any] | None = None
@@ -131,18 +155,27 @@ class Coordinator:
         ``{}``. Raises `IllegalGeneration`, `InconsistentGroupProtocol`, `RebalanceInProgress`, `UnknownMemberId` or `FencedInstanceId`.
         """
         who = self._who(member_id, instance_id)
-        given = assignments
-        if assignments is not None:
-            given = json.loads(as_json(dict(assignments), "assignments"))
-        ask: Callable[[Group], Any] = lambda group: group.sync(who, instance_id, generation, protocol, given)  # noqa: E731
-        if given is None:
-            return self._asked_again("sync", who, instance_id, generation, ask)
-        return self._locked(ask, UnknownMemberId(group=self._group, member_id=who))
+        if assignments is None:
+            seen = self._beat("synced", who, instance_id, generation=generation) or self._beat(
+                "sync", who, instance_id, generation=generation, protocol=protocol
+            )
+            if seen is not None and seen.state == GroupState.PREPARING_REBALANCE:
+                raise RebalanceInProgress(group=self._group, member_id=who)
+            if seen is not None:
+                return seen.assignment
+        given = None if assignments is None else json.loads(as_json(dict(assignments), "assignments"))
+        missing = UnknownMemberId(group=self._group, member_id=who, instance_id=instance_id)
+        return self._locked(lambda group: group.sync(who, instance_id, generation, protocol, given), missing)
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
         """Heartbeat. Raises `RebalanceInProgress`, `IllegalGeneration`, `UnknownMemberId` or `FencedInstanceId`."""
         who = self._who(member_id, instance_id)
-        self._asked_again("heartbeat", who, instance_id, generation, lambda group: group.heartbeat(who, instance_id, generation))
+        seen = self._beat("heartbeat", who, instance_id, generation=generation)
+        if seen is None:
+            missing = UnknownMemberId(group=self._group, member_id=who, instance_id=instance_id)
+            self._locked(lambda group: group.heartbeat(who, instance_id, generation), missing)
+        elif seen.state == GroupState.PREPARING_REBALANCE:
+            raise RebalanceInProgress(group=self._group, member_id=who)
 
     def leave(self, leaving: Sequence[Leaving], *, by: str = "") -> list[GroupError | None]:
         """LeaveGroup: the error for each member, or `None`. An operator removes a static member with ``Leaving("", instance_id)``.
@@ -267,19 +300,28 @@ class Coordinator:
 
     # ---- one call, one transaction
 
-    def _asked_again(
-        self, request: Request, member_id: str, instance_id: str | None, generation: int | None, ask: Callable[[Group], T]
-    ) -> T | None:
-        """Updates only the member's own row if nothing else is due; else runs ``ask`` under the group's lock."""
-        who = {"group": self._group, "member_id": member_id, "instance_id": instance_id, "generation": generation, "request": request}
+    def _beat(
+        self,
+        request: Request,
+        member_id: str,
+        instance_id: str | None,
+        *,
+        generation: int | None = None,
+        protocol: str | None = None,
+        asked: JoinRequest | None = None,
+    ) -> _Seen | None:
+        """Updates only the member's own row, if nothing is due and the request changes nothing else; `None`: it needs the group's lock."""
+        values = {
+            "group": self._group, "member_id": member_id, "instance_id": instance_id, "generation": generation, "protocol": protocol,
+            "request": request, **_of_join(asked), **_LIMITS,
+        }  # fmt: skip
         with transaction(self._connection) as cur:
-            cur.execute(SQL["beat"], {**who, **_LIMITS})
-            beat = cur.fetchone()
-        if beat is None:  # in a new transaction: the first one may keep a lock on a row that it waited for and that then no longer matched
-            return self._locked(ask, UnknownMemberId(group=self._group, member_id=member_id, instance_id=instance_id))
-        if request == "heartbeat" and beat[0] == GroupState.PREPARING_REBALANCE:
-            raise RebalanceInProgress(group=self._group, member_id=member_id)
-        return None
+            if request in ("join", "sync"):
+                cur.execute(SQL["share_group"], values)
+            cur.execute(SQL["beat"], values)
+            found = cur.fetchone()
+        # without a row, a new transaction takes the lock: this one may keep that of a row that it waited for and that then did not match
+        return None if found is None else _Seen(*found)
 
     def _locked(self, ask: Callable[[Group], T], missing: GroupError, *, create: bool = False) -> T:
         return self._locked_rows(lambda group, *_: ask(group), missing, create=create)
@@ -291,11 +333,11 @@ class Coordinator:
 
     def _answer(self, cur: Cursor, ask: Callable[[Group, Cursor, int], T], *, create: bool) -> tuple[Group, T | GroupError] | None:
         """What ``ask`` returns or raises, after storing every change; `None`: the group does not exist."""
-        cur.execute(SQL["limits"], _LIMITS)
-        group_id = self._lock(cur, create=create)
-        if group_id is None:
+        row = self._lock(cur, create=create)
+        if row is None:
             return None
-        group, before = self._load(cur, group_id)
+        group_id = row["group_id"]
+        group, before = self._load(cur, row)
         group.run_due()
         said: T | GroupError
         try:
@@ -327,21 +369,18 @@ class Coordinator:
 
     # ---- rows
 
-    def _lock(self, cur: Cursor, *, create: bool) -> int | None:
+    def _lock(self, cur: Cursor, *, create: bool) -> dict[str, Any] | None:
         while True:
-            cur.execute(SQL["lock_group"], {"group": self._group})
-            row = cur.fetchone()
-            if row is not None:
-                return int(row[0])
+            cur.execute(SQL["lock_group"], {"group": self._group, **_LIMITS})
+            found = rows(cur)
+            if found:
+                return found[0]
             if not create:
                 return None
             store.ensure_group(cur, self._group)
 
-    def _load(self, cur: Cursor, group_id: int) -> tuple[Group, dict[str, Any]]:
+    def _load(self, cur: Cursor, row: Mapping[str, Any]) -> tuple[Group, dict[str, Any]]:
         """The locked group, and its stored values, from which `_save` finds out what has changed."""
-        key = {"group_id": group_id}
-        cur.execute(SQL["read_group"], key)
-        row = rows(cur)[0]
 
         def take_generation() -> int:
             cur.execute(SQL["next_generation"])
@@ -349,7 +388,7 @@ class Coordinator:
             assert taken is not None
             return int(taken[0])
 
-        cur.execute(SQL["read_members"], key)
+        cur.execute(SQL["read_members"], {"group_id": row["group_id"]})
         members = [Member(**{**each, "protocols": tuple((name, data) for name, data in each["protocols"])}) for each in rows(cur)]
         group = Group(
             self._group,
@@ -386,15 +425,15 @@ class Coordinator:
         changed = [
             _stored(member)
             for member in group.members.values()
-            if member.member_no is not None and (member.heard or _stored(member) != _stored(before["members"][member.member_no]))
+            if member.member_no is not None and member != before["members"][member.member_no]
         ]
         if changed:
             cur.execute(SQL["save_members"], {"members": json.dumps(changed)})
         new = [{**_stored(member), "instance_id": member.instance_id} for member in group.members.values() if member.member_no is None]
         if new:
             cur.execute(SQL["add_members"], {"group_id": group_id, "members": json.dumps(new)})
-        for move in group.moves:
-            cur.execute(SQL["notify"], {"group": self._group, "message": f"{move.target} {group.generation}"})
+        for state, generation in group.reached:
+            cur.execute(SQL["notify"], {"group": self._group, "message": notice(state, generation)})
 
 
 def list_groups(connection: Connection, states: Iterable[str] = ()) -> list[GroupListing]:
@@ -406,6 +445,19 @@ def list_groups(connection: Connection, states: Iterable[str] = ()) -> list[Grou
 
 def _stored(member: Member) -> dict[str, Any]:
     return {**{name: getattr(member, name) for name in _STORED}, "heard": member.heard}
+
+
+def _of_join(asked: JoinRequest | None) -> dict[str, Any]:
+    """A member's settings in its JoinGroup, for its row; nothing for any other request."""
+    protocols = None if asked is None else normal_protocols(asked.protocols)
+    return {
+        "client_id": asked and asked.client_id,
+        "session_timeout_ms": asked and asked.session_timeout_ms,
+        "rebalance_timeout_ms": asked and asked.rebalance_timeout_ms,
+        "expected_members": asked and asked.expected_members,
+        "protocols": None if protocols is None else Json(protocols),
+        "offered": None if protocols is None else Json([name for name, _ in protocols]),
+    }
 
 
 def _delete_position(cur: Cursor, group: Group, group_id: int, partition: TopicPartition, topic_id: int) -> GroupError | None:

@@ -1,45 +1,70 @@
 -- Statements of the group coordinator. Lock order: group, members, partitions by (topic, partition). A transaction that locks the group's
--- row may change all of its members' rows. One that does not may change only the seen_at of its own member, and locks nothing after that.
+-- row may change all of its members' rows. One that shares it may change its own member's. One that does neither may change only the
+-- seen_at of its own member. Both lock nothing after that.
 
 -- name: beat
--- Keeps a member's session alive: the only statement of a Heartbeat, or of polling a parked JoinGroup or SyncGroup, as long as nothing is
--- due. Locks the member's row, even if it no longer matches after a wait for the lock. No row returned: something is due, or the request
--- needs another response; nothing was changed.
+-- Keeps a member's session alive, and answers what needs no change of the group: a Heartbeat, polls of a JoinGroup ('joined') and of a
+-- parked SyncGroup ('synced'), and, where the group's row is shared, a SyncGroup, or the JoinGroup of a member in a join phase. Locks the
+-- member's row, even if it no longer matches after a wait for the lock. No row returned: something is due, or the request needs another
+-- response; nothing was changed.
+-- A JoinGroup does not look at the other members: the poll that follows does. What only moves seen_at does not wait for the disk or a
+-- standby: if it is lost, the server has restarted, and all sessions start again.
 WITH grp AS (
-    SELECT group_id, state, generation, set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) AS idle,
-           set_config('lock_timeout', %(lock_ms)s, true) AS wait,
+    SELECT group_id, state, generation, protocol, leader, initial_until, unsynced,
+           set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true) || set_config('lock_timeout', %(lock_ms)s, true)
+           || set_config('synchronous_commit', CASE WHEN %(request)s IN ('join', 'sync')
+                                                    THEN current_setting('synchronous_commit') ELSE 'off' END, true) AS limits,
            server_start IS DISTINCT FROM pg_postmaster_start_time()
-           OR coalesce(least(deadline, initial_until) <= clock_timestamp(), false)
-           OR EXISTS (SELECT FROM tidemark.group_member member WHERE member.group_id = consumer_group.group_id
-                         AND seen_at + session_timeout_ms * interval '1 ms' <= clock_timestamp()) AS due
-      FROM tidemark.consumer_group WHERE name = %(group)s
+           OR coalesce(least(deadline, initial_until) <= clock_timestamp(), false) OR expired
+           OR (state = 'PreparingRebalance' AND initial_until IS NULL AND all_joined)
+           OR (state = 'Stable' AND deadline IS NOT NULL AND unsynced = 0) AS due
+      FROM tidemark.consumer_group
+     CROSS JOIN LATERAL (
+           SELECT coalesce(bool_or(seen_at + session_timeout_ms * interval '1 ms' <= clock_timestamp()), false) AS expired,
+                  coalesce(bool_and(joining), false) AS all_joined, count(*) FILTER (WHERE NOT synced AND NOT pending) AS unsynced
+             FROM tidemark.group_member member WHERE member.group_id = consumer_group.group_id AND %(request)s <> 'join') AS members
+     WHERE name = %(group)s
 ), beat AS (
-    UPDATE tidemark.group_member member SET seen_at = clock_timestamp() FROM grp
+    UPDATE tidemark.group_member member
+       SET seen_at = clock_timestamp(), joining = joining OR %(request)s = 'join',
+           synced = CASE %(request)s WHEN 'sync' THEN state <> 'PreparingRebalance' WHEN 'join' THEN false ELSE synced END,
+           client_id = coalesce(%(client_id)s, client_id), session_timeout_ms = coalesce(%(session_timeout_ms)s, session_timeout_ms),
+           rebalance_timeout_ms = coalesce(%(rebalance_timeout_ms)s, rebalance_timeout_ms),
+           expected_members = CASE %(request)s WHEN 'join' THEN %(expected_members)s ELSE expected_members END,
+           protocols = coalesce(%(protocols)s, protocols)
+      FROM grp
      WHERE member.group_id = grp.group_id AND member_id = %(member_id)s AND NOT due AND NOT pending
+       AND seen_at + session_timeout_ms * interval '1 ms' > clock_timestamp()
        AND (%(instance_id)s::text IS NULL OR instance_id = %(instance_id)s)
-       AND CASE %(request)s WHEN 'joined' THEN joining
-                            WHEN 'sync' THEN synced AND state = 'CompletingRebalance' AND generation = %(generation)s
-                            ELSE generation = %(generation)s END
-    RETURNING member_no
+       AND CASE %(request)s
+           WHEN 'join' THEN state = 'PreparingRebalance' AND initial_until IS NULL
+                            AND (SELECT jsonb_agg(offer -> 0) FROM jsonb_array_elements(protocols) AS offer) = %(offered)s
+           WHEN 'joined' THEN joining OR (state IN ('CompletingRebalance', 'Stable') AND member_id <> leader)
+           WHEN 'synced' THEN synced AND state = 'CompletingRebalance' AND generation = %(generation)s
+           WHEN 'sync' THEN generation = %(generation)s AND (%(protocol)s::text IS NULL OR protocol = %(protocol)s)
+                            AND (state = 'PreparingRebalance' OR (member_id <> leader
+                                 AND (state = 'CompletingRebalance' OR (state = 'Stable' AND (synced OR unsynced > 1)))))
+           ELSE generation = %(generation)s END
+    RETURNING assignment
 )
-SELECT state FROM grp CROSS JOIN beat WHERE idle IS NOT NULL AND wait IS NOT NULL;
+SELECT state, generation, protocol, leader, assignment FROM grp CROSS JOIN beat WHERE limits IS NOT NULL;
 
--- name: limits
--- Limits how long this transaction may wait for a lock, and how long it may hold one while its client is idle. Locks nothing.
-SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
+-- name: share_group
+-- Keeps the group's state as it is until this transaction ends, and limits it as `lock_group` does. Members that share it do not wait for
+-- each other. No row returned: the group does not exist.
+SELECT set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true)
+  FROM tidemark.consumer_group WHERE name = %(group)s FOR SHARE;
 
 -- name: lock_group
--- Locks the group's row, for every request but a beat. Does not block foreign keys to it: attempts can start during a rebalance.
+-- Locks the group's row and reads it, with its deadlines evaluated. First limits how long this transaction may wait for a lock, and how
+-- long it may hold one while its client is idle. Does not block foreign keys to the row: attempts can start during a rebalance.
 -- No row returned: the group does not exist.
-SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s FOR NO KEY UPDATE;
-
--- name: read_group
--- The locked group, with its deadlines evaluated. Locks nothing.
-SELECT state, generation, protocol, leader, rebalance_reason,
+SELECT group_id, state, generation, protocol, leader, rebalance_reason,
        deadline IS NOT NULL AS deadline_set, coalesce(deadline <= clock_timestamp(), false) AS deadline_passed,
        initial_until IS NOT NULL AS initial_set, coalesce(initial_until <= clock_timestamp(), false) AS initial_passed,
-       server_start IS DISTINCT FROM pg_postmaster_start_time() AS restarted
-  FROM tidemark.consumer_group WHERE group_id = %(group_id)s;
+       server_start IS DISTINCT FROM pg_postmaster_start_time() AS restarted,
+       set_config('lock_timeout', %(lock_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true)
+  FROM tidemark.consumer_group WHERE name = %(group)s FOR NO KEY UPDATE;
 
 -- name: read_members
 -- The members of a locked group, oldest first. Locks nothing.

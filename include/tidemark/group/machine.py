@@ -102,6 +102,8 @@ class Group:
     reason: str = ""
     removed: list[Member] = field(default_factory=list)
     moves: list[Transition] = field(default_factory=list)
+    reached: list[tuple[GroupState, int]] = field(default_factory=list)
+    """The state and the generation after each move: a join phase begins under the last generation."""
 
     # ---- requests
 
@@ -114,6 +116,7 @@ class Group:
             self._remove(member)
         if any(not member.pending for member in gone):
             self._rebalance(Why.SESSION_EXPIRES)
+        self._end_sync()
         if self.deadline.passed and self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             for member in self.full():
                 if not member.synced:
@@ -179,8 +182,7 @@ class Group:
                 given = assignments.get(each.member_id)
                 each.assignment = EMPTY_ASSIGNMENT if given is None else given
             self._move(GroupState.STABLE, Why.ASSIGNED)
-        if self.state is GroupState.STABLE and all(each.synced for each in self.full()):
-            self.deadline.stop()
+        self._end_sync()
         return member.assignment if self.state is GroupState.STABLE else None
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
@@ -318,6 +320,11 @@ class Group:
         if first:
             self.initial.start(self.config.initial_rebalance_delay_ms)
 
+    def _end_sync(self) -> None:
+        """Stops the deadline of the SyncGroups once all have come."""
+        if self.state is GroupState.STABLE and all(member.synced for member in self.full()):
+            self.deadline.stop()
+
     def _settle(self) -> None:
         """Ends the join phase if there is nothing left to wait for."""
         if self.state is not GroupState.PREPARING_REBALANCE:
@@ -375,6 +382,7 @@ class Group:
     def _move(self, target: GroupState, why: Why) -> None:
         check_transition(self.state, target, why)
         self.moves.append(Transition(self.state, target, why))
+        self.reached.append((target, self.generation))
         self.state = target
 
     def _remove(self, member: Member) -> None:

@@ -28,7 +28,8 @@ from tidemark.group.assignors import Assignor, Metadata, Subscription, check_ass
 from tidemark.group.coordinator import Coordinator, GroupConfig, Joined, JoinRequest, Leaving
 from tidemark.group.errors import GroupError, IllegalGeneration, MemberIdRequired, RebalanceInProgress, UnknownMemberId
 from tidemark.group.listener import Listeners, RebalanceListener
-from tidemark.group.wake import Wakeups
+from tidemark.group.states import GroupState
+from tidemark.group.wake import Wakeups, notice
 from tidemark.records.ranges import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -416,9 +417,10 @@ class Member:
         assignments: Mapping[str, Any] | None = None
         if self._leads and not joined.skip_assignment:
             assignments = self._assign(joined)
+        elif not joined.skip_assignment:
+            self._wakeups.wait(PARKED_S)  # the leader has to assign first
         answer = self._ask().sync(self._member_id, self.settings.instance_id, joined.generation, joined.protocol, assignments)
         if answer is None:
-            self._wakeups.wait(PARKED_S)
             return
         if self._leads and joined.skip_assignment:
             self._take_snapshot(_read_by(_subscriptions(joined)))
@@ -455,8 +457,11 @@ class Member:
 
     def _beat(self) -> None:
         interval = self.settings.heartbeat_interval_ms / 1000
-        self._wakeups.wait(max(0.0, self._beat_at + interval - time.monotonic()))
+        heard = self._wakeups.wait(max(0.0, self._beat_at + interval - time.monotonic()))
         self._hurry()
+        if self._shared.phase is Phase.STABLE and notice(GroupState.PREPARING_REBALANCE, self._generation) in heard:
+            self._begin_rejoin("the group rebalances")  # as the heartbeat would say
+            return
         self._beat_at = time.monotonic()
         try:
             self._ask().heartbeat(self._member_id, self.settings.instance_id, self._generation)

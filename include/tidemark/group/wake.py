@@ -23,9 +23,12 @@ from tidemark.db import connect, pooled
 from tidemark.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from tidemark.db import Connection, DatabaseUrl
+    from collections.abc import Collection
 
-__all__ = ["Wakeups", "channel_of"]
+    from tidemark.db import Connection, DatabaseUrl
+    from tidemark.group.states import GroupState
+
+__all__ = ["Wakeups", "channel_of", "notice"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,11 @@ RECONNECT_AFTER_S = 5.0
 def channel_of(group: str) -> str:
     """The channel for the group's transitions: a hash, because channel names are short."""
     return "tidemark_" + hashlib.md5(group.encode(), usedforsecurity=False).hexdigest()
+
+
+def notice(state: GroupState, generation: int) -> str:
+    """What the notification of a transition says. A join phase begins under the last generation, which it ends."""
+    return f"{state} {generation}"
 
 
 class Wakeups:
@@ -56,20 +64,20 @@ class Wakeups:
             self.close()
             raise
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> Collection[str]:
         """Returns when the group has changed state since the last call, when `wake` is called, or after ``timeout_s``.
 
-        Also returns early after a reconnect: earlier notifications were missed.
+        Returns what the notifications say (`notice`). Also returns early after a reconnect: earlier notifications were missed.
         """
         until = time.monotonic() + timeout_s
         if self._connection is None and self._listen():
-            return
+            return ()
         while True:
-            if self._heard():
-                return
+            if heard := self._heard():
+                return heard
             left = until - time.monotonic()
             if left <= 0:
-                return
+                return ()
             files = select.poll()  # not select(), which cannot handle file descriptors of 1024 and above
             for file in (self._awoken, self._connection):
                 if file is not None:
@@ -77,7 +85,7 @@ class Wakeups:
             if self._awoken in dict(files.poll(math.ceil(left * 1000))):
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._awoken, 4096)
-                return
+                return ()
 
     def wake(self) -> None:
         """Ends the current wait, or else the next one. Does nothing after `close`."""
@@ -122,18 +130,18 @@ class Wakeups:
             return False
         return True
 
-    def _heard(self) -> bool:
-        """Has a notification arrived? Clears it, and drops the connection if it is lost."""
+    def _heard(self) -> Collection[str]:
+        """What the notifications that have arrived say. Clears them, and drops the connection if it is lost."""
         if self._connection is None:
-            return False
+            return ()
         try:
             self._connection.poll()
-            heard = bool(self._connection.notifies)
+            heard = {each.payload for each in self._connection.notifies}
             self._connection.notifies.clear()
         except psycopg2.Error as error:
             log.warning("notifications lost, polling instead group=%s cause=%s", self._group, " ".join(str(error).split()))
             self._drop()
-            return False
+            return ()
         return heard
 
     def _drop(self) -> None:

@@ -150,6 +150,10 @@ CALLS: dict[str, tuple[Setup, Act]] = {
 }
 
 
+IN_TWO_STEPS = {"a JoinGroup is parked", "a JoinGroup ends the join phase"}
+"""A JoinGroup in a join phase is stored first; then it, or the next caller, sees whether all have joined."""
+
+
 def statements_of(scene: Scene, setup: Setup, act: Act) -> int:
     """How many statements the call takes when nobody disturbs it."""
     players = setup(scene)
@@ -160,7 +164,7 @@ def statements_of(scene: Scene, setup: Setup, act: Act) -> int:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_dies_between_any_two_statements_changes_nothing(scene: Scene, call: str) -> None:
-    """Each call is one transaction: until its COMMIT everything is as before, and the next caller carries on from there."""
+    """Each call changes the group in one transaction: until its COMMIT all is as before, and the next caller carries on from there."""
     setup, act = CALLS[call]
     total = statements_of(scene, setup, act)
     assert total >= 1
@@ -170,7 +174,7 @@ def test_a_call_that_dies_between_any_two_statements_changes_nothing(scene: Scen
             players = setup(once)
             # a call before the one that dies, where there is one, is on the scene's own connection and committed
             with watched(scene, last) as connection:
-                before = rows_of(once) if call != "a JoinGroup is parked" else None
+                before = rows_of(once) if call not in IN_TWO_STEPS else None
                 with pytest.raises(DatabaseUnavailable):
                     act(players, connection)
             if before is not None:
@@ -190,8 +194,7 @@ def test_a_coordinator_that_stands_still_loses_the_lock(scene: Scene, monkeypatc
     limits = {**coordinator_module._LIMITS, "idle_ms": "300"}
     frozen = psycopg2.connect(scene.url)
     cur = frozen.cursor()
-    cur.execute(coordinator_module.SQL["limits"], limits)
-    cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group})
+    cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group, **limits})
     with in_thread(a.join) as rejoining:
         rejoining.result(180)
     assert scene.state == GroupState.PREPARING_REBALANCE
@@ -232,7 +235,7 @@ def test_a_beat_is_one_statement_on_the_members_own_row(scene: Scene, request_: 
         players[1].sync()
     before = rows_of(scene)
     with watched(scene) as connection, psycopg2.connect(scene.url) as busy, busy.cursor() as cur:
-        cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group})
+        cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group, **coordinator_module._LIMITS})
         assert getattr(by(players[1], connection), request_)() is None
     busy.close()
     assert Watched.done == 1
@@ -247,7 +250,7 @@ def test_a_heartbeat_with_something_due_takes_the_groups_lock_first(scene: Scene
     """The lock order is group, members: a beat that had locked its own row and then waited for the group could meet a transition."""
     players = one_is_silent(scene)
     with psycopg2.connect(scene.url) as busy, busy.cursor() as cur:
-        cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group})
+        cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group, **coordinator_module._LIMITS})
         with contextlib.closing(connect(scene.url)) as connection, in_thread(by(players[1], connection).heartbeat) as beating:
             until_somebody_waits(scene.connection)
             cur.execute("UPDATE tidemark.group_member SET seen_at = seen_at WHERE member_id = %s", (players[1].member_id,))
@@ -261,7 +264,7 @@ def test_an_attempt_starts_while_the_group_rebalances(scene: Scene) -> None:
     """Foreign keys to the group's row do not wait for its lock."""
     stable(scene)
     with psycopg2.connect(scene.url) as busy, busy.cursor() as cur:
-        cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group})
+        cur.execute(coordinator_module.SQL["lock_group"], {"group": scene.group, **coordinator_module._LIMITS})
         with transaction(scene.connection) as other:
             other.execute("SET LOCAL lock_timeout = '1s'")
             assert store.new_attempt(other, store.ensure_group(other, scene.group), TaskIdentity()) > 0

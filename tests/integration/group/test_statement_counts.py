@@ -19,27 +19,33 @@ from tests.members import Group, wait_for
 from tidemark.db import Connection, connect
 from tidemark.group import member as member_module
 from tidemark.group.coordinator import Coordinator
+from tidemark.group.errors import RebalanceInProgress
 from tidemark.sink import commit as commit_module
 
-UNDER_THE_LOCK = 4
-"""Limits, the lock on the group's row, the group, its members."""
+UNDER_THE_LOCK = 2
+"""The group, and its members."""
+SHARED = 2
+"""The group's row, shared, and the member's own."""
 MOVE = 2
 """A change of state: the group's row, and the notification."""
 COSTS = {
     "heartbeat": 1,
     "joined, still parked": 1,
     "sync, still parked": 1,
+    "sync, parks": 1 + SHARED,
     "join, an id is handed out": UNDER_THE_LOCK + 1,
     "join, begins a rebalance": UNDER_THE_LOCK + MOVE + 2,
-    "join, parked": UNDER_THE_LOCK + 1,
-    "join, ends the join phase": UNDER_THE_LOCK + MOVE + 2,
-    "joined, the answer": 1 + UNDER_THE_LOCK + 1,
+    "join, parked": SHARED + 1,
+    "join, ends the join phase": SHARED + 1 + UNDER_THE_LOCK + MOVE + 2,
+    "joined, the answer": 1,
+    "joined, the answer to the leader": 1 + UNDER_THE_LOCK + 1,
     "sync of the leader": UNDER_THE_LOCK + MOVE + 1,
-    "sync, the answer": 1 + UNDER_THE_LOCK + 1,
+    "sync, the answer": 1 + SHARED,
+    "sync, the others join again": 1 + SHARED,
     "leave": UNDER_THE_LOCK + MOVE + 2,
 }
 """Of a call by name. One of a member that waits, or has nothing new to hear, is the statement on its own row and no more; where that finds
-something to do, the lock is taken after it."""
+something to do, the group's row is shared, or locked, after it."""
 COMMIT = 5
 """Limits, the compare-and-set of the position, the look-up of suppressed records, COPY, the ledger row."""
 
@@ -81,10 +87,15 @@ def has_joined(scene: Scene, size: int) -> list[Player]:
     return players
 
 
-def is_syncing(scene: Scene, size: int) -> list[Player]:
-    """The followers' SyncGroups are parked."""
+def is_in_the_next_generation(scene: Scene, size: int) -> list[Player]:
     players = has_joined(scene, size)
     scene.finish_join(*players)
+    return players
+
+
+def is_syncing(scene: Scene, size: int) -> list[Player]:
+    """The followers' SyncGroups are parked."""
+    players = is_in_the_next_generation(scene, size)
     assert [player.sync() for player in players[1:]] == [None] * (size - 1)
     return players
 
@@ -95,17 +106,25 @@ def is_assigned(scene: Scene, size: int) -> list[Player]:
     return players
 
 
+def refused(player: Player) -> None:
+    with pytest.raises(RebalanceInProgress):
+        player.sync()
+
+
 CALLS: dict[str, tuple[Callable[[Scene, int], list[Player]], Callable[[list[Player]], Player], Callable[[Player], object]]] = {
     "heartbeat": (is_stable, lambda players: players[1], Player.heartbeat),
     "joined, still parked": (is_joining, lambda players: players[0], Player.joined),
     "sync, still parked": (is_syncing, lambda players: players[1], Player.sync),
+    "sync, parks": (is_in_the_next_generation, lambda players: players[1], Player.sync),
     "join, an id is handed out": (is_stable, lambda players: players[0].scene.player("new"), Player.ask_for_id),
     "join, begins a rebalance": (is_stable, lambda players: players[0].scene.player("new", instance="i-new"), Player.join),
     "join, parked": (is_joining, lambda players: players[0], Player.join),
     "join, ends the join phase": (is_joining, lambda players: players[-1], Player.join),
-    "joined, the answer": (has_joined, lambda players: players[0], Player.joined),
+    "joined, the answer": (has_joined, lambda players: players[1], Player.joined),
+    "joined, the answer to the leader": (has_joined, lambda players: players[0], Player.joined),
     "sync of the leader": (is_syncing, lambda players: players[0], Player.assign),
     "sync, the answer": (is_assigned, lambda players: players[1], Player.sync),
+    "sync, the others join again": (is_joining, lambda players: players[-1], refused),
     "leave": (is_stable, lambda players: players[1], Player.leave),
 }
 
@@ -180,8 +199,8 @@ def test_members_at_rest_send_their_heartbeats_and_nothing_else(group: Group, se
     assert abs((len(sent) - before) - (beats - began)) <= len(group.members)  # those that are under way
 
 
-REBALANCE = 100
-"""The most that a member may send in one. Both rounds of a cooperative one, with the heartbeats in between, are about 45 to 60."""
+REBALANCE = 40
+"""The most that a member may send in one. Both rounds of a cooperative one, with the heartbeats in between, are about 20."""
 
 
 def test_rebalance_costs_each_member_few_statements(group: Group, sent: list[str]) -> None:
