@@ -3,7 +3,7 @@
 FROM python:3.11-slim-bookworm
 
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home tidemark \
     && install -d -o tidemark -g tidemark /opt/tidemark /opt/venv /opt/cache /var/lib/airflow /var/lib/kafka /var/lib/spark
@@ -34,6 +34,6 @@ COPY --chown=tidemark dags ./dags
 COPY --chown=tidemark plugins ./plugins
 COPY --chown=tidemark docker ./docker
 RUN uv pip install --no-cache --no-deps --no-build-isolation --editable . \
-    && python -c "from tidemark.jvm.jars import spark_jars; spark_jars(print)"
+    && python -c "from tidemark.jvm.jars import spark_jars; spark_jars(print); from tidemark.kafka.compiled import library; library()"
 
 CMD ["tidemark", "--help"]

@@ -28,8 +28,8 @@ from tidemark.sink.table import LINEAGE, Layout
 from tidemark.sink.tally import Tally, split_output
 
 FETCH = "fetch: librdkafka's threads"
-READ = "read: messages as Python objects"
-RECORDS = "records: messages to an Arrow batch"
+READ = "read: messages to Arrow columns"
+RECORDS = "records: the transform's batch"
 TRANSFORM = "transform: JSON to columns (the user's)"
 TALLY = "judge and tally: account for every record, types, lineage"
 ENCODE = "encode: Arrow to binary COPY"
@@ -66,8 +66,8 @@ def _round(site: Site, layout: Layout, part: Slice) -> dict[str, float]:
     tally, columns, chunks = Tally(part), [*COLUMNS, *LINEAGE], []
     before = time.process_time()
     batches = read({"bootstrap.servers": site.servers}, part.partition, part.start, part.end)
-    while (messages := timed(READ, lambda: next(batches, None))) is not None:
-        given, _ = timed(RECORDS, partial(records, part, messages))
+    while (chunk := timed(READ, lambda: next(batches, None))) is not None:
+        given, _ = timed(RECORDS, partial(records, part, chunk))
         answer = timed(TRANSFORM, partial(transform, given))
         rows = timed(TALLY, lambda answer=answer: tally.take(split_output(answer, part), layout))
         chunks.append(timed(ENCODE, lambda rows=rows: list(iter(CopyStream(columns, iter([rows])).read, b""))))

@@ -18,6 +18,7 @@ from hypothesis import Phase, settings
 
 from tests.kafka_topics import Topics
 from tests.pooler import Pooler, pooler
+from tests.readers import READERS, reading_with
 from tests.sampling import ALL, examples, left_out
 from tests.scenario import Scenario, tidy_imports
 from tests.shared import TESTS, stop_unless_needed_by
@@ -142,6 +143,13 @@ def database_url(stack: LocalStack, template: str, url_of: Callable[[str], str])
 @pytest.fixture(scope="session")
 def kafka_servers(stack: LocalStack) -> str:
     return stack.kafka.bootstrap_servers()
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Either of the two pollers behind `tidemark.kafka.reader.read`, in this process."""
+    with reading_with(request.param):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,15 @@ CRC32C = 0x82F63B78
 """Castagnoli's polynomial, reversed."""
 
 
+def _divided(rest: int) -> int:
+    for _ in range(8):
+        rest = rest >> 1 ^ (CRC32C if rest & 1 else 0)
+    return rest
+
+
+CRC_OF_BYTE = [_divided(byte) for byte in range(256)]
+
+
 @dataclass(frozen=True, slots=True)
 class RawRecord:
     """A record with any timestamp (-1: none at all), and headers whose names are bytes."""
@@ -25,6 +34,7 @@ class RawRecord:
     value: bytes | None
     timestamp_ms: int
     headers: Sequence[tuple[bytes, bytes | None]] = field(default=())
+    key: bytes | None = None
 
 
 def produce_raw(servers: str, topic: str, records: Sequence[RawRecord], partition: int = 0) -> None:
@@ -58,7 +68,7 @@ def _batch(records: Sequence[RawRecord]) -> bytes:
 
 
 def _record(record: RawRecord, number: int, first_ms: int) -> bytes:
-    body = b"\0" + _varint(record.timestamp_ms - first_ms) + _varint(number) + _bytes(None) + _bytes(record.value)
+    body = b"\0" + _varint(record.timestamp_ms - first_ms) + _varint(number) + _bytes(record.key) + _bytes(record.value)
     body += _varint(len(record.headers)) + b"".join(_bytes(name) + _bytes(value) for name, value in record.headers)
     return _varint(len(body)) + body
 
@@ -80,7 +90,5 @@ def _varint(number: int) -> bytes:
 def _crc32c(data: bytes) -> int:
     crc = 0xFFFFFFFF
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (CRC32C if crc & 1 else 0)
+        crc = crc >> 8 ^ CRC_OF_BYTE[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF

@@ -17,6 +17,7 @@ from tidemark.db import session, transaction
 from tidemark.quality import Violation, check_conservation
 
 LOCAL = ["function", "arrow"]
+pytestmark = pytest.mark.usefixtures("reader")
 ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
 """Lets a topic take timestamps that lie more than an hour ahead."""
 

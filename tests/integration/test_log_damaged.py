@@ -26,7 +26,13 @@ def kafka_servers(broker: OwnBroker) -> str:
     return broker.servers
 
 
-@pytest.mark.parametrize("transform", [PLAIN, ARROW, SPARK], ids=["function", "arrow", "spark"])
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize(
+    ("transform", "reader"),
+    [(PLAIN, "compiled"), (ARROW, "python"), (SPARK, "compiled")],
+    ids=["function", "arrow", "spark"],
+    indirect=["reader"],
+)
 def test_damaged_record_batch_is_refused_under_its_own_name(scenario: Scenario, broker: OwnBroker, transform: str) -> None:
     """What lies before it can be loaded, in smaller batches; a rewind behind it skips it, and says so in a lost range."""
     topic = scenario.topics.create()

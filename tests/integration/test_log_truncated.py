@@ -114,6 +114,7 @@ def test_log_that_grew_beyond_where_it_was_cut_but_not_up_to_the_position_names_
     assert (refused.value.position, refused.value.end) == (20, 10)
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("cut", [0, 10], ids=["below the slice", "within the slice"])
 def test_log_that_is_truncated_while_it_is_read_refuses_the_slice(scenario: Scenario, broker: OwnBroker, cut: int) -> None:
     """A record of a later leader epoch than the range was planned in belongs to another history."""

@@ -152,7 +152,8 @@ def check_silent(text: str) -> None:
     assert [secret for secret in SECRETS if secret in text] == []
 
 
-@pytest.mark.sampled("names", "form")
+@pytest.mark.usefixtures("reader")
+@pytest.mark.sampled("names", "form", "reader")
 @pytest.mark.parametrize("form", [PLAIN, ARROW], ids=["function form", "Arrow form"])
 @pytest.mark.parametrize("names", ["kafka", "kafka_of_the_jvm", "kafka_by_certificate", "kafka_by_key_store"])
 def test_forms_that_read_in_python_run_with_either_clients_names(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -31,45 +30,40 @@ LISTS = st.lists(st.integers(1, 8), min_size=SPAN, max_size=SPAN)
 @dataclass
 class Message:
     at: int
-    its_key: bytes | None
+    key: bytes | None
     answer: str
-    record: Any = field(default=None)
-
-    def offset(self) -> int:
-        return self.at
-
-    def key(self) -> bytes | None:
-        return self.its_key
 
 
-def by_list(order: Order[Any], messages: list[Message]) -> dict[int, str]:
+def by_list(order: Order, messages: list[Message]) -> dict[int, str]:
     """What becomes of each where the transform takes them all at once."""
-    free, blocked = order.split(messages)
+    blocked = order.split((message.at, message.key) for message in messages)
+    free = [message for message in messages if message.at not in blocked]
     batch = pa.RecordBatch.from_pydict(
         {
             "kafka_topic": ["flights"] * len(free),
             "kafka_partition": pa.array([3] * len(free), pa.int32()),
-            "kafka_offset": pa.array([message.offset() for message in free], pa.int64()),
+            "kafka_offset": pa.array([message.at for message in free], pa.int64()),
             "disposition": pa.array([message.answer for message in free], pa.string()),
         }
     )
-    judged = order.sift(PART, free, split_output(batch, PART) if free else TransformOutput({}))
+    judged = split_output(batch, PART) if free else TransformOutput({})
+    judged = order.sift(PART, ((message.at, message.key) for message in free), judged)
     assert not judged.rows or set(judged.rows[ONLY]["kafka_offset"].to_pylist()).isdisjoint(judged.skipped)
     said = dict.fromkeys(judged.rows[ONLY]["kafka_offset"].to_pylist() if judged.rows else (), "load")
     said |= dict.fromkeys(judged.skipped, "skip")
     said |= {reject.offset: reject.disposition.name.lower() for reject in judged.rejects}
-    return said | {message.offset(): held(message, behind).disposition.name.lower() for message, behind in blocked}
+    return said | {offset: held(offset, behind).disposition.name.lower() for offset, behind in blocked.items()}
 
 
-def one_by_one(order: Order[Any], messages: list[Message]) -> dict[int, str]:
+def one_by_one(order: Order, messages: list[Message]) -> dict[int, str]:
     """The same where it takes them one by one."""
     said = {}
     for message in messages:
-        if order.behind(message) is not None:
-            said[message.offset()] = "held"
+        if order.behind(message.at, message.key) is not None:
+            said[message.at] = "held"
             continue
-        said[message.offset()] = message.answer
-        order.tried(message, again=message.answer == "retry")
+        said[message.at] = message.answer
+        order.tried(message.at, message.key, again=message.answer == "retry")
     return said
 
 
@@ -90,13 +84,13 @@ def test_both_forms_hold_the_same_records_of_a_slice(
     first, model = dict(blocked), {}
     messages = [Message(START + index, key, answer) for index, (key, answer) in enumerate(records)]
     for message in messages:
-        behind = first.get(message.its_key) if message.its_key is not None else None
+        behind = first.get(message.key) if message.key is not None else None
         if behind is not None and behind < message.at:
             model[message.at] = "held"
             continue
         model[message.at] = message.answer
-        if message.answer == "retry" and message.its_key is not None:
-            first[message.its_key] = message.at
+        if message.answer == "retry" and message.key is not None:
+            first[message.key] = message.at
     for tell in (by_list, one_by_one):
         order = KeyOrder(1000)
         order.begin([Blocked(key, offset, 0) for key, offset in blocked.items()])
@@ -114,23 +108,24 @@ def test_both_forms_try_the_records_of_a_key_in_order_however_they_were_publishe
     """A record of a retry topic is tried if the one of its key before it was settled in this slice; ``elsewhere`` are those that wait in
     other topics. So what is tried of a key is a beginning of it, and in order."""
     last: dict[bytes, int] = {}
-    messages = []
+    messages, before = [], {}
     for index, (key, answer) in enumerate(records):
-        messages.append(Message(START + index, key, answer, SimpleNamespace(before=None if key is None else last.get(key))))
+        messages.append(Message(START + index, key, answer))
+        before[START + index] = None if key is None else last.get(key)
         if key is not None:
             last[key] = START + index
     messages = [message for message in messages if message.at not in elsewhere]
     random.shuffle(messages)
     answers = []
     for tell in (by_list, one_by_one):
-        order, said = TurnOrder(), dict[int, str]()
+        order, said = TurnOrder(before), dict[int, str]()
         for each in in_lists(messages, sizes):
             said |= tell(order, each)
         answers.append(said)
         assert set(said) == {message.at for message in messages}
         for key in (b"a", b"b", b""):
             all_of_key = [START + index for index, (other, _) in enumerate(records) if other == key]
-            tried = [message.at for message in messages if message.its_key == key and said[message.at] != "held"]
+            tried = [message.at for message in messages if message.key == key and said[message.at] != "held"]
             assert tried == all_of_key[: len(tried)]
             assert "retry" not in [said[offset] for offset in tried[:-1]]
     assert answers[0] == answers[1]
@@ -141,7 +136,7 @@ def test_partition_that_would_have_too_many_held_records_is_refused_at_the_first
     order = KeyOrder(5)
     order.begin([Blocked(b"a", 7, 3), Blocked(b"\xff", 9, 1)])
     for offset, key in enumerate((b"a", b"\xff", b"c")):
-        order.behind(Message(START + offset, key, "load"))
+        order.behind(START + offset, key)
     order.check(PART, 0)
     order.check(PART, 1)
     with pytest.raises(HeldTooMany) as raised:

@@ -20,12 +20,18 @@ from tests.sampling import examples
 
 from tidemark.consume import forms, messages
 from tidemark.consume.forms import TransformFailed, Work
-from tidemark.consume.messages import input_schema, payloads, records
+from tidemark.consume.messages import input_schema, payloads, records, rows
+from tidemark.formats.decoder import Decoder
+from tidemark.formats.schema import parse
+from tidemark.kafka.poll import chunk_of
 from tidemark.records.outcome import ONLY, Disposition, TransformOutput
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
+from tidemark.retry.order import KeyOrder
+from tidemark.retry.store import Blocked
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.tally import Tally
 from tidemark.sink.target import Target
+from tidemark.spec.model import Encoding
 from tidemark.spec.transform import Form
 from tidemark.transform import Fail, Record, Retry, Skip
 
@@ -51,7 +57,7 @@ def judged(
 ) -> TransformOutput:
     """What a plain function makes of messages (by default of one)."""
     task = Work(Target("", 1, 1, (layout,)), {}, Form.FUNCTION, function, permanent)
-    return forms.by_record(task, PART, list(messages or [sent()]))
+    return forms.by_record(task, PART, rows(PART, chunk_of(messages or [sent()])))
 
 
 def stored(postgres: str, value: Any) -> Any:
@@ -70,7 +76,7 @@ def stored(postgres: str, value: Any) -> Any:
 
 def test_messages_become_a_batch_with_kafkas_columns_and_lineage() -> None:
     """The schema is the same in the Arrow and the Spark form; a record without timestamp, key, value or headers has nulls there."""
-    batch, _ = records(PART, [sent(100, headers=[("a", b"1"), ("a", None)]), sent(103, None, None, None)])
+    batch, _ = records(PART, chunk_of([sent(100, headers=[("a", b"1"), ("a", None)]), sent(103, None, None, None)]))
     assert batch.schema.equals(input_schema())
     first, second = batch.to_pylist()
     assert first["timestamp"] == NOON
@@ -222,6 +228,21 @@ def test_every_message_is_accounted_for_whatever_its_neighbours_are(answers: lis
         assert taken.column("population").to_pylist() == taken.column("kafka_offset").to_pylist()
 
 
+def test_held_record_whose_schema_is_not_known_yet_is_held() -> None:
+    """It may be known by the time of its turn; a record that can never be read fails at once."""
+    node = parse(json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}))
+    decoder = Decoder({"value": Encoding.AVRO, "key": Encoding.BYTES}, {("flights", "value"): node}, {9: None}, {"value": True})
+    task = Work(Target("", 1, 1, (LAYOUT,)), {}, Form.FUNCTION, lambda record: None, (), decoder)
+    order = KeyOrder(10)
+    order.begin([Blocked(b"k", 50, 0)])
+    given = chunk_of([sent(100, b"\0\0\0\0\x09\x02"), sent(101, b"noise")])
+    found = forms.by_record(task, PART, rows(PART, given), order=order).rejects
+    assert [(each.offset, each.disposition.name, each.error_type) for each in found] == [
+        (100, "HELD", "HeldBack"),
+        (101, "FAIL", "Undecodable"),
+    ]
+
+
 # ---- values
 
 
@@ -335,7 +356,7 @@ def test_any_float_is_a_real_of_the_same_size_or_refused(value: float) -> None:
 def test_an_arrow_transform_that_fails_is_named_with_its_records(function: Callable[..., Any], problem: str) -> None:
     """Whole columns at once, so it is the batch that fails; another try may help where the user's code met an outage."""
     with pytest.raises(TransformFailed, match=problem) as raised:
-        forms.called(function, records(PART, [sent(100), sent(101)])[0], PART)
+        forms.called(function, records(PART, chunk_of([sent(100), sent(101)]))[0], PART)
     assert raised.value.retriable
 
 
@@ -348,9 +369,9 @@ def test_failed_records_are_read_again_with_all_that_is_needed_to_retry_them(mon
 
     def read(_config: object, _partition: object, start: int, end: int, _leader_epoch: int | None) -> Any:
         asked.append((start, end))
-        yield [sent(at) for at in range(start, start + 4)]
-        yield [sent(at) for at in range(start + 4, start + 6)]
-        yield [sent(end - 1, None, None, None, [("a", b"\xff"), ("\0", None), ("a", b"")])]
+        yield chunk_of([sent(at) for at in range(start, start + 4)])
+        yield chunk_of([sent(at) for at in range(start + 4, start + 6)])
+        yield chunk_of([sent(end - 1, None, None, None, [("a", b"\xff"), ("\0", None), ("a", b"")])])
 
     monkeypatch.setattr(messages, "read", read)
     batches = list(payloads({}, PART, {150, 112, 110}))

@@ -172,8 +172,8 @@ class TopicsDiffer(Refused):
 def undecodable(decoder: Decoder, kafka: KafkaConfig, part: Slice) -> list[Reject]:
     """The records of a slice that cannot be decoded. Raises `SchemasMissing`."""
     found: list[Reject] = []
-    for messages in read(kafka, part.partition, part.start, part.end, part.leader_epoch):
-        batch, unreadable = records(part, messages)
+    for chunk in read(kafka, part.partition, part.start, part.end, part.leader_epoch):
+        batch, unreadable = records(part, chunk)
         try:
             _, wrong = decoder.batch(batch)
         except SchemasMissing as error:

@@ -15,19 +15,19 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.consume.forms import Work, by_record, judged_batch
-from tidemark.consume.messages import UNIX_EPOCH, input_schema
+from tidemark.consume.messages import UNIX_EPOCH, Unreadable, input_schema, no_such_time, only
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
 from tidemark.records.outcome import TransformOutput
 from tidemark.records.ranges import Slice
-from tidemark.retry.order import TurnOrder, held
+from tidemark.retry.order import Keyed, TurnOrder, held
 from tidemark.retry.store import Waiting, read_due
 from tidemark.sink.commit import Receipt
 from tidemark.sink.drained import Answer, commit_drained, origins
 from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
-from tidemark.transform import Fail, Record
+from tidemark.transform import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,10 +42,6 @@ class Try:
     record: Waiting
     key: bytes | None
     value: bytes | None
-
-    def offset(self) -> int:
-        """The original record's offset. A method, like a Kafka message's."""
-        return self.record.offset
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
@@ -66,9 +62,10 @@ def read_tries(kafka: KafkaConfig, part: Slice, records: Sequence[Waiting]) -> I
     """
     registered = {record.hop_offset: record for record in records}
     first, last = min(registered), max(registered)
-    for messages in read(kafka, part.partition, first, last + 1):
-        here = [(record, message) for message in messages if (record := registered.get(message.offset() or 0)) is not None]
-        found = [Try(record, key, value) for record, message in here if record.has(key := message.key(), value := message.value())]
+    for chunk in read(kafka, part.partition, first, last + 1):
+        here = only(chunk, registered).select(["offset", "key", "value"]).to_pylist()
+        tries = [Try(registered[one["offset"]], one["key"], one["value"]) for one in here]
+        found = [each for each in tries if each.record.has(each.key, each.value)]
         if len(found) < len(here):
             log.warning(
                 "messages differ from the records registered at their offsets; the records will be published again partition=%s records=%s",
@@ -125,9 +122,10 @@ def batch_of(tries: Sequence[Try]) -> pa.RecordBatch:
 
 def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Answer]:
     by_place = {(origin.partition, origin.topic_id): origin for origin in origins(records)}
-    orders: dict[Slice, TurnOrder[Try] | None] = {
-        origin: None if work.target.max_held is None else TurnOrder() for origin in by_place.values()
-    }
+    before: dict[Slice, dict[int, int | None]] = {origin: {} for origin in by_place.values()}
+    for record in records:
+        before[by_place[record.partition, record.topic_id]][record.offset] = record.before
+    orders = {origin: None if work.target.max_held is None else TurnOrder(of) for origin, of in before.items()}
     for tries in read_tries(work.kafka, part, records):
         of_origin: dict[Slice, list[Try]] = {}
         for each in tries:
@@ -136,21 +134,26 @@ def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Ans
             if work.form is Form.ARROW:
                 judged = _batch_of_origin(work, origin, own, orders[origin])
             else:
-                judged = by_record(work, origin, own, _record, order=orders[origin])
-            yield origin, [each.offset() for each in own], judged
+                judged = by_record(work, origin, map(_record, own), order=orders[origin])
+            yield origin, [each.record.offset for each in own], judged
 
 
-def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder[Try] | None) -> TransformOutput:
-    free, blocked = (own, []) if order is None else order.split(own)
+def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder | None) -> TransformOutput:
+    blocked = {} if order is None else order.split(map(_keyed, own))
+    free = [each for each in own if each.record.offset not in blocked]
     judged = judged_batch(work, batch_of(free), origin) if free else TransformOutput()
-    judged = judged if order is None else order.sift(origin, free, judged)
-    return replace(judged, rejects=[*judged.rejects, *(held(each, behind) for each, behind in blocked)])
+    judged = judged if order is None else order.sift(origin, map(_keyed, free), judged)
+    return replace(judged, rejects=[*judged.rejects, *(held(offset, behind) for offset, behind in blocked.items())])
 
 
-def _record(part: Slice, each: Try) -> Record:
-    millis = each.record.millis
+def _keyed(each: Try) -> Keyed:
+    return each.record.offset, each.key
+
+
+def _record(each: Try) -> Record | Unreadable:
+    record, millis = each.record, each.record.millis
     try:
-        timestamp = UNIX_EPOCH if millis is None else UNIX_EPOCH + timedelta(milliseconds=millis)
+        timestamp = UNIX_EPOCH + timedelta(milliseconds=millis or 0)
     except OverflowError:
-        raise Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999") from None
-    return Record(part.partition.topic, part.partition.partition, each.record.offset, timestamp, each.key, each.value, each.headers)
+        return Unreadable(record.offset, each.key, no_such_time(millis or 0))
+    return Record(record.partition.topic, record.partition.partition, record.offset, timestamp, each.key, each.value, each.headers)

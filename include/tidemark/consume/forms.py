@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tidemark.consume.convert import Misfit, column_of
 from tidemark.consume.fields import Fields
-from tidemark.consume.messages import all_headers, record_of, records
+from tidemark.consume.messages import Unreadable, keyed, records, unreadable, without_offsets
 from tidemark.errors import Refused
 from tidemark.formats.decoder import Decoder
 from tidemark.kafka.config import KafkaConfig
 from tidemark.records.outcome import DELETED, GIVEN, ONLY, Disposition, Reject, TransformOutput, quoting, reject, without
 from tidemark.records.ranges import Slice
-from tidemark.retry.order import HasOffset, Order, held
+from tidemark.retry.order import Order, held
 from tidemark.sink.table import Layout
 from tidemark.sink.tally import split_output
 from tidemark.sink.target import Target
@@ -24,9 +24,7 @@ from tidemark.transform import Delete, Fail, Record, Skip, To, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from confluent_kafka import Message
 
-M = TypeVar("M", bound=HasOffset)
 Row = Mapping[str, Any] | To
 
 
@@ -61,15 +59,15 @@ class TransformFailed(Refused):
         return f"The transform failed on {self.where}: {self.problem} Nothing of this slice was stored."
 
 
-def by_batch(work: Work, part: Slice, messages: list[Message], *, order: Order[Any] | None = None) -> TransformOutput:
-    free, blocked = (messages, []) if order is None else order.split(messages)
-    batch, rejects = records(part, list(free))
+def by_batch(work: Work, part: Slice, chunk: pa.RecordBatch, *, order: Order | None = None) -> TransformOutput:
+    blocked = {} if order is None else order.split(keyed(chunk))
+    batch, rejects = records(part, without_offsets(chunk, blocked))
     judged = judged_batch(work, batch, part)
     if order is not None:
-        rejects += all_headers([message for message, _ in blocked])[1]  # unreadable headers: fails, as it cannot be retried unchanged
-        unreadable = {reject.offset for reject in rejects}
-        judged = order.sift(part, [message for message in free if message.offset() not in unreadable], judged)
-        rejects += [held(message, behind) for message, behind in blocked if message.offset() not in unreadable]
+        rejects = unreadable(chunk)
+        bad = {reject.offset for reject in rejects}
+        judged = order.sift(part, keyed(without_offsets(chunk, bad | blocked.keys())), judged)
+        rejects += [held(offset, behind) for offset, behind in blocked.items() if offset not in bad]
     return replace(judged, rejects=[*judged.rejects, *rejects]) if rejects else judged
 
 
@@ -100,16 +98,9 @@ class FunctionOutput:
     rejects: list[Reject]
 
 
-def by_record(
-    work: Work,
-    part: Slice,
-    messages: Sequence[M],
-    record: Callable[[Slice, M], Record] | None = None,
-    *,
-    order: Order[Any] | None = None,
-) -> TransformOutput:
+def by_record(work: Work, part: Slice, given: Iterable[Record | Unreadable], *, order: Order | None = None) -> TransformOutput:
     """Calls a plain function record by record, and fits its rows into the table's columns. See `function_output`."""
-    made = function_output(work, part, messages, record, order=order)
+    made = function_output(work, part, given, order=order)
     batches, bad = _of_sinks(part, made, work.target.layouts)
     judged = TransformOutput(batches, made.skipped, made.rejects)
     if bad and len(batches) > 1:  # a record that one sink refuses is loaded into none
@@ -117,34 +108,27 @@ def by_record(
     return replace(judged, rejects=[*judged.rejects, *bad.values()])
 
 
-def function_output(
-    work: Work,
-    part: Slice,
-    messages: Sequence[M],
-    record: Callable[[Slice, M], Record] | None = None,
-    *,
-    order: Order[Any] | None = None,
-) -> FunctionOutput:
-    """Calls a plain function record by record. ``record`` turns a message into a record; an exception that it raises counts as the result.
-
-    Records that ``order`` holds back are not passed to the function.
-    """
-    make: Callable[[Slice, Any], Record] = record or record_of
+def function_output(work: Work, part: Slice, given: Iterable[Record | Unreadable], *, order: Order | None = None) -> FunctionOutput:
+    """Calls a plain function record by record. Records that ``order`` holds back are not passed to it."""
     rows: list[Row] = []
     offsets: list[int] = []
     skipped: list[int] = []
     rejects: list[Reject] = []
     if work.decoder is not None:
-        make = _decoding(work.decoder, part, messages, make)
-    for message in messages:
-        offset = message.offset()
-        assert offset is not None
-        if order is not None and (behind := order.behind(message)) is not None:
-            rejects.append(_held(part, message, behind, make))
+        given = _decoded(work.decoder, part.partition.topic, given)
+    for record in given:
+        offset = record.offset
+        if order is not None and (behind := order.behind(offset, record.key)) is not None:
+            if isinstance(record, Unreadable) and isinstance(record.error, Fail):  # it cannot be retried unchanged
+                rejects.append(_rejected(offset, record.error, ()))
+            else:
+                rejects.append(held(offset, behind))
             continue
         again = False
         try:
-            made = _rows(work.function(make(part, message)))
+            if isinstance(record, Unreadable):
+                raise record.error
+            made = _rows(work.function(record))
         except Skip:
             skipped.append(offset)
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises is the record's result
@@ -156,37 +140,26 @@ def function_output(
             if not made:
                 skipped.append(offset)
         if order is not None:
-            order.tried(message, again=again)
+            order.tried(offset, record.key, again=again)
     return FunctionOutput(rows, offsets, skipped, rejects)
 
 
-def _decoding(decoder: Decoder, part: Slice, messages: Sequence[M], make: Callable[[Slice, Any], Record]) -> Callable[[Slice, Any], Record]:
-    """``make`` with decoded keys and values. All are decoded at once; what cannot be decoded raises at its own record."""
-    made: dict[int, Record | Exception] = {}
-    for message in messages:
-        try:
-            made[message.offset() or 0] = make(part, message)
-        except Fail as error:
-            made[message.offset() or 0] = error
-    records = [each for each in made.values() if isinstance(each, Record)]
+def _decoded(decoder: Decoder, topic: str, given: Iterable[Record | Unreadable]) -> list[Record | Unreadable]:
+    """The records with decoded keys and values. All are decoded at once; one that cannot be decoded is unreadable."""
+    made = {record.offset: record for record in given}
+    records = [record for record in made.values() if isinstance(record, Record)]
     headers = [record.headers for record in records]
-    topic = part.partition.topic
     for side, of, attribute in (("value", "value", "data"), ("key", "key", "key_data")):
         if decoder.encodings[side] is Encoding.BYTES:
             continue
         decoded = decoder.objects(topic, side, [getattr(record, of) for record in records], headers)
         for record, value in zip(records, decoded, strict=True):
             known = made[record.offset]
-            if isinstance(known, Record):
-                made[record.offset] = value if isinstance(value, Verdict) else replace(known, **{attribute: value})
-
-    def decoded_record(_part: Slice, message: Any) -> Record:
-        found = made[message.offset() or 0]
-        if isinstance(found, Record):
-            return found
-        raise found
-
-    return decoded_record
+            if not isinstance(known, Record):
+                continue
+            broken = isinstance(value, Verdict)
+            made[record.offset] = Unreadable(record.offset, record.key, value) if broken else replace(known, **{attribute: value})
+    return list(made.values())
 
 
 def called(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice) -> pa.RecordBatch | Mapping[str, pa.RecordBatch]:
@@ -270,15 +243,6 @@ def _of_sinks(part: Slice, made: FunctionOutput, layouts: Sequence[Layout]) -> t
         if batch is not None:
             batches[layout.sink] = batch
     return batches, bad
-
-
-def _held(part: Slice, message: HasOffset, behind: int, make: Callable[[Slice, Any], Record]) -> Reject:
-    """Holds the record back; one that cannot be read fails instead."""
-    try:
-        make(part, message)
-    except Fail as error:
-        return _rejected(message.offset() or 0, error, ())
-    return held(message, behind)
 
 
 def _rejected(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:

@@ -10,34 +10,66 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.poll import chunk_schema
 from tidemark.kafka.reader import read
 from tidemark.records.ranges import Log
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    import pyarrow as pa
 
 LOOK_BACK = 1_000_000
 """Maximum number of offsets of a partition to look back: compaction and transactions leave offsets without records."""
 READERS = 8
 
 
-def latest(kafka: KafkaConfig, logs: Iterable[Log], count: int) -> list[Message]:
-    """The last ``count`` committed records of these logs together, oldest first by timestamp. Those of one partition keep their order."""
+def latest(kafka: KafkaConfig, logs: Iterable[Log], count: int) -> pa.RecordBatch:
+    """The last ``count`` committed records of these logs together, oldest first by timestamp. Those of one partition keep their order.
+
+    A chunk (`tidemark.kafka.poll.chunk_schema`) with the further columns ``topic`` and ``partition``.
+    """
+    import pyarrow as pa
+
     with ThreadPoolExecutor(READERS) as pool:
         tails = list(pool.map(lambda log: _tail(kafka, log, count), logs))
-    newest_first = heapq.merge(*map(reversed, reversed(tails)), key=lambda message: -message.timestamp()[1])
-    return list(itertools.islice(newest_first, count))[::-1]
+    ends = itertools.accumulate((tail.num_rows for tail in tails), initial=0)
+    newest_first = (range(end - 1, start - 1, -1) for start, end in itertools.pairwise(ends))
+    found = pa.Table.from_batches(tails, latest_schema()).combine_chunks()
+    millis = found["millis"].to_pylist()
+    chosen = itertools.islice(heapq.merge(*reversed(list(newest_first)), key=lambda at: -millis[at]), count)
+    return one_batch(found.take(pa.array(list(chosen)[::-1], pa.int64())))
 
 
-def _tail(kafka: KafkaConfig, log: Log, count: int) -> list[Message]:
+def latest_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([*chunk_schema(), ("topic", pa.string()), ("partition", pa.int32())])
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    found = table.combine_chunks().to_batches()
+    return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _tail(kafka: KafkaConfig, log: Log, count: int) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    found = pa.Table.from_batches([], chunk_schema())
     width = count
     while log.start < log.end:
         width = min(width, LOOK_BACK)
         start = max(log.start, log.end - width)
-        found: collections.deque[Message] = collections.deque(maxlen=count)
-        for messages in read(kafka, log.partition, start, log.end, log.leader_epoch):
-            found.extend(messages)
-        if len(found) == count or start == log.start or width == LOOK_BACK:
-            return list(found)
+        chunks: collections.deque[pa.RecordBatch] = collections.deque()
+        for chunk in read(kafka, log.partition, start, log.end, log.leader_epoch):
+            chunks.append(chunk)
+            while sum(each.num_rows for each in chunks) - chunks[0].num_rows >= count:
+                chunks.popleft()
+        found = pa.Table.from_batches(chunks, chunk_schema())
+        found = found.slice(max(0, found.num_rows - count))
+        if found.num_rows == count or start == log.start or width == LOOK_BACK:
+            break
         width *= 8
-    return []
+    place = (pa.scalar(log.partition.topic), pa.scalar(log.partition.partition, pa.int32()))
+    columns = [*found.columns, *(pa.repeat(each, found.num_rows) for each in place)]
+    return one_batch(pa.Table.from_arrays(columns, schema=latest_schema()))

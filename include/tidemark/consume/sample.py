@@ -17,7 +17,7 @@ from tidemark.sink.types import postgres_type
 from tidemark.spec.model import Encoding
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    import pyarrow as pa
 
 BIGINT = range(-(2**63), 2**63)
 WRITE_ONE = "Write a transform that reads it: format: {value: bytes}, or {value: string} for text, and transform: module:function."
@@ -65,7 +65,7 @@ class Sample:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, topic: str, value: Encoding, messages: Sequence[Message], key: Encoding = Encoding.BYTES) -> Sample:
+    def of(cls, topic: str, value: Encoding, messages: pa.RecordBatch, key: Encoding = Encoding.BYTES) -> Sample:
         """Keys and values of these formats; an exception in place of a text that is not JSON."""
         sides = {"value": value, "key": key}
         return cls(
@@ -73,14 +73,14 @@ class Sample:
         )
 
     @classmethod
-    def of_changes(cls, topic: str, messages: Sequence[Message]) -> Sample | None:
+    def of_changes(cls, topic: str, messages: pa.RecordBatch) -> Sample | None:
         """Rows and keys of change data. `None` if it is none."""
         errors: dict[int, str] = {}
-        found = connect_json.envelopes([_text(message.value()) for message in messages], errors)
+        found = connect_json.envelopes([_text(value) for value in messages["value"].to_pylist()], errors)
         present = [operation for operation, payload in zip(found.operations, found.payloads, strict=True) if payload is not None]
         if errors or not present or not {*present} <= change.OPERATIONS:
             return None
-        keys, key_types = connect_json.payloads([_text(message.key()) for message in messages])
+        keys, key_types = connect_json.payloads([_text(key) for key in messages["key"].to_pylist()])
         texts = {"value": found.rows, "key": keys, "change": found.payloads}
         objects = {side: [msgspec.json.decode(text) for text in some if text is not None] for side, some in texts.items()}
         newest = {"value": found.types, "key": key_types}
@@ -107,15 +107,15 @@ class Sample:
         return column_type([each for each in found if each is not None]) if path else "jsonb"
 
 
-def _parsed(topic: str, encoding: Encoding, messages: Sequence[Message], side: str) -> list[Any]:
-    values = [value for message in messages if (value := getattr(message, side)()) is not None]
+def _parsed(topic: str, encoding: Encoding, messages: pa.RecordBatch, side: str) -> list[Any]:
+    values = messages[side].drop_null().to_pylist()
     framed = dict.fromkeys(("key", "value"), True)
     encodings = dict.fromkeys(("key", "value"), Encoding.BYTES) | {side: encoding}
     return Decoder(encodings, framed=framed).objects(topic, side, values, [[]] * len(values))
 
 
-def _text(data: bytes | str | None) -> str | None:
-    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ from tidemark.spec import ConsumerSpec, checks, consumer_names, load_consumer
 from tidemark.spec.model import Deletes, Encoding, Envelope
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    import pyarrow as pa
 
 OF_SCHEMA = {"AVRO": Encoding.AVRO, "JSON": Encoding.JSON_SCHEMA, "PROTOBUF": Encoding.PROTOBUF}
 """What a registry calls a schema's type, and our name of the format."""
@@ -128,7 +128,7 @@ def sketched_table(spec: ConsumerSpec, partitions: int | None = None) -> Sketch:
     logs = cluster.logs(each for topic in topics for each in topic.all() if spec.fixed.covers(each))
     messages = latest(kafka_config(), logs.values(), SAMPLE)
     names = ", ".join(topic.name for topic in topics)
-    if all(message.value() is None for message in messages):
+    if messages["value"].null_count == len(messages):
         fix = "Produce a record first, or create the table yourself, with the lineage columns."
         raise BadInput(what=names, found="it has no records with values to derive columns from", fix=fix)
     sample = Sample.of_changes(names, messages) if spec.format.envelope else Sample.of(names, spec.format.value, messages, spec.format.key)
@@ -181,25 +181,24 @@ def _registered(subject: str) -> Encoding | None:
     return None if found is None else OF_SCHEMA[found]
 
 
-def _encoding(topic: str, messages: Sequence[Message]) -> Encoding:
+def _encoding(topic: str, messages: pa.RecordBatch) -> Encoding:
     if (registered := _registered(f"{topic}-value")) is not None:
         return registered
-    values = [value for message in messages if (value := message.value()) is not None]
-    if not values:
+    if messages["value"].null_count == len(messages):
         raise NoSketch(topic=topic, problem="it has no records with values, and the registry has no schema of it")
     if not all(isinstance(each, dict) for each in Sample.of(topic, Encoding.JSON, messages).objects["value"]):
         raise NoSketch(topic=topic, problem="its values are not all JSON objects, and the registry has no schema of it")
     return Encoding.JSON
 
 
-def _format(topic: str, encoding: Encoding, messages: Sequence[Message]) -> dict[str, str]:
+def _format(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> dict[str, str]:
     """With the key's format, if there are keys."""
     if (registered := _registered(f"{topic}-key")) is not None:
         return {"value": encoding.value, "key": registered.value}
-    keys = [key for message in messages if (key := message.key()) is not None]
+    keys = messages["key"].drop_null().to_pylist()
     if not keys:
         return {"value": encoding.value}
-    text = all(isinstance(key, str) or _is_printable(key) for key in keys)
+    text = all(map(_is_printable, keys))
     return {"value": encoding.value, "key": Encoding.STRING.value if text else Encoding.BYTES.value}
 
 
@@ -210,7 +209,7 @@ def _is_printable(data: bytes) -> bool:
         return False
 
 
-def _sampled(topic: str, encoding: Encoding, messages: Sequence[Message]) -> Sample | None:
+def _sampled(topic: str, encoding: Encoding, messages: pa.RecordBatch) -> Sample | None:
     """None for a format with a schema of its own."""
     if encoding not in (Encoding.JSON, Encoding.JSON_SCHEMA):
         return None

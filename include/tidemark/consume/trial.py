@@ -23,12 +23,13 @@ from tidemark.consume.decode import Decoding, decoded_here
 from tidemark.consume.describe import agreed, compare
 from tidemark.consume.fields import Fields, transform_of
 from tidemark.consume.forms import Work, by_record, function_output, judged_batch, merged
-from tidemark.consume.latest import latest
-from tidemark.consume.messages import NO_TIMESTAMP, record_of, records
+from tidemark.consume.latest import latest, one_batch
+from tidemark.consume.messages import records, rows
 from tidemark.db import session
 from tidemark.errors import BadInput
 from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.cluster import Cluster
+from tidemark.kafka.poll import chunk_schema
 from tidemark.records.outcome import DELETED, GIVEN, ONLY, OPTIONAL, BadOutput, Disposition, Reject, TransformOutput, quoting
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
 from tidemark.sink.encode import CopyStream, NotEncodable
@@ -38,11 +39,10 @@ from tidemark.sink.target import Target
 from tidemark.sink.types import conform
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.transform import Form, Transform, load_permanent
-from tidemark.transform import Fail, Record, To
+from tidemark.transform import To
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from confluent_kafka import Message
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -93,30 +93,6 @@ class _Outcome:
     rejects: dict[int, Reject] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Once:
-    """A message as a record. Its headers must not be asked for twice, so it is read once only."""
-
-    number: int
-    found: Record | Fail
-
-    @classmethod
-    def of(cls, part: Slice, message: Message) -> _Once:
-        try:
-            return cls(message.offset() or 0, record_of(part, message))
-        except Fail as error:
-            return cls(message.offset() or 0, error)
-
-    def offset(self) -> int:
-        return self.number
-
-    @staticmethod
-    def read(_part: Slice, once: _Once) -> Record:
-        if isinstance(once.found, Fail):
-            raise once.found
-        return once.found
-
-
 def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: LocalSpark) -> Trial:
     """What the consumer would make of the last ``count`` records of its topics. Raises what a run would be refused for."""
     transform, permanent = transform_of(spec, folders), load_permanent(spec, folders)
@@ -126,8 +102,8 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     trial = Trial()
     layouts = _layouts(spec, transform, decoding.input_schema(), spark, trial)
     partitions = [each for topic in cluster.topics(cluster.subscribed(spec)) for each in topic.all() if spec.fixed.covers(each)]
-    messages = latest(kafka, cluster.logs(partitions).values(), count)
-    by_slice = _slices(messages)
+    newest = latest(kafka, cluster.logs(partitions).values(), count)
+    by_slice = _slices(newest)
 
     def work() -> Work:
         target = Target("", 0, 0, layouts or tuple(Layout(sink.table, (), sink=name) for name, sink in spec.tables.items()))
@@ -140,7 +116,8 @@ def try_latest(spec: ConsumerSpec, folders: Sequence[Path], count: int, spark: L
     else:
         found = {part: _by_function(work, decoding, part, own, layouts) for part, own in by_slice.items()}
     outcomes = {part.partition: outcome for part, outcome in found.items()}
-    trial.records = [_tried(message, outcomes[_partition(message)]) for message in messages]
+    places = zip(_places(newest), newest["offset"].to_pylist(), newest["millis"].to_pylist(), strict=True)
+    trial.records = [_tried(TopicPartition(*place), offset, millis, outcomes[TopicPartition(*place)]) for place, offset, millis in places]
     return trial
 
 
@@ -171,26 +148,26 @@ def _layouts(spec: ConsumerSpec, transform: Transform, given: pa.Schema, spark: 
     return ()
 
 
-def _slices(messages: Sequence[Message]) -> dict[Slice, list[Message]]:
-    by_partition: dict[TopicPartition, list[Message]] = {}
-    for message in messages:
-        by_partition.setdefault(_partition(message), []).append(message)
-    return {
-        Slice(partition, 0, own[0].offset() or 0, (own[-1].offset() or 0) + 1, Epoch(0)): own for partition, own in by_partition.items()
-    }
+def _slices(found: pa.RecordBatch) -> dict[Slice, pa.RecordBatch]:
+    """The chunk of each partition."""
+    import pyarrow.compute as pc
+
+    chunks = {}
+    for topic, number in dict.fromkeys(_places(found)):
+        own = found.filter(pc.and_(pc.equal(found["topic"], topic), pc.equal(found["partition"], number)))
+        start, end = own["offset"][0].as_py(), own["offset"][-1].as_py() + 1
+        chunks[Slice(TopicPartition(topic, number), 0, start, end, Epoch(0))] = own.select(chunk_schema().names)
+    return chunks
 
 
-def _partition(message: Message) -> TopicPartition:
-    return TopicPartition(str(message.topic()), int(message.partition() or 0))
+def _places(found: pa.RecordBatch) -> list[tuple[str, int]]:
+    return list(zip(found["topic"].to_pylist(), found["partition"].to_pylist(), strict=True))
 
 
-def _by_function(
-    work: Callable[[], Work], decoding: Decoding, part: Slice, messages: Sequence[Message], layouts: Sequence[Layout]
-) -> _Outcome:
-    once = [_Once.of(part, message) for message in messages]
+def _by_function(work: Callable[[], Work], decoding: Decoding, part: Slice, chunk: pa.RecordBatch, layouts: Sequence[Layout]) -> _Outcome:
     if layouts:
-        return _settled(_learned(decoding, lambda: by_record(work(), part, once, _Once.read)), part, layouts)
-    made = _learned(decoding, lambda: function_output(work(), part, once, _Once.read))
+        return _settled(_learned(decoding, lambda: by_record(work(), part, rows(part, chunk))), part, layouts)
+    made = _learned(decoding, lambda: function_output(work(), part, rows(part, chunk)))
     outcome = _Outcome(skipped=set(made.skipped), rejects={reject.offset: reject for reject in made.rejects})
     for offset, row in zip(made.offsets, made.rows, strict=True):
         sink, plain = (row.sink, row.row) if isinstance(row, To) else (ONLY, row)
@@ -202,8 +179,8 @@ def _below(sink: str, row: Row) -> Row:
     return row if sink == ONLY else {sink: row}
 
 
-def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, messages: list[Message], layouts: Sequence[Layout]) -> _Outcome:
-    batch, unreadable = records(part, messages)
+def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, chunk: pa.RecordBatch, layouts: Sequence[Layout]) -> _Outcome:
+    batch, unreadable = records(part, chunk)
     judged = _learned(decoding, lambda: judged_batch(work(), batch, part))
     return _settled(replace(judged, rejects=[*judged.rejects, *unreadable]), part, layouts)
 
@@ -211,7 +188,7 @@ def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, message
 def _by_spark(
     transform: Transform,
     decoding: Decoding,
-    by_slice: Mapping[Slice, list[Message]],
+    by_slice: Mapping[Slice, pa.RecordBatch],
     layouts: Sequence[Layout],
     spark: LocalSpark,
     trial: Trial,
@@ -221,12 +198,12 @@ def _by_spark(
 
     batches = []
     failed: dict[TopicPartition, list[Reject]] = {}
-    for part, messages in by_slice.items():
-        batch, failed[part.partition] = records(part, messages)
+    for part, chunk in by_slice.items():
+        batch, failed[part.partition] = records(part, chunk)
         batches.append(batch)
     if not any(batch.num_rows for batch in batches):
         return {part: _settled(TransformOutput(rejects=failed[part.partition]), part, ()) for part in by_slice}
-    given, wrong = decoded_here(decoding, _whole(pa.Table.from_batches(batches)))
+    given, wrong = decoded_here(decoding, one_batch(pa.Table.from_batches(batches)))
     for partition, rejects in wrong.items():
         failed[partition] += rejects
     tables = spark.rows(transform.function, given)
@@ -241,7 +218,7 @@ def _by_spark(
         trial.rows = [
             _below(sink, row)
             for sink, table in tables.items()
-            for row in _rows_of_all(_whole(table), by_sink.get(sink), next(iter(by_slice)))
+            for row in _rows_of_all(one_batch(table), by_sink.get(sink), next(iter(by_slice)))
         ]
         trial.notes.append("rows have no lineage: they belong to the whole batch, and a batch of a run has other records")
         if wrong:
@@ -254,13 +231,13 @@ def _split(table: pa.Table, parts: Sequence[Slice]) -> dict[Slice, TransformOutp
     import pyarrow.compute as pc
 
     if not set(GIVEN) <= set(table.column_names):
-        split_output(_whole(table), parts[0])  # raises
+        split_output(one_batch(table), parts[0])  # raises
     found, seen = {}, 0
     for part in parts:
         of_topic = pc.equal(table["kafka_topic"], part.partition.topic)
         own = table.filter(pc.and_(of_topic, pc.equal(table["kafka_partition"], part.partition.partition)))
         seen += own.num_rows
-        found[part] = split_output(_whole(own), part)
+        found[part] = split_output(one_batch(own), part)
     if seen < table.num_rows:
         raise BadOutput(part=parts[0], problem=f"a row comes from no record that was read: return {', '.join(GIVEN)} as they were given.")
     return found
@@ -337,12 +314,9 @@ def _encode(columns: Sequence[tuple[str, str]], rows: pa.RecordBatch) -> None:
         pass
 
 
-def _tried(message: Message, outcome: _Outcome) -> Tried:
-    offset = message.offset() or 0
+def _tried(partition: TopicPartition, offset: int, millis: int, outcome: _Outcome) -> Tried:
     rows, reject = outcome.rows.get(offset, []), outcome.rejects.get(offset)
-    kind, millis = message.timestamp()
-    known = kind != NO_TIMESTAMP and 0 <= millis <= LAST_SHOWN_MS
-    place = (_partition(message), offset, millis if known else None)
+    place = (partition, offset, millis if 0 <= millis <= LAST_SHOWN_MS else None)
     if reject is not None:
         return Tried(*place, reject.disposition, (), reject.error_type, reject.error_text)
     if offset in outcome.skipped:
@@ -357,13 +331,6 @@ def _learned(decoding: Decoding, act: Callable[[], T]) -> T:
             return act()
         except SchemasMissing as error:
             decoding.learn(error)
-
-
-def _whole(table: pa.Table) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    found = table.combine_chunks().to_batches()
-    return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
 def _values(rows: pa.RecordBatch, types: Mapping[str, str]) -> list[Row]:

@@ -11,7 +11,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from tidemark.consume.drained import drain_slice
 from tidemark.consume.forms import Work, by_batch, by_record
-from tidemark.consume.messages import Kept
+from tidemark.consume.messages import Kept, rows
 from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.reader import read
 from tidemark.records.outcome import TransformOutput
@@ -42,10 +42,12 @@ def _consumed(work: Work, part: Slice, isolate: bool) -> Receipt:
 
 
 def _answers(work: Work, part: Slice, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
-    answer = by_batch if work.form is Form.ARROW else by_record
-    for messages in read(work.kafka, part.partition, part.start, part.end, part.leader_epoch):
-        judged = answer(work, part, messages, order=order)
-        kept.keep(messages, judged.rejects)
+    for chunk in read(work.kafka, part.partition, part.start, part.end, part.leader_epoch):
+        if work.form is Form.ARROW:
+            judged = by_batch(work, part, chunk, order=order)
+        else:
+            judged = by_record(work, part, rows(part, chunk), order=order)
+        kept.keep(chunk, judged.rejects)
         yield judged
 
 

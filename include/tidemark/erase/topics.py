@@ -58,15 +58,17 @@ def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: b
 
     Needs the memory of the offsets found and of one fetch. Raises `TopicsMissing`, `RangeGone` or `BrokerUnavailable`.
     """
+    import pyarrow.compute as pc
+
     topics = cluster.topics(cluster.subscribed(spec))
     logs = cluster.logs(partition for topic in topics for partition in topic.all())
     found: dict[TopicPartition, list[int]] = {}
     done, total = 0, sum(log.end - log.start for log in logs.values())
     for partition, log in sorted(logs.items()):
         said = done
-        for messages in read(config, partition, log.start, log.end) if log.start < log.end else ():
-            found.setdefault(partition, []).extend(message.offset() or 0 for message in messages if message.key() == key)
-            at = done + (messages[-1].offset() or 0) + 1 - log.start
+        for chunk in read(config, partition, log.start, log.end) if log.start < log.end else ():
+            found.setdefault(partition, []).extend(chunk["offset"].filter(pc.equal(chunk["key"], key)).to_pylist())
+            at = done + chunk["offset"][-1].as_py() + 1 - log.start
             if at - said >= SAY_EVERY:
                 said = at
                 say(f"read {at:,} of {counted(total, 'offset')}")

@@ -5,9 +5,11 @@ Ends are last stable offsets: beyond them, a read_committed reader would wait fo
 Modules::
 
     cluster     look-ups: topics, UUIDs, partitions, log starts, last stable offsets
+    compiled    polls without a Python object for each message, by a file in C
     config      one set of client settings for librdkafka and the JVM's client
     groups      consumer groups of Kafka: live members, offsets that are mirrored there
     history     detects a truncated log by its leader epochs (KIP-320)
+    poll        what a poll finds, as columns; the poller that needs no compiler
     producer    publishes messages, with an answer for each one
     reader      reads `[start, end)` of one partition
     security    TLS and SASL settings in the names of both clients

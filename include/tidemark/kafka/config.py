@@ -68,8 +68,13 @@ def connected(make: Callable[[Any], Client], settings: Mapping[str, str]) -> Cli
     try:
         return make(dict(settings))
     except KafkaException as error:
-        fix = "Correct the Kafka settings (TIDEMARK_KAFKA_CONFIG, or the extra of the Kafka connection)."
-        raise BadInput(what="Kafka settings", found=error.args[0].str(), fix=fix) from None
+        raise unusable(error.args[0].str()) from None
+
+
+def unusable(said: str) -> BadInput:
+    """The error for settings that librdkafka refuses, with its words."""
+    fix = "Correct the Kafka settings (TIDEMARK_KAFKA_CONFIG, or the extra of the Kafka connection)."
+    return BadInput(what="Kafka settings", found=said, fix=fix)
 
 
 def _text(value: object) -> str:

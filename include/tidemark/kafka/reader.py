@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemark.errors import BrokerUnavailable, Refused
-from tidemark.kafka.config import KafkaConfig, connected
+from tidemark.kafka import compiled
+from tidemark.kafka.config import KafkaConfig
+from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, Failure, MessagePoller, Poller
 from tidemark.records.ranges import TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    import pyarrow as pa
 
-MESSAGES_A_POLL = 10_000
 FIRST_POLL = 500
 """The first poll asks for fewer messages, because the size of the records is not known yet."""
-BYTES_A_POLL = 16 * 1024 * 1024
-"""Approximate bytes passed on at a time. A worker holds several copies of them on their way into the COPY."""
-POLL_S = 0.2
-"""How long `consume` waits for the last message of a poll. Short, because near the end it never comes."""
 SILENCE_S = 60
 """How long to wait for a message, an end of partition or an error that ends the read."""
 
@@ -76,72 +73,65 @@ class BatchDamaged(Refused):
         )
 
 
-def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[list[Message]]:
-    """Yields the committed records of ``[start, end)`` in order, in lists of up to `MESSAGES_A_POLL` records and about `BYTES_A_POLL`.
+def read(config: KafkaConfig, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Yields the committed records of ``[start, end)`` in order, in chunks of up to `MESSAGES_A_POLL` records and about `BYTES_A_POLL`.
 
-    ``end`` must not lie beyond the last stable offset. ``leader_epoch``: an epoch in which the log reached ``end``; a record of a later
-    epoch shows that the log was truncated since. Closes its consumer when exhausted, closed or garbage-collected.
+    A chunk has the columns of `tidemark.kafka.poll.chunk_schema`. ``end`` must not lie beyond the last stable offset. ``leader_epoch``: an
+    epoch in which the log reached ``end``; a record of a later epoch shows that the log was truncated since. Closes its consumer when
+    exhausted, closed or garbage-collected.
 
     Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, and `BrokerUnavailable` after `SILENCE_S` without progress.
     """
-    from confluent_kafka import Consumer, KafkaException, Message
-    from confluent_kafka import TopicPartition as Wire
-
-    consumer = connected(Consumer, {**config, **SETTINGS})
+    poller = _poller({**config, **SETTINGS}, partition, start, leader_epoch)
     try:
-        begin = Wire(partition.topic, partition.partition, start)
-        consumer.assign([begin if leader_epoch is None else Wire(partition.topic, partition.partition, start, leader_epoch=leader_epoch)])
         heard = time.monotonic()
         trouble = "no message arrived"
         position, wanted = start, FIRST_POLL
         while True:
-            try:
-                messages = consumer.consume(min(wanted, end - position), POLL_S)  # not more than are left: it waits for the last one
-            except KafkaException as error:
-                raise BrokerUnavailable(cause=str(error)) from error
-            failures = [message for message in messages if message.error() is not None] if any(map(Message.error, messages)) else []
-            records = [message for message in messages if message.error() is None] if failures else messages
-            done = bool(records) and (records[-1].offset() or 0) + 1 >= end
-            if done:
-                records = [message for message in records if (message.offset() or 0) < end]
-            for message in failures if not done else ():
-                done, said = _read_up_to(message, partition, start, end)
+            polled = poller.poll(min(wanted, end - position), end)  # not more than are left: it waits for the last one
+            done = polled.last is not None and polled.last + 1 >= end
+            for failure in polled.failures if not done else ():
+                done, said = _read_up_to(failure, partition, start, end)
                 trouble = said or trouble
                 if done:
                     break
-            if records:
-                if leader_epoch is not None and (epoch := records[-1].leader_epoch() or 0) > leader_epoch:
-                    cause = f"it was truncated: offset {records[-1].offset()} has leader epoch {epoch}, the range has {leader_epoch}"
+            if polled.records:
+                assert polled.last is not None
+                if leader_epoch is not None and (epoch := polled.leader_epoch or 0) > leader_epoch:
+                    cause = f"it was truncated: a record up to offset {polled.last} has leader epoch {epoch}, the range has {leader_epoch}"
                     raise RangeGone(partition=partition, start=start, end=end, cause=cause)
-                position = min((records[-1].offset() or 0) + 1, end - 1)
-                size = sum(map(len, records)) // len(records) + 1
-                wanted = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // size))
-                yield from (records[at : at + wanted] for at in range(0, len(records), wanted))
+                position = min(polled.last + 1, end - 1)
+                wanted = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // (polled.bytes // polled.records + 1)))
+                yield from polled.chunks
                 heard = time.monotonic()  # time that the caller takes does not count as silence
             if done:
                 return
             if time.monotonic() - heard > SILENCE_S:
                 raise BrokerUnavailable(cause=f"no progress in {partition} below offset {end} for {SILENCE_S} s: {trouble}")
     finally:
-        consumer.close()
+        poller.close()
 
 
-def _read_up_to(message: Message, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
+def _poller(settings: KafkaConfig, partition: TopicPartition, start: int, leader_epoch: int | None) -> Poller:
+    if (known := compiled.library_for(settings)) is None:
+        return MessagePoller(settings, partition, start, leader_epoch)
+    return compiled.CompiledPoller(known, settings, partition, start, leader_epoch)
+
+
+def _read_up_to(failure: Failure, partition: TopicPartition, start: int, end: int) -> tuple[bool, str | None]:
     """Whether the client's error means that everything below ``end`` was read, and its text if it may be transient.
 
     Raises `RangeGone` or `BatchDamaged`.
     """
     from confluent_kafka import KafkaError
 
-    failure, at = message.error(), message.offset() or 0
-    assert failure is not None
-    code, said = failure.code(), failure.str()
+    code, said, at = failure.code, failure.said, failure.offset or 0
     if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
         return at >= end, None
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.UNKNOWN_TOPIC_OR_PART):  # noqa: SLF001
         raise RangeGone(partition=partition, start=start, end=end, cause=said)
     if code in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG):  # noqa: SLF001
         if at < end:
-            raise BatchDamaged(partition=str(partition), offset=message.offset(), cause=said)
+            raise BatchDamaged(partition=str(partition), offset=failure.offset, cause=said)
         return True, None
     return False, said

@@ -1,16 +1,16 @@
 """Order by key: while a record waits for a retry, later records of its key in the same Kafka partition are held.
 
-A slice asks about its records in the order in which it reads them. `Order.behind` returns the record that must be settled first;
-`Order.tried` takes the outcome of a try. `KeyOrder` is for slices of the consumer's own topics and compares keys. `TurnOrder` is for
-slices of retry topics, whose records know their predecessor. Records without a key have no order.
+A slice asks about its records, by offset and key, in the order in which it reads them. `Order.behind` returns the record that must be
+settled first; `Order.tried` takes the outcome of a try. `KeyOrder` is for slices of the consumer's own topics and compares keys.
+`TurnOrder` is for slices of retry topics, whose records know their predecessor. Records without a key have no order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from tidemark.errors import Refused, Unavailable
 from tidemark.records.outcome import Disposition, Reject, TransformOutput, without
@@ -18,32 +18,15 @@ from tidemark.records.ranges import Slice
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
-    from tidemark.retry.store import Blocked, Waiting
+    from tidemark.retry.store import Blocked
 
 HELD_BACK = "HeldBack"
 """The ``error_type`` of a record that is held."""
 EXAMPLES = 3
 
 
-class HasOffset(Protocol):
-    def offset(self) -> int | None: ...
-
-
-class HasKey(HasOffset, Protocol):
-    """A Kafka message of one of the consumer's own topics."""
-
-    def key(self) -> Any: ...
-
-
-class HasTurn(HasOffset, Protocol):
-    """A message of a retry topic, with the waiting record that it belongs to."""
-
-    @property
-    def record(self) -> Waiting: ...
-
-
-M = TypeVar("M", bound=HasOffset)
-T = TypeVar("T", bound=HasTurn)
+Keyed = tuple[int, bytes | None]
+"""The offset and the key of a record."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,39 +64,39 @@ class KeysBlocked(Unavailable):
         )
 
 
-class Order(ABC, Generic[M]):
+class Order(ABC):
     """Decides which records of a slice may be tried. Call it for each record, in log order."""
 
     @abstractmethod
-    def behind(self, message: M) -> int | None:
+    def behind(self, offset: int, key: bytes | None) -> int | None:
         """The offset of the earlier record of its key that must be settled first. `None`: it may be tried."""
 
     @abstractmethod
-    def tried(self, message: M, *, again: bool) -> None:
+    def tried(self, offset: int, key: bytes | None, *, again: bool) -> None:
         """Takes the outcome of a try. ``again``: it will be retried, so later records of its key are held."""
 
     @abstractmethod
-    def split(self, messages: Sequence[M]) -> tuple[Sequence[M], list[tuple[M, int]]]:
-        """For a transform that takes all messages at once: those that may be tried as far as is known, and those to hold, each with the
-        offset that blocks it. Pass the transform's output to `sift`."""
+    def split(self, records: Iterable[Keyed]) -> dict[int, int]:
+        """For a transform that takes all records at once: those to hold as far as is known, each with the offset that blocks it. Pass the
+        transform's output for the others to `sift`."""
 
-    def sift(self, part: Slice, messages: Sequence[M], judged: TransformOutput) -> TransformOutput:
+    def sift(self, part: Slice, records: Iterable[Keyed], judged: TransformOutput) -> TransformOutput:
         """Holds each record whose key has an earlier record to be retried, and drops the transform's output for it."""
         again = {reject.offset for reject in judged.rejects if reject.disposition in (Disposition.RETRY, Disposition.HELD)}
         back = []
-        for message in messages:
-            first = self.behind(message)
+        for offset, key in records:
+            first = self.behind(offset, key)
             if first is None:
-                self.tried(message, again=message.offset() in again)
+                self.tried(offset, key, again=offset in again)
             else:
-                back.append(held(message, first))
+                back.append(held(offset, first))
         if not back:
             return judged
         rest = without(judged, {reject.offset for reject in back}, part)
         return replace(rest, rejects=[*rest.rejects, *back])
 
 
-class KeyOrder(Order[HasKey]):
+class KeyOrder(Order):
     """The order within a slice of the consumer's own topic. Call `begin` first. ``limit``: maximum number of held records per partition."""
 
     def __init__(self, limit: int) -> None:
@@ -139,36 +122,29 @@ class KeyOrder(Order[HasKey]):
             raise KeysBlocked(part=part, keys=len(more))
         self._held = sum(one.held for one in blocked)
 
-    def behind(self, message: HasKey) -> int | None:
-        if not self._first or (key := message.key()) is None:
+    def behind(self, offset: int, key: bytes | None) -> int | None:
+        if not self._first or key is None:
             return None
         first = self._first.get(key)
-        if first is None or first >= _offset(message):  # a backfill reads earlier offsets
+        if first is None or first >= offset:  # a backfill reads earlier offsets
             return None
         self._keys.add(key)
         return first
 
-    def tried(self, message: HasKey, *, again: bool) -> None:
-        if again and (key := message.key()) is not None:
-            self._first[key] = min(_offset(message), self._first.get(key, _offset(message)))
+    def tried(self, offset: int, key: bytes | None, *, again: bool) -> None:
+        if again and key is not None:
+            self._first[key] = min(offset, self._first.get(key, offset))
 
-    def split(self, messages: Sequence[HasKey]) -> tuple[Sequence[HasKey], list[tuple[HasKey, int]]]:
+    def split(self, records: Iterable[Keyed]) -> dict[int, int]:
+        """Like `Order.split`. Does not iterate if no key is blocked."""
         if not self._first:
-            return messages, []
-        free: list[HasKey] = []
-        blocked: list[tuple[HasKey, int]] = []
-        for message in messages:
-            behind = self.behind(message)
-            if behind is None:
-                free.append(message)
-            else:
-                blocked.append((message, behind))
-        return free, blocked
+            return {}
+        return {offset: behind for offset, key in records if (behind := self.behind(offset, key)) is not None}
 
-    def sift(self, part: Slice, messages: Sequence[HasKey], judged: TransformOutput) -> TransformOutput:
-        """Like `Order.sift`, but free if nothing is to be retried."""
+    def sift(self, part: Slice, records: Iterable[Keyed], judged: TransformOutput) -> TransformOutput:
+        """Like `Order.sift`. Does not iterate if nothing is to be retried."""
         again = any(reject.disposition is Disposition.RETRY for reject in judged.rejects)
-        return super().sift(part, messages, judged) if again else judged
+        return super().sift(part, records, judged) if again else judged
 
     def check(self, part: Slice, more: int) -> None:
         """Raises `HeldTooMany` if ``more`` held records would exceed the limit."""
@@ -177,43 +153,36 @@ class KeyOrder(Order[HasKey]):
             raise HeldTooMany(part=part, held=self._held, more=more, limit=self._limit, keys=len(self._keys), examples=examples)
 
 
-class TurnOrder(Order[T]):
-    """The order within a slice of a retry topic: a record may be tried once its predecessor is settled.
+class TurnOrder(Order):
+    """The order within a slice of a retry topic: a record may be tried once its predecessor is settled. ``before``: each record's.
 
     Records that several relays published out of order are not sorted. They are held again and tried by a later drain.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: Mapping[int, int | None]) -> None:
+        self._before = before
         self._settled: set[int] = set()
 
-    def behind(self, message: T) -> int | None:
-        before = message.record.before
+    def behind(self, offset: int, key: bytes | None) -> int | None:
+        before = self._before[offset]
         return None if before in self._settled else before
 
-    def tried(self, message: T, *, again: bool) -> None:
+    def tried(self, offset: int, key: bytes | None, *, again: bool) -> None:
         if not again:
-            self._settled.add(_offset(message))
+            self._settled.add(offset)
 
-    def split(self, messages: Sequence[T]) -> tuple[Sequence[T], list[tuple[T, int]]]:
+    def split(self, records: Iterable[Keyed]) -> dict[int, int]:
         passing = set(self._settled)
-        free: list[T] = []
-        blocked: list[tuple[T, int]] = []
-        for message in messages:
-            before = message.record.before
+        blocked: dict[int, int] = {}
+        for offset, _ in records:
+            before = self._before[offset]
             if before is None or before in passing:
-                free.append(message)
-                passing.add(_offset(message))
+                passing.add(offset)
             else:
-                blocked.append((message, before))
-        return free, blocked
+                blocked[offset] = before
+        return blocked
 
 
-def held(message: HasOffset, behind: int) -> Reject:
+def held(offset: int, behind: int) -> Reject:
     """The outcome of a record that is not tried because an earlier record of its key is waiting."""
-    return Reject(_offset(message), Disposition.HELD, HELD_BACK, f"behind offset {behind}, which has the same key and is to be retried")
-
-
-def _offset(message: HasOffset) -> int:
-    offset = message.offset()
-    assert offset is not None
-    return offset
+    return Reject(offset, Disposition.HELD, HELD_BACK, f"behind offset {behind}, which has the same key and is to be retried")

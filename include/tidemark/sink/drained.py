@@ -190,16 +190,6 @@ def say_what_became(
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """A record as `TurnOrder` expects it."""
-
-    record: Waiting
-
-    def offset(self) -> int:
-        return self.record.offset
-
-
-@dataclass(frozen=True, slots=True)
 class _Tries:
     """The answers for the records of one origin that are still waiting, ``here``, by offset. An order by key is checked again, because a
     previous record may have changed."""
@@ -218,7 +208,7 @@ class _Tries:
 
     def outputs(self) -> Iterator[TransformOutput]:
         """The transform's outputs, without those of records that no longer wait."""
-        order = TurnOrder[_Turn]() if self.in_order else None
+        order = TurnOrder({record.offset: record.before for record in self.here.values()}) if self.in_order else None
         for index in self.places:
             origin, tried, judged = self.answers[index]
             if gone := set(tried) - self.here.keys():
@@ -226,7 +216,7 @@ class _Tries:
             still = [offset for offset in tried if offset in self.here]
             self.tried.update(still)
             if order is not None:
-                judged = order.sift(origin, [_Turn(self.here[offset]) for offset in still], judged)
+                judged = order.sift(origin, [(offset, None) for offset in still], judged)
             yield judged
 
 

@@ -446,8 +446,8 @@ def _warm(function: Any, kafka: dict[str, str], shares: Iterator[Sequence[Slice]
     """Like `_idle`, but also connects to Kafka and reads the given slices, without the transform."""
     for share in _idle(function, shares):
         for part in share:
-            for messages in read(kafka, part.partition, part.start, part.end):
-                records(part, messages)
+            for chunk in read(kafka, part.partition, part.start, part.end):
+                records(part, chunk)
     return iter(())
 
 

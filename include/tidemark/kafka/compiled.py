@@ -1,0 +1,341 @@
+"""The fast poller: librdkafka's messages become Arrow columns without a Python object for each.
+
+Uses the librdkafka that confluent-kafka brings, through `ctypes`: public functions of its C API and the public struct of a message.
+``compiled.c`` does the copying. The C compiler of the machine compiles it at first use, into the cache that all projects share
+(``TIDEMARK_CACHE``), in a file that is named after its contents. Where this cannot be done, `tidemark.kafka.poll.MessagePoller` reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemark.errors import BrokerUnavailable
+from tidemark.jvm.jars import cache
+from tidemark.kafka.config import KafkaConfig, unusable
+from tidemark.kafka.poll import BYTES_A_POLL, MESSAGES_A_POLL, POLL_S, Failure, Polled, chunk_schema, header_type
+from tidemark.records.ranges import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+SOURCE = "compiled.c"
+FLAGS = ("-O2", "-std=c11", "-shared", "-fPIC")
+COMPILERS = ("cc", "gcc", "clang")
+LIMIT_S = 60
+CONSUMER = 1  # RD_KAFKA_CONSUMER
+TEXT_BYTES = 512
+
+_P, _I64 = ctypes.c_void_p, ctypes.c_int64
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "conf_new": (_P, ()),
+    "conf_set": (ctypes.c_int, (_P, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)),
+    "conf_destroy": (None, (_P,)),
+    "new": (_P, (ctypes.c_int, _P, ctypes.c_char_p, ctypes.c_size_t)),
+    "poll_set_consumer": (ctypes.c_int, (_P,)),
+    "queue_get_consumer": (_P, (_P,)),
+    "queue_destroy": (None, (_P,)),
+    "topic_partition_list_new": (_P, (ctypes.c_int,)),
+    "topic_partition_list_add": (_P, (_P, ctypes.c_char_p, ctypes.c_int32)),
+    "topic_partition_set_leader_epoch": (None, (_P, ctypes.c_int32)),
+    "topic_partition_list_set_offset": (ctypes.c_int, (_P, ctypes.c_char_p, ctypes.c_int32, _I64)),
+    "topic_partition_list_destroy": (None, (_P,)),
+    "assign": (ctypes.c_int, (_P, _P)),
+    "consume_batch_queue": (ctypes.c_ssize_t, (_P, ctypes.c_int, _P, ctypes.c_size_t)),
+    "last_error": (ctypes.c_int, ()),
+    "err2str": (ctypes.c_char_p, (ctypes.c_int,)),
+    "message_errstr": (ctypes.c_char_p, (_P,)),
+    "consumer_close": (ctypes.c_int, (_P,)),
+    "destroy": (None, (_P,)),
+}
+"""Functions of librdkafka, without their prefix, that are called from here."""
+_PASSED_ON = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all")
+"""Those that ``compiled.c`` calls, in the order of its ``struct client``."""
+_OWN: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "sort": (None, (_P, _P, _P, _I64, _I64, _P)),
+    "measure": (_I64, (_P, _P, _I64, _I64, _P, _P, _P)),
+    "copy": (None, (_P, _P, _I64, _P, _P)),
+    "discard": (None, (_P, _P, _I64)),
+}
+
+
+class _Message(ctypes.Structure):
+    """The beginning and the offset of librdkafka's ``rd_kafka_message_t``."""
+
+    _fields_ = (
+        ("error", ctypes.c_int),
+        ("topic", _P),
+        ("partition", ctypes.c_int32),
+        ("value", _P),
+        ("value_size", ctypes.c_size_t),
+        ("key", _P),
+        ("key_size", ctypes.c_size_t),
+        ("offset", _I64),
+    )
+
+
+class _Sorted(ctypes.Structure):
+    _fields_ = tuple((name, _I64) for name in ("records", "errors", "last", "leader_epoch", "bytes"))
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = tuple((name, _I64) for name in ("keys", "values", "headers", "header_names", "header_values"))
+
+
+class _Binary(ctypes.Structure):
+    _fields_ = (("valid", _P), ("ends", _P), ("bytes", _P), ("nulls", _I64))
+
+
+class _Columns(ctypes.Structure):
+    _fields_ = (
+        ("offset", _P),
+        ("millis", _P),
+        ("key", _Binary),
+        ("value", _Binary),
+        ("with_headers", _P),
+        ("header_ends", _P),
+        ("without_headers", _I64),
+        ("header_name", _Binary),
+        ("header_value", _Binary),
+    )
+
+
+class Library:
+    """librdkafka and ``compiled.c``, loaded. Raises `OSError` or `AttributeError` if they do not fit."""
+
+    def __init__(self, compiled: Path) -> None:
+        from confluent_kafka import cimpl
+
+        kafka = ctypes.CDLL(cimpl.__file__)  # also finds what it is linked with: exactly the librdkafka in use
+        own = ctypes.CDLL(str(compiled))
+        self.client = (_P * len(_PASSED_ON))(*(ctypes.cast(getattr(kafka, f"rd_kafka_{name}"), _P).value for name in _PASSED_ON))
+        self.kafka = {name: _declared(getattr(kafka, f"rd_kafka_{name}"), *of) for name, of in _FUNCTIONS.items()}
+        self.own = {name: _declared(getattr(own, f"tidemark_{name}"), *of) for name, of in _OWN.items()}
+
+
+def _declared(function: Any, result: Any, arguments: Sequence[Any]) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def library_for(settings: KafkaConfig) -> Library | None:
+    """`library`, unless confluent-kafka adds to what librdkafka does with these settings: OAuth's tokens, the places of plugins."""
+    mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or ""
+    if mechanism.upper() == "OAUTHBEARER" or "plugin.library.paths" in settings:
+        _say_left_out()
+        return None
+    return library()
+
+
+@functools.cache
+def _say_left_out() -> None:
+    log.info("messages are read without the compiled reader, which takes more CPU cause=OAUTHBEARER and plugins need confluent-kafka")
+
+
+@functools.cache
+def library() -> Library | None:
+    """Compiles ``compiled.c`` unless the cache has it. `None` if that fails; says why, once in a process."""
+    try:
+        source = resources.files("tidemark.kafka").joinpath(SOURCE).read_bytes()
+        about = (source, *FLAGS, sysconfig.get_platform(), platform.libc_ver()[0])
+        key = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+        folder = cache() / "compiled"
+        made = folder / f"reader-{key}.so"
+        with contextlib.suppress(OSError):  # it is not there, or damaged
+            return Library(made)
+        with contextlib.ExitStack() as ends:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                fresh = tempfile.mkdtemp(prefix=".", dir=folder)
+            except OSError:  # a cache that cannot be written: for this process only
+                fresh = tempfile.mkdtemp()
+            ends.callback(shutil.rmtree, fresh, ignore_errors=True)
+            return Library(_compiled(source, Path(fresh), made))
+    except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home directory
+        log.warning("messages are read without the compiled reader, which takes more CPU cause=%s", error)
+        return None
+
+
+def _compiled(source: bytes, fresh: Path, made: Path) -> Path:
+    """Compiles in the folder ``fresh`` and moves the result to ``made`` if it may. Several processes may do so at a time."""
+    compiler = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
+    if not compiler:
+        raise FileNotFoundError(f"there is no C compiler ({', '.join(COMPILERS)}), and {made} does not exist")
+    text, result = fresh / SOURCE, fresh / made.name
+    text.write_bytes(source)
+    done = subprocess.run([*compiler, *FLAGS, "-o", str(result), str(text)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{compiler[0]} failed: {' '.join(done.stderr.split())[-TEXT_BYTES:]}")
+    with result.open("rb") as file:
+        os.fsync(file.fileno())
+    if fresh.parent == made.parent:
+        return result.replace(made)
+    return result
+
+
+class CompiledPoller:
+    """A `tidemark.kafka.poll.Poller` with a client of its own."""
+
+    def __init__(self, library: Library, settings: KafkaConfig, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+        self._kafka, self._own, self._client = library.kafka, library.own, library.client
+        self._messages = (_P * MESSAGES_A_POLL)()
+        self._errors = (_P * MESSAGES_A_POLL)()
+        self._queue = None
+        self._handle: int | None = self._connected(settings)
+        try:
+            self._kafka["poll_set_consumer"](self._handle)
+            self._queue = self._kafka["queue_get_consumer"](self._handle)
+            self._assign(partition, start, leader_epoch)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connected(self, settings: KafkaConfig) -> int:
+        said = ctypes.create_string_buffer(TEXT_BYTES)
+        conf = self._kafka["conf_new"]()
+        for name, value in settings.items():
+            if self._kafka["conf_set"](conf, name.encode(), value.encode(), said, TEXT_BYTES) != 0:
+                self._kafka["conf_destroy"](conf)
+                raise unusable(_text(said.value))
+        handle = self._kafka["new"](CONSUMER, conf, said, TEXT_BYTES)
+        if not handle:
+            self._kafka["conf_destroy"](conf)
+            raise unusable(f"Failed to create consumer: {_text(said.value)}")
+        return int(handle)
+
+    def _assign(self, partition: TopicPartition, start: int, leader_epoch: int | None) -> None:
+        topic = partition.topic.encode()
+        wanted = self._kafka["topic_partition_list_new"](1)
+        try:
+            one = self._kafka["topic_partition_list_add"](wanted, topic, partition.partition)
+            self._kafka["topic_partition_list_set_offset"](wanted, topic, partition.partition, start)
+            if leader_epoch is not None:
+                self._kafka["topic_partition_set_leader_epoch"](one, leader_epoch)
+            if (error := self._kafka["assign"](self._handle, wanted)) != 0:
+                raise BrokerUnavailable(cause=_text(self._kafka["err2str"](error)))
+        finally:
+            self._kafka["topic_partition_list_destroy"](wanted)
+
+    def poll(self, count: int, end: int) -> Polled:
+        count = min(count, MESSAGES_A_POLL)
+        self._discard()  # what the caller did not want
+        taken = self._kafka["consume_batch_queue"](self._queue, int(POLL_S * 1000), self._messages, count)
+        if taken < 0:
+            raise BrokerUnavailable(cause=_text(self._kafka["err2str"](self._kafka["last_error"]())))
+        if taken == 0:
+            return Polled()
+        found = _Sorted()
+        self._own["sort"](self._client, self._messages, self._errors, taken, end, ctypes.byref(found))
+        return Polled(
+            self._chunks(found.records),
+            found.records,
+            found.last if found.last >= 0 else None,
+            found.leader_epoch if found.leader_epoch >= 0 else None,
+            found.bytes,
+            [self._failure(number) for number in range(found.errors)],
+        )
+
+    def _failure(self, number: int) -> Failure:
+        pointer = self._errors[number] or 0
+        message = _Message.from_address(pointer)
+        return Failure(message.error, _text(self._kafka["message_errstr"](pointer)), message.offset if message.offset >= 0 else None)
+
+    def _chunks(self, count: int) -> Iterator[pa.RecordBatch]:
+        at = 0
+        while at < count:
+            chunk = self._chunk(at, count - at)
+            at += chunk.num_rows
+            yield chunk
+
+    def _chunk(self, at: int, count: int) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        messages = ctypes.addressof(self._messages) + at * ctypes.sizeof(_P)
+        with_headers, unreadable, sizes = _bits(count), _bits(count), _Sizes()
+        bits = (with_headers.address, unreadable.address)
+        count = self._own["measure"](self._client, messages, count, BYTES_A_POLL, ctypes.byref(sizes), *bits)
+        offset, millis = pa.allocate_buffer(8 * count), pa.allocate_buffer(8 * count)
+        key, value = _Column(count, sizes.keys), _Column(count, sizes.values)
+        header_ends = pa.allocate_buffer(4 * (count + 1))
+        names, values = _Column(sizes.headers, sizes.header_names), _Column(sizes.headers, sizes.header_values)
+        columns = _Columns(
+            offset.address, millis.address, key.raw, value.raw, with_headers.address, header_ends.address, 0, names.raw, values.raw
+        )
+        self._own["copy"](self._client, messages, count, ctypes.byref(sizes), ctypes.byref(columns))
+        arrays = [
+            pa.Array.from_buffers(pa.int64(), count, [None, offset], 0),
+            pa.Array.from_buffers(pa.int64(), count, [None, millis], 0),
+            key.array(pa.binary(), columns.key.nulls),
+            value.array(pa.binary(), columns.value.nulls),
+            _headers(count, with_headers, header_ends, columns, names, values),
+            pa.Array.from_buffers(pa.bool_(), count, [None, unreadable], 0),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=chunk_schema())
+
+    def _discard(self) -> None:
+        for messages in (self._messages, self._errors):
+            self._own["discard"](self._client, messages, MESSAGES_A_POLL)
+
+    def close(self) -> None:
+        if self._handle is None:
+            return
+        self._discard()
+        if self._queue is not None:
+            self._kafka["queue_destroy"](self._queue)
+        self._kafka["consumer_close"](self._handle)
+        self._kafka["destroy"](self._handle)
+        self._handle = self._queue = None
+
+
+class _Column:
+    """Buffers for a column of binary values."""
+
+    def __init__(self, count: int, size: int) -> None:
+        import pyarrow as pa
+
+        self.count = count
+        self.valid, self.ends, self.bytes = _bits(count), pa.allocate_buffer(4 * (count + 1)), pa.allocate_buffer(size)
+        self.raw = _Binary(self.valid.address, self.ends.address, self.bytes.address, 0)
+
+    def array(self, type_: pa.DataType, nulls: int) -> pa.Array:
+        import pyarrow as pa
+
+        return pa.Array.from_buffers(type_, self.count, [self.valid if nulls else None, self.ends, self.bytes], nulls)
+
+
+def _headers(count: int, valid: pa.Buffer, ends: pa.Buffer, columns: _Columns, names: _Column, values: _Column) -> pa.Array:
+    import pyarrow as pa
+
+    type_ = header_type()
+    none = columns.without_headers
+    if none == count:
+        return pa.nulls(count, type_)
+    own = [names.array(pa.string(), 0), values.array(pa.binary(), columns.header_value.nulls)]
+    pairs = pa.Array.from_buffers(type_.value_type, names.count, [None], 0, children=own)
+    return pa.Array.from_buffers(type_, count, [valid if none else None, ends], none, children=[pairs])
+
+
+def _bits(count: int) -> pa.Buffer:
+    import pyarrow as pa
+
+    return pa.allocate_buffer((count + 7) // 8)
+
+
+def _text(said: bytes | None) -> str:
+    return (said or b"").decode("utf-8", "replace")

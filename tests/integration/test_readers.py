@@ -1,0 +1,285 @@
+"""Both readers find the same in a log: the compiled one, and the one that makes Python objects of messages."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kafka_topics import Topics
+from tests.raw_records import RawRecord, produce_raw
+from tests.readers import READERS, read_with, reading_with
+from tests.records import compacted, large, numbers, produce_large
+from tests.sampling import examples
+from tests.scenario import Scenario
+
+from tidemark.errors import BadInput, BrokerUnavailable
+from tidemark.kafka import compiled, reader
+from tidemark.kafka.poll import BYTES_A_POLL, NO_MOMENT
+from tidemark.kafka.reader import RangeGone, read
+from tidemark.records.ranges import TopicPartition
+
+ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
+EDGES = bytes(
+    [0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF]
+)
+"""The bytes around which the rules of UTF-8 change."""
+
+DATA = st.one_of(st.none(), st.just(b""), st.binary(max_size=20))
+NAMES = st.one_of(st.text(max_size=5).map(lambda text: text.encode("utf-8", "surrogatepass")), st.binary(max_size=5))
+HEADERS = st.lists(st.tuples(NAMES, DATA), max_size=4)
+TIMES = st.one_of(st.just(NO_MOMENT), st.integers(0, 2**41), st.integers(-(2**60), 2**60))
+RECORDS = st.builds(RawRecord, value=st.one_of(DATA, st.integers(0, 9).map(lambda number: large(number, 200_000))),
+                    timestamp_ms=TIMES, headers=HEADERS, key=DATA)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    values: Sequence[bytes | None]
+    commit: bool
+
+
+STEPS = st.lists(
+    st.one_of(st.lists(RECORDS, min_size=1, max_size=12), st.builds(Transaction, st.lists(DATA, min_size=1, max_size=3), st.booleans())),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.fixture(scope="module")
+def many(kafka_servers: str) -> Iterator[Topics]:
+    topics = Topics(kafka_servers)
+    yield topics
+    topics.delete_all()
+
+
+@settings(max_examples=examples(100))
+@given(STEPS, st.data())
+def test_any_log_is_read_as_it_was_written(many: Topics, steps: list[Any], data: st.DataObject) -> None:
+    """Keys, values, headers, timestamps and gaps, in any range, are what was produced."""
+    topic = many.create(**ANY_TIME)
+    log: list[dict[str, Any] | None] = []
+    for step in steps:
+        if isinstance(step, Transaction):
+            many.transaction(topic, step.values, commit=step.commit)
+            log += [{"value": value, "key": None, "headers": None, "unreadable": False} if step.commit else None for value in step.values]
+            log.append(None)  # the marker
+        else:
+            produce_raw(many.servers, topic, step)
+            log += map(expected, step)
+    start = data.draw(st.integers(0, len(log) - 1))
+    end = data.draw(st.integers(start + 1, len(log)))
+    found = {each: read_with(each, many.servers, topic, start, end) for each in READERS}
+    assert found["compiled"].equals(found["python"])
+    rows = found["compiled"].to_pylist()
+    assert [row["offset"] for row in rows] == [offset for offset in range(start, end) if log[offset] is not None]
+    for row in rows:
+        of_record = log[row["offset"]]
+        assert of_record is not None
+        assert {name: row[name] for name in of_record} == of_record
+
+
+def expected(record: RawRecord) -> dict[str, Any]:
+    """As a chunk has it. librdkafka's names of headers end at a zero."""
+    headers, unreadable = [], False
+    for name, value in record.headers:
+        try:
+            headers.append({"key": name.partition(b"\0")[0].decode(), "value": value})
+        except UnicodeDecodeError:
+            unreadable = True
+    return {
+        "value": record.value,
+        "key": record.key,
+        "millis": record.timestamp_ms,
+        "headers": None if unreadable else headers or None,
+        "unreadable": unreadable,
+    }
+
+
+def test_name_of_a_header_is_text_for_both_where_python_says_so(topics: Topics) -> None:
+    """Every sequence of bytes at which a rule of UTF-8 may be broken: too long, too short, surrogates, beyond the last character."""
+    topic = topics.create()
+    names = [bytes(each) for size in (1, 2, 3) for each in itertools.product(EDGES, repeat=size)]
+    names += [bytes(each) for each in itertools.product(b"\xf0\xf1\xf4\xf5", EDGES, EDGES[:8], EDGES[:8])]
+    for at in range(0, len(names), 5000):
+        produce_raw(topics.servers, topic, [RawRecord(b"", 0, [(name, b"")]) for name in names[at : at + 5000]])
+    found = {each: read_with(each, topics.servers, topic, 0, len(names)) for each in READERS}
+    assert found["compiled"].equals(found["python"])
+    assert found["compiled"]["unreadable"].to_pylist() == [expected(RawRecord(b"", 0, [(name, b"")]))["unreadable"] for name in names]
+
+
+@pytest.mark.usefixtures("reader")
+def test_gaps_of_compaction_are_no_records(scenario: Scenario) -> None:
+    """Also where a range begins, ends or lies in one."""
+    topic = compacted(scenario)
+    for start, end in itertools.product((0, 7, 18, 19, 20), (5, 19, 20, 21)):
+        if start < end:
+            chunks = list(read({"bootstrap.servers": scenario.topics.servers}, TopicPartition(topic, 0), start, end))
+            found = [offset for chunk in chunks for offset in chunk["offset"].to_pylist()]
+            assert found == [offset for offset in (19, 20) if start <= offset < end]
+
+
+@pytest.mark.usefixtures("reader")
+def test_chunks_are_bounded_by_bytes(topics: Topics) -> None:
+    """One at least; a record may be as large as the broker takes it."""
+    topic = topics.create()
+    topics.produce(topic, numbers(0, 2000))
+    produce_large(topics, topic, 60)
+    sizes = [chunk.nbytes for chunk in read({"bootstrap.servers": topics.servers}, TopicPartition(topic, 0), 0, 2060)]
+    assert max(sizes) < 2 * BYTES_A_POLL
+    assert sum(sizes) > 3 * BYTES_A_POLL
+
+
+@pytest.mark.usefixtures("reader")
+def test_reader_may_be_left_at_any_chunk(topics: Topics) -> None:
+    """Its messages and its client go with it."""
+    topic = topics.create()
+    topics.produce(topic, numbers(0, 5000))
+    for wanted in (0, 1, 2):
+        chunks = read({"bootstrap.servers": topics.servers}, TopicPartition(topic, 0), 0, 5000)
+        for _ in range(wanted):
+            assert next(chunks).num_rows > 0
+        chunks.close()
+
+
+@pytest.mark.usefixtures("reader")
+def test_range_that_is_not_in_the_log_is_refused(topics: Topics) -> None:
+    """Deleted by retention, or beyond the end."""
+    topic = topics.create()
+    topics.produce(topic, numbers(0, 10))
+    topics.trim(topic, {0: 5})
+    for start, end in ((3, 8), (50, 60)):
+        with pytest.raises(RangeGone, match="out of range"):
+            list(read({"bootstrap.servers": topics.servers}, TopicPartition(topic, 0), start, end))
+
+
+@pytest.mark.usefixtures("reader")
+def test_broker_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "SILENCE_S", 1)
+    with pytest.raises(BrokerUnavailable, match="no progress in t/0 below offset 5 for 1 s"):
+        list(read({"bootstrap.servers": "127.0.0.1:1"}, TopicPartition("t", 0), 0, 5))
+
+
+@pytest.mark.parametrize("wrong", [{"no.such": "setting"}, {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}], ids=str)
+def test_settings_that_librdkafka_refuses_are_told_in_the_same_words(wrong: dict[str, str]) -> None:
+    said = []
+    for each in READERS:
+        with reading_with(each), pytest.raises(BadInput) as raised:
+            next(read({"bootstrap.servers": "127.0.0.1:1", **wrong}, TopicPartition("t", 0), 0, 5))
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+
+
+# ---- how it is compiled
+
+PATHS = "import sys; from tidemark.kafka import compiled; made = compiled.library(); print('compiled' if made else 'python')"
+
+
+def started(cache: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """A process that needs the reader, with this cache."""
+    variables = {name: value for name, value in os.environ.items() if name != "CC"}
+    command = [sys.executable, "-c", PATHS]
+    return subprocess.run(command, env=variables | {"TIDEMARK_CACHE": str(cache)} | env, capture_output=True, text=True, check=True)
+
+
+def test_processes_that_need_it_at_once_leave_one_file(tmp_path: Path) -> None:
+    """As the workers of an executor do."""
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: started(tmp_path), range(4)))
+    assert [(each.stdout, each.stderr) for each in done] == [("compiled\n", "")] * 4
+    (made,) = (tmp_path / "compiled").iterdir()
+    modified = made.stat().st_mtime_ns
+    assert started(tmp_path, PATH="").stdout == "compiled\n"  # needs no compiler any more
+    assert made.stat().st_mtime_ns == modified
+
+
+def test_cache_that_cannot_be_written_costs_a_compilation(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = started(tmp_path / "file")
+    assert (done.stdout, done.stderr) == ("compiled\n", "")
+
+
+@pytest.mark.parametrize(
+    ("env", "cause"),
+    [({"PATH": ""}, "there is no C compiler"), ({"CC": "false"}, "false failed"), ({"CC": "/no/such/cc"}, "No such file")],
+    ids=["none", "fails", "missing"],
+)
+def test_without_a_compiler_python_reads_and_says_so_once(tmp_path: Path, env: dict[str, str], cause: str) -> None:
+    done = started(tmp_path, **env)
+    assert done.stdout == "python\n"
+    assert done.stderr.startswith("messages are read without the compiled reader, which takes more CPU cause=")
+    assert cause in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_file_in_the_cache_that_is_no_library_is_made_again(tmp_path: Path) -> None:
+    started(tmp_path)
+    (made,) = (tmp_path / "compiled").iterdir()
+    made.write_bytes(b"not a library")
+    assert started(tmp_path).stdout == "compiled\n"
+    assert made.read_bytes() != b"not a library"
+
+
+def test_settings_that_confluent_kafka_adds_to_are_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It renews the tokens of OAuth, and knows where its plugins are. That is said once in a process."""
+    caplog.set_level(logging.INFO, logger=compiled.__name__)
+    assert compiled.library_for({}) is not None
+    assert compiled.library_for({"sasl.mechanism": "SCRAM-SHA-256"}) is not None
+    for settings_ in ({"sasl.mechanisms": "oauthbearer"}, {"plugin.library.paths": "x"}) * 2:
+        assert compiled.library_for(settings_) is None
+    assert len([record for record in caplog.records if record.name == compiled.__name__]) == 1
+
+
+# ---- memory
+
+READ_ALL = """
+import sys
+from tidemark.kafka import compiled
+from tidemark.kafka.reader import read
+from tidemark.records.ranges import TopicPartition
+
+assert compiled.library() is not None
+servers, topic, end = sys.argv[1], sys.argv[2], int(sys.argv[3])
+for start in range(0, end, end // 3):
+    for chunk in read({"bootstrap.servers": servers}, TopicPartition(topic, 0), start, end):
+        chunk.validate(full=True)
+left = read({"bootstrap.servers": servers}, TopicPartition(topic, 0), 0, end)
+next(left)
+left.close()
+"""
+
+
+def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Path) -> None:
+    """The same file, compiled with AddressSanitizer, and Arrow's buffers from malloc."""
+    preloaded = [
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    assert all(map(os.path.isabs, preloaded)), "gcc's sanitizer is missing"
+    topic = topics.create()
+    for number in range(30):
+        headers = [(b"name", None), (b"", b""), (b"x" * number, b"y" * number), (b"\xff" if number % 5 == 0 else b"z", b"z")][: number % 5]
+        produce_raw(topics.servers, topic, [RawRecord(b"v" * size, 0, headers, None if size % 3 else b"k" * size) for size in range(40)])
+    env = {
+        **os.environ,
+        "CC": "gcc -fsanitize=address",
+        "TIDEMARK_CACHE": str(tmp_path),
+        "LD_PRELOAD": " ".join(preloaded),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks a lot at its end
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "PYTHONMALLOC": "malloc",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, topics.servers, topic, "1200"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
