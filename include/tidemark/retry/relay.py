@@ -23,14 +23,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import rows, statements, transaction
+from tidemark.db import array, rows, statements, transaction
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.producer import Answer, Publisher, Publishers
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
-from tidemark.retry.messages import outgoing
+from tidemark.retry.messages import Row, outgoing
 from tidemark.retry.store import publish_gone, release
 from tidemark.retry.topics import largest_of, look_at, needed, now_topic, visible
 
@@ -46,7 +46,7 @@ SQL = statements("tidemark.retry", "relay.sql")
 IDLE_MS = 9_000
 """Longer than `tidemark.kafka.producer.ANSWER_S`, so that a relay waiting for the broker keeps its rows. Shorter than a rewind waits for
 them (`tidemark.rewind.apply.GRACE_MS`), so that a relay that hangs does not block a rewind."""
-PORTION_RECORDS = 2_000
+PORTION_RECORDS = 10_000
 PORTION_BYTES = 16 * 1024 * 1024
 MISSING = "it does not exist"
 NOT_ALLOWED = "{} on it is not allowed"
@@ -188,11 +188,11 @@ class _Relay:
         allowed = [name for name in self.topics if name not in self.blocked]
         with transaction(self.connection) as cur:
             records = self._take(cur, after, upto, count, allowed)  # ①
-            messages = [outgoing(self.group, record, self.topics[record["hop_topic"]][0].partitions) for record in records]
+            messages = [outgoing(self.group, record, self.topics[record.hop_topic][0].partitions) for record in records]
             reports = publisher.publish(messages)  # ② ③
             stored, refused, silence = [], [], ""
             for record, message, report in zip(records, messages, reports, strict=True):
-                number = record["failed_record_id"]
+                number = record.failed_record_id
                 if report.answer is Answer.STORED:
                     stored.append((number, self.topics[message.topic][1], message.partition, report.offset))
                 elif report.answer is Answer.REFUSED:
@@ -207,20 +207,20 @@ class _Relay:
         if silence:
             raise BrokerUnavailable(cause=f"{self.cluster.servers}: {silence}")
         return (
-            records[-1]["failed_record_id"] if records else after,
+            records[-1].failed_record_id if records else after,
             len(records),
             [] if alone else [number for number, _ in refused],
         )
 
-    def _take(self, cur: Cursor, after: int, upto: int, count: int, topics: Sequence[str]) -> list[dict[str, Any]]:
+    def _take(self, cur: Cursor, after: int, upto: int, count: int, topics: Sequence[str]) -> list[Row]:
         cur.execute(SQL["limits"], {"idle_ms": str(IDLE_MS)})
         bounds = {"after": after, "upto": upto, "records": count, "bytes": PORTION_BYTES}
         cur.execute(SQL["take"], {"group_id": self.group_id, "topics": list(topics), **bounds})
-        return rows(cur)
+        return [*map(Row._make, cur.fetchall())]
 
     def _note(self, cur: Cursor, stored: Sequence[tuple[int, int, int, int]], refused: Sequence[tuple[int, str]]) -> None:
         if stored:
-            ids, topic_ids, partitions, offsets = map(list, zip(*stored, strict=True))
+            ids, topic_ids, partitions, offsets = map(array, zip(*stored, strict=True))
             cur.execute(SQL["note_stored"], {"ids": ids, "topic_ids": topic_ids, "partitions": partitions, "offsets": offsets})
         if refused:
             numbers, texts = map(list, zip(*refused, strict=True))
