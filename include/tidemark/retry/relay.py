@@ -4,8 +4,8 @@
 
 A row without ``hop_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that are registered in no row;
 they are never tried, and their records are published again. So no record is lost or tried twice. Several relays share the work, because
-each skips rows that others have locked; one relay publishes a backlog in two threads. A relay that hangs loses its session, and with it its portion, after `IDLE_MS`; later answers are
-ignored.
+each skips rows that others have locked; one relay publishes a backlog in two threads. A relay that hangs loses its session, and with it
+its portion, after `IDLE_MS`; later answers are ignored.
 
 Before it publishes to a topic for the first time, the relay checks the topic, and creates it if missing (`tidemark.retry.topics`). A known
 topic costs only the metadata request for its partitions.
@@ -88,9 +88,8 @@ def relay(
     """Publishes up to ``limit`` records of a group's outbox, each portion in a transaction of its own. Creates missing topics, unless
     the spec disables it (``retry.topics.create``).
 
-    ``publishers`` may be reused from an earlier call on the same cluster. ``second`` opens a second session on the same database, with which
-    a backlog is published by two threads; `None`: one thread. Records that enter the outbox meanwhile may be left for the next
-    call. Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that
+    ``publishers`` may be reused from an earlier call on the same cluster. ``second`` opens a second session on the same database, so
+    that two threads publish a backlog; `None`: one does. Records that enter the outbox meanwhile may be left for the next call. Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that
     Postgres ended its session. Committed portions stay, and the rest is still in the outbox.
     """
     with transaction(connection) as cur:
@@ -163,7 +162,7 @@ class _Relay:
         self.half, other.half = 0, 1
         with second() as connection, ThreadPoolExecutor(1) as pool:
             other.connection = connection
-            others = pool.submit(other._publish_after, after, None)
+            others = pool.submit(other._publish_after, after, None)  # noqa: SLF001 - another one of this class
             suspects = [*self._publish_after(after, None), *others.result()]
         self.half = None
         self.published.update(other.published)
