@@ -89,8 +89,10 @@ def relay(
     the spec disables it (``retry.topics.create``).
 
     ``publishers`` may be reused from an earlier call on the same cluster. ``second`` opens a second session on the same database, so
-    that two threads publish a backlog; `None`: one does. Records that enter the outbox meanwhile may be left for the next call. Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that
-    Postgres ended its session. Committed portions stay, and the rest is still in the outbox.
+    that two threads publish a backlog; `None`: one does. Records that enter the outbox meanwhile may be left for the next call.
+
+    Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that Postgres
+    ended its session. Committed portions stay, and the rest is still in the outbox.
     """
     with transaction(connection) as cur:
         cur.execute(SQL["group_id"], {"group": spec.group})
