@@ -50,7 +50,7 @@ class Outgoing(NamedTuple):
     partition: int
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes | None]]
+    headers: Sequence[tuple[str, bytes | None]]
 
 
 class Report(NamedTuple):
@@ -121,7 +121,7 @@ class Publisher:
                     message.value,
                     message.key,
                     partition=message.partition,
-                    headers=message.headers,
+                    headers=[*message.headers],
                     on_delivery=note,
                 )
             except BufferError:
