@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,23 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.retry.messages import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, cut, ours, outgoing, own_headers
+from tidemark.retry.messages import COUNT, HEADER_BYTES, NAMES, TEXT_BYTES, Row, cut, ours, outgoing, own_headers
 
-RECORD: dict[str, Any] = {
-    "failed_record_id": 7, "topic": "flights", "partition": 5, "record_offset": 1200, "record_millis": None, "key": None, "value": None,
-    "headers": [], "error_type": "KeyError", "error_text": "no such city", "retry_number": 2, "due_at": None,
-    "hop_topic": "departures.retry.5m",
-}  # fmt: skip
+RECORD = Row(
+    failed_record_id=7, topic="flights", partition=5, record_offset=1200, record_millis=None, key=None, value=None, headers=None,
+    error_type="KeyError", error_text="no such city", retry_number=2, due_millis=None, hop_topic="departures.retry.5m",
+)  # fmt: skip
 
 
-def record(**changed: Any) -> dict[str, Any]:
-    return RECORD | changed
+def record(**changed: Any) -> Row:
+    return RECORD._replace(**changed)
 
 
 def test_our_headers_say_in_text_where_the_record_comes_from_and_what_happened() -> None:
     """UTF-8, numbers in digits, times in ISO 8601; null where there is nothing to say."""
-    moment = datetime(2026, 3, 24, 13, 0, 0, 123_456, tzinfo=UTC)
-    said = dict(ours("departures", record(due_at=moment, error_text="né Zürich")))
+    moment = datetime(2026, 3, 24, 13, 0, 0, 123_000, tzinfo=UTC)
+    said = dict(ours("departures", record(due_millis=round(moment.timestamp() * 1000), error_text="né Zürich")))
     assert said == {
         "tidemark.group": b"departures",
         "tidemark.record": b"7",
@@ -48,7 +48,7 @@ HEADERS = st.lists(st.tuples(st.text() | st.sampled_from(NAMES), st.none() | st.
 def test_the_records_own_headers_come_first_and_unchanged(headers: list[tuple[str, bytes | None]]) -> None:
     """Scenarios 10 to 12: duplicates, null values, no headers at all, and headers that forge ours; ours are taken off by their number."""
     kept = [[name, None if value is None else base64.b64encode(value).decode()] for name, value in headers]
-    made = outgoing("departures", record(headers=kept), 3)
+    made = outgoing("departures", record(headers=json.dumps(kept)), 3)
     assert list(own_headers(made.headers)) == headers
     assert [name for name, _ in made.headers[len(headers) :]] == list(NAMES)
 
@@ -70,7 +70,7 @@ def test_our_headers_never_take_more_than_the_room_that_is_kept_for_them() -> No
     """Scenario 11: a huge stack trace, the longest names that Kafka and a group may have, the greatest numbers."""
     longest = record(
         failed_record_id=2**63 - 1, topic="t" * 249, partition=2**31 - 1, record_offset=2**63 - 1, retry_number=2**31 - 1,
-        record_millis=-210_866_803_200_000, due_at=datetime(9999, 12, 31, tzinfo=UTC),
+        record_millis=-210_866_803_200_000, due_millis=253_402_214_400_000,
         error_type="Ü" * 100_000, error_text="🛫" * 1_000_000,
     )  # fmt: skip
     made = ours("g" * 255, longest)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -122,8 +123,9 @@ class RelayOperator(BaseOperator):
         published: dict[str, int] = {}
         for spec in self._busy(problems):
             try:
-                with session(database_url(spec), application="tidemark relay") as connection:
-                    done = relay(connection, resolve(spec).kafka, spec)
+                begun = partial(session, database_url(spec), application="tidemark relay")
+                with begun() as connection:
+                    done = relay(connection, resolve(spec).kafka, spec, second=begun)
             except Exception as error:  # noqa: BLE001 - no error of one consumer may stop the others' relay
                 problems.append(f"{spec.name}: {trouble(error)}")
                 continue

@@ -152,7 +152,8 @@ def relay(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.RUNNER) as connection:
-        done = publish(connection, kafka_config(), spec, limit=limit)
+        second = functools.partial(connected, "tidemark retries", needs=Profile.RUNNER)
+        done = publish(connection, kafka_config(), spec, limit=limit, second=second)
     if output is OutputFormat.JSON:
         print_json(done)
     else:

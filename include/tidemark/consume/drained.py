@@ -7,24 +7,25 @@ the message, provided that they equal the record's byte for byte.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemark.consume.forms import Work, by_record, judged_batch
-from tidemark.consume.messages import UNIX_EPOCH, Unreadable, input_schema, no_such_time, only
+from tidemark.consume.messages import UNIX_EPOCH, Unreadable, input_schema, no_such_time
 from tidemark.db import session, transaction
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
 from tidemark.records.outcome import TransformOutput
-from tidemark.records.ranges import Slice
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.retry.order import Keyed, TurnOrder, held
-from tidemark.retry.store import Waiting, read_due
+from tidemark.retry.store import NO_MILLIS, Waiting, read_due
 from tidemark.sink.commit import Receipt
-from tidemark.sink.drained import Answer, commit_drained, origins
+from tidemark.sink.drained import Answer, commit_drained, origins, predecessors
 from tidemark.sink.target import Target
 from tidemark.spec.transform import Form
 from tidemark.transform import Record
@@ -35,18 +36,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
-    """A record whose message was found in the log of its retry topic."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Tries:
+    """Records whose messages were found in the logs of their retry topics."""
 
-    record: Waiting
-    key: bytes | None
-    value: bytes | None
+    records: Waiting
+    keys: pa.Array
+    values: pa.Array
 
-    @property
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        said = json.loads(self.record.headers) if self.record.headers else []
-        return [(name, None if value is None else base64.b64decode(value)) for name, value in said]
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def chosen(self, which: Any) -> Tries:
+        """Some of them: their places."""
+        import pyarrow as pa
+
+        if len(which) == len(self):
+            return self
+        taken = pa.array(which)
+        return Tries(self.records.chosen(which), self.keys.take(taken), self.values.take(taken))
+
+    def headers(self) -> list[list[tuple[str, bytes | None]]]:
+        """The headers of the original records."""
+        stored = self.records.headers
+        if not stored:
+            return [[] for _ in range(len(self))]
+        return [_headers(stored.get(number)) for number in self.records.numbers.tolist()]
 
 
 def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
@@ -54,65 +69,101 @@ def drain_slice(work: Work, part: Slice, *, isolate: bool = False) -> Receipt:
     return commit_drained(work.target, part, lambda records: _judged(work, part, records), isolate=isolate)
 
 
-def read_tries(kafka: KafkaConfig, part: Slice, records: Sequence[Waiting]) -> Iterator[list[Try]]:
-    """Yields those of ``records`` that are in the log, one list per poll. All other messages of the slice are dropped.
+def read_tries(kafka: KafkaConfig, part: Slice, records: Waiting) -> Iterator[Tries]:
+    """Yields those of ``records`` that are in the log, poll by poll. All other messages of the slice are dropped.
 
     If a message's payload differs from the record registered at its offset, the log was truncated and has grown again. Such a message is
     dropped as well, and the record is published again from Postgres.
     """
-    registered = {record.hop_offset: record for record in records}
-    first, last = min(registered), max(registered)
-    for chunk in read(kafka, part.partition, first, last + 1):
-        here = only(chunk, registered).select(["offset", "key", "value"]).to_pylist()
-        tries = [Try(registered[one["offset"]], one["key"], one["value"]) for one in here]
-        found = [each for each in tries if each.record.has(each.key, each.value)]
-        if len(found) < len(here):
+    import numpy as np
+    import pyarrow as pa
+
+    hops = records.hops
+    for chunk in read(kafka, part.partition, int(hops[0]), int(hops[-1]) + 1):
+        offsets = chunk["offset"].to_numpy()
+        at = np.minimum(np.searchsorted(hops, offsets), len(hops) - 1)
+        registered = hops[at] == offsets
+        same = registered & (records.digests[at] == _digests(chunk)).all(axis=1)
+        if different := int((registered & ~same).sum()):
             log.warning(
                 "messages differ from the records registered at their offsets; the records will be published again partition=%s records=%s",
-                part.partition, len(here) - len(found),
+                part.partition, different,
             )  # fmt: skip
-        if found:
-            yield found
+        if not same.all():
+            chunk, at = chunk.filter(pa.array(same)), at[same]
+        if len(at):
+            yield Tries(records.chosen(at), chunk["key"], chunk["value"])
 
 
-def read_all_tries(target: Target, kafka: KafkaConfig, parts: Sequence[Slice]) -> list[Try]:
-    """What is due in these slices now. The commit checks whether it still is.
+def _digests(chunk: pa.RecordBatch) -> Any:
+    """The SHA-256 of each key and value as in `Waiting`."""
+    import numpy as np
+
+    return np.hstack([_sha256(chunk["key"]), _sha256(chunk["value"])])
+
+
+def _sha256(column: pa.Array) -> Any:
+    import numpy as np
+
+    size, none = 32, bytes(32)
+    if column.null_count == len(column):
+        return np.zeros((len(column), size), np.uint8)
+    values = column.to_numpy(zero_copy_only=False).tolist()
+    digests = b"".join([none if value is None else hashlib.sha256(value).digest() for value in values])
+    return np.frombuffer(digests, np.uint8).reshape(-1, size)
+
+
+def read_all_tries(target: Target, kafka: KafkaConfig, parts: Sequence[Slice]) -> Tries | None:
+    """What is due in these slices now; `None`: nothing. The commit checks whether it still is.
 
     If a topic was created again and records of both are due, only those of the older topic are tried: a row does not tell the two apart.
     """
+    import numpy as np
+    import pyarrow as pa
+
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
         due = {part: read_due(cur, target.group_id, part) for part in parts}
     oldest: dict[str, int] = {}
-    for record in (record for records in due.values() for record in records):
-        topic = record.partition.topic
-        oldest[topic] = min(oldest.get(topic, record.topic_id), record.topic_id)
-    found = []
+    for topic_id, topic in sorted(item for records in due.values() for item in records.topics.items()):
+        oldest.setdefault(topic, topic_id)
+    found: list[Tries] = []
     for part, records in due.items():
-        chosen = [record for record in records if record.topic_id == oldest[record.partition.topic]]
-        if chosen:
-            found += [each for tries in read_tries(kafka, part, chosen) for each in tries]
-    return found
+        chosen = records.chosen(np.isin(records.topic_ids, [*oldest.values()]))
+        if len(chosen):
+            found += read_tries(kafka, part, chosen)
+    if not found:
+        return None
+    keys, values = (pa.concat_arrays(getattr(each, side) for each in found) for side in ("keys", "values"))
+    return Tries(Waiting.joined([each.records for each in found]), keys, values)
 
 
-def batch_of(tries: Sequence[Try]) -> pa.RecordBatch:
+def batch_of(tries: Tries) -> pa.RecordBatch:
     """The tries as one batch of `input_schema`, possibly of several original partitions."""
+    import numpy as np
     import pyarrow as pa
 
     schema = input_schema()
-    records = [each.record for each in tries]
-    topic = pa.array([record.partition.topic for record in records], pa.string())
-    partition = pa.array([record.partition.partition for record in records], pa.int32())
-    offset = pa.array([record.offset for record in records], pa.int64())
-    micros = pa.array([None if record.millis is None else record.millis * 1000 for record in records], pa.int64())
-    headers = [[{"key": name, "value": value} for name, value in each.headers] or None for each in tries]
+    records = tries.records
+    topic_ids = sorted(records.topics)
+    names = pa.array([records.topics[topic_id] for topic_id in topic_ids], pa.string())
+    topic = names.take(pa.array(np.searchsorted(topic_ids, records.topic_ids)))
+    partition = pa.array(records.partitions.astype(np.int32))
+    offset = pa.array(records.offsets)
+    none = records.millis == NO_MILLIS
+    micros = pa.array(np.where(none, 0, records.millis) * 1000, mask=none)
+    header_type = schema.field("headers").type
+    if records.headers:
+        headers = pa.array([[{"key": name, "value": value} for name, value in each] or None for each in tries.headers()], header_type)
+    else:
+        headers = pa.nulls(len(tries), header_type)
     arrays = [
         topic,
         partition,
         offset,
         micros.cast(pa.timestamp("us", "UTC")),
-        pa.array([each.key for each in tries], pa.binary()),
-        pa.array([each.value for each in tries], pa.binary()),
-        pa.array(headers, schema.field("headers").type),
+        tries.keys,
+        tries.values,
+        headers,
         topic,
         partition,
         offset,
@@ -120,40 +171,49 @@ def batch_of(tries: Sequence[Try]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _judged(work: Work, part: Slice, records: Sequence[Waiting]) -> Iterator[Answer]:
-    by_place = {(origin.partition, origin.topic_id): origin for origin in origins(records)}
-    before: dict[Slice, dict[int, int | None]] = {origin: {} for origin in by_place.values()}
-    for record in records:
-        before[by_place[record.partition, record.topic_id]][record.offset] = record.before
-    orders = {origin: None if work.target.max_held is None else TurnOrder(of) for origin, of in before.items()}
+def _judged(work: Work, part: Slice, records: Waiting) -> Iterator[Answer]:
+    orders: dict[tuple[int, TopicPartition], TurnOrder] = {}
+    if work.target.max_held is not None:
+        for origin, among in origins(records).items():
+            orders[origin.topic_id, origin.partition] = TurnOrder(predecessors(records, among))
     for tries in read_tries(work.kafka, part, records):
-        of_origin: dict[Slice, list[Try]] = {}
-        for each in tries:
-            of_origin.setdefault(by_place[each.record.partition, each.record.topic_id], []).append(each)
-        for origin, own in of_origin.items():
+        for origin, among in origins(tries.records).items():
+            own, order = tries.chosen(among), orders.get((origin.topic_id, origin.partition))
             if work.form is Form.ARROW:
-                judged = _batch_of_origin(work, origin, own, orders[origin])
+                judged = _batch_of_origin(work, origin, own, order)
             else:
-                judged = by_record(work, origin, map(_record, own), order=orders[origin])
-            yield origin, [each.record.offset for each in own], judged
+                judged = by_record(work, origin, _records(origin, own), order=order)
+            yield origin, own.records.offsets, judged
 
 
-def _batch_of_origin(work: Work, origin: Slice, own: Sequence[Try], order: TurnOrder | None) -> TransformOutput:
-    blocked = {} if order is None else order.split(map(_keyed, own))
-    free = [each for each in own if each.record.offset not in blocked]
-    judged = judged_batch(work, batch_of(free), origin) if free else TransformOutput()
-    judged = judged if order is None else order.sift(origin, map(_keyed, free), judged)
+def _batch_of_origin(work: Work, origin: Slice, own: Tries, order: TurnOrder | None) -> TransformOutput:
+    import numpy as np
+
+    blocked = {} if order is None else order.split(_keyed(own))
+    free = own.chosen(np.flatnonzero(~np.isin(own.records.offsets, [*blocked]))) if blocked else own
+    judged = judged_batch(work, batch_of(free), origin) if len(free) else TransformOutput()
+    if order is None:
+        return judged
+    judged = order.sift(origin, _keyed(free), judged)
     return replace(judged, rejects=[*judged.rejects, *(held(offset, behind) for offset, behind in blocked.items())])
 
 
-def _keyed(each: Try) -> Keyed:
-    return each.record.offset, each.key
+def _keyed(own: Tries) -> Iterator[Keyed]:
+    return zip(own.records.offsets.tolist(), own.keys.to_pylist(), strict=True)
 
 
-def _record(each: Try) -> Record | Unreadable:
-    record, millis = each.record, each.record.millis
-    try:
-        timestamp = UNIX_EPOCH + timedelta(milliseconds=millis or 0)
-    except OverflowError:
-        return Unreadable(record.offset, each.key, no_such_time(millis or 0))
-    return Record(record.partition.topic, record.partition.partition, record.offset, timestamp, each.key, each.value, each.headers)
+def _records(origin: Slice, own: Tries) -> Iterator[Record | Unreadable]:
+    topic, partition = origin.partition.topic, origin.partition.partition
+    columns = (own.records.offsets.tolist(), own.records.millis.tolist(), own.keys.to_pylist(), own.values.to_pylist(), own.headers())
+    for offset, millis, key, value, headers in zip(*columns, strict=True):
+        try:
+            timestamp = UNIX_EPOCH + timedelta(milliseconds=0 if millis == NO_MILLIS else millis)
+        except OverflowError:
+            yield Unreadable(offset, key, no_such_time(millis))
+        else:
+            yield Record(topic, partition, offset, timestamp, key, value, headers)
+
+
+def _headers(stored: str | None) -> list[tuple[str, bytes | None]]:
+    said = json.loads(stored) if stored else []
+    return [(name, None if value is None else base64.b64decode(value)) for name, value in said]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemark.kafka.config import KafkaConfig, connected
 
@@ -28,6 +27,8 @@ SETTINGS = {
     "linger.ms": "5",
     "log_level": "0",  # everything important comes as a delivery report
 }
+SERVED_AFTER = 500
+"""After so many messages, delivery reports are taken: with each one it would cost as much as a report."""
 ALONE = {"batch.num.messages": "1", "linger.ms": "0", "compression.type": "zstd"}
 """Each message in its own batch, so that a bad message does not affect others."""
 
@@ -42,8 +43,7 @@ class Answer(Enum):
     """Unknown outcome: no answer, or one that is not about the message. It may or may not be stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message to publish. A header name is cut at U+0000, because librdkafka's names are C strings."""
 
     topic: str
@@ -53,8 +53,7 @@ class Outgoing:
     headers: Sequence[tuple[str, bytes | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """The outcome of a message: its offset, or the client's error text."""
 
     answer: Answer
@@ -86,7 +85,8 @@ class Publisher:
                 self._produce(client, message, note, until)
             except KafkaException as error:
                 reports[number] = _failed(error.args[0])
-            self._serve(client, 0.0)
+            if number % SERVED_AFTER == 0:
+                self._serve(client, 0.0)
         if not self._serve_all(client, until):
             client.purge()  # no answer in time: the messages must not be sent later
             self._serve_all(client, time.monotonic() + 1.0)
@@ -121,7 +121,7 @@ class Publisher:
                     message.value,
                     message.key,
                     partition=message.partition,
-                    headers=list(message.headers),
+                    headers=[*message.headers],
                     on_delivery=note,
                 )
             except BufferError:

@@ -8,9 +8,11 @@ consumer's failed topic, change nothing.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import functools
+import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tidemark.kafka.producer import Outgoing
 
@@ -35,40 +37,55 @@ TYPE_BYTES, TEXT_BYTES = 250, 2_000
 HEADER_BYTES = 4_096
 """Upper bound for the size of Tidemark's headers. A retry topic's max.message.bytes must exceed the source's by this."""
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-YEARS_A_CYCLE, CYCLE_MS = 400, 146_097 * 86_400_000
+YEARS_A_CYCLE, CYCLE_S = 400, 146_097 * 86_400
 """The period of the Gregorian calendar."""
 
 
-def outgoing(group: str, record: Mapping[str, Any], partitions: int) -> Outgoing:
-    """Builds the message for a row of ``failed_record`` (with its topic's name), for a topic with ``partitions`` partitions.
+class Row(NamedTuple):
+    """A row of ``failed_record`` to publish, with its topic's name."""
+
+    failed_record_id: int
+    topic: str
+    partition: int
+    record_offset: int
+    record_millis: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: str | None
+    """As stored in the row; `None`: it has none."""
+    error_type: str
+    error_text: str
+    retry_number: int
+    due_millis: int | None
+    hop_topic: str
+
+
+def outgoing(group: str, record: Row, partitions: int) -> Outgoing:
+    """Builds the message for a record, for a topic with ``partitions`` partitions.
 
     A record keeps its original partition, modulo ``partitions``, so records of one key stay together and in order.
     """
-    own = [(name, None if text is None else base64.b64decode(text)) for name, text in record["headers"]]
+    own = [(name, None if text is None else base64.b64decode(text)) for name, text in json.loads(record.headers)] if record.headers else []
     return Outgoing(
-        record["hop_topic"],
-        record["partition"] % partitions,
-        _bytes(record["key"]),
-        _bytes(record["value"]),
-        own + ours(group, record),
-    )
+        record.hop_topic, record.partition % partitions, _bytes(record.key), _bytes(record.value), own + ours(group, record)
+    )  # fmt: skip
 
 
-def ours(group: str, record: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
+def ours(group: str, record: Row) -> list[tuple[str, bytes | None]]:
     """All of Tidemark's headers, in the order of `NAMES`."""
     values = (
-        group,
-        str(record["failed_record_id"]),
-        str(record["retry_number"]),
-        _iso(_millis(record["due_at"])),
-        record["topic"],
-        str(record["partition"]),
-        str(record["record_offset"]),
-        _iso(record["record_millis"]),
-        cut(record["error_type"], TYPE_BYTES),
-        cut(record["error_text"], TEXT_BYTES),
+        group.encode(),
+        b"%d" % record.failed_record_id,
+        b"%d" % record.retry_number,
+        _iso(record.due_millis),
+        record.topic.encode(),
+        b"%d" % record.partition,
+        b"%d" % record.record_offset,
+        _iso(record.record_millis),
+        cut(record.error_type, TYPE_BYTES).encode(),
+        cut(record.error_text, TEXT_BYTES).encode(),
     )
-    return [(name, None if value is None else value.encode()) for name, value in zip(NAMES, values, strict=True)]
+    return list(zip(NAMES, values, strict=True))
 
 
 def own_headers(headers: Sequence[T]) -> Sequence[T]:
@@ -86,16 +103,19 @@ def _bytes(value: memoryview | bytes | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def _millis(moment: datetime | None) -> int | None:
-    return None if moment is None else (moment - UNIX_EPOCH) // timedelta(milliseconds=1)
-
-
-def _iso(millis: int | None) -> str | None:
+def _iso(millis: int | None) -> bytes | None:
     """Milliseconds since 1970 in ISO 8601. Years before 0 and after 9999 have a sign, as Java's Instant writes them."""
     if millis is None:
         return None
-    cycles, rest = divmod(millis, CYCLE_MS)  # Python's years end at 9999, so compute within one period
-    moment = UNIX_EPOCH + timedelta(milliseconds=rest)
+    seconds, rest = divmod(millis, 1000)
+    return b"%b.%03dZ" % (_iso_second(seconds), rest)
+
+
+@functools.lru_cache(maxsize=1024)
+def _iso_second(seconds: int) -> bytes:
+    """Records of one outbox share few seconds, and formatting one takes longer than the rest of a message."""
+    cycles, rest = divmod(seconds, CYCLE_S)  # Python's years end at 9999, so compute within one period
+    moment = UNIX_EPOCH + timedelta(seconds=rest)
     year = moment.year + YEARS_A_CYCLE * cycles
     sign = "+" if year > 9999 else "-" if year < 0 else ""
-    return f"{sign}{abs(year):04}-{moment:%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z"
+    return f"{sign}{abs(year):04}-{moment:%m-%dT%H:%M:%S}".encode()

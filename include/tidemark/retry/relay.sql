@@ -4,8 +4,11 @@
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
 
 -- name: limits
--- A relay that is idle inside its transaction for this long loses its session, and so its row locks. Locks nothing.
-SELECT set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
+-- A relay that is idle inside its transaction for this long loses its session, and so its row locks. A portion is found and registered by
+-- index: the planner, whose statistics are older than a backlog, may choose to read all of the outbox, or the table, for each portion.
+-- Locks nothing.
+SELECT set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true), set_config(planner.setting, 'off', true)
+  FROM unnest('{enable_seqscan, enable_bitmapscan, enable_sort}'::text[]) AS planner (setting);
 
 -- name: outbox_topics
 -- The topics with records to publish. Locks nothing.
@@ -27,18 +30,24 @@ SELECT hop_topic AS topic, hop_topic_id AS topic_id, topic.kafka_uuid, hop_parti
 -- name: take
 -- The next records to publish, up to a number of records and bytes, but at least one. Locks them.
 WITH taken AS MATERIALIZED (
-    SELECT failed_record_id, topic_id, partition, record_offset, key, value, headers, error_type, error_text, retry_number, due_at, hop_topic,
+    SELECT failed_record_id, topic_id, partition, record_offset,
            CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END AS record_millis,
+           key, value, nullif(headers::text, '[]') AS headers, error_type, error_text, retry_number,
+           floor(extract(epoch FROM due_at) * 1000)::bigint AS due_millis, hop_topic,
            coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + octet_length(headers::text) AS octets
       FROM tidemark.failed_record
      WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND failed_record_id <= %(upto)s AND hop_topic = ANY (%(topics)s)
+       AND (%(half)s::integer IS NULL
+            OR partition %% (%(partitions)s::integer[])[array_position(%(topics)s::text[], hop_topic)] %% 2 = %(half)s)
        AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED')
      ORDER BY failed_record_id LIMIT %(records)s
        FOR UPDATE SKIP LOCKED
 ), measured AS (
     SELECT *, sum(octets) OVER (ORDER BY failed_record_id) - octets AS before FROM taken
 )
-SELECT measured.*, topic.name AS topic FROM measured JOIN tidemark.topic USING (topic_id) WHERE before < %(bytes)s ORDER BY failed_record_id;
+SELECT failed_record_id, topic.name, partition, record_offset, record_millis, key, value, headers, error_type, error_text, retry_number,
+       due_millis, hop_topic
+  FROM measured JOIN tidemark.topic USING (topic_id) WHERE before < %(bytes)s ORDER BY failed_record_id;
 
 -- name: note_stored
 -- Registers the messages: from now on these are the ones that are tried. Needs the rows' locks.

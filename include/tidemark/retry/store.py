@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tidemark.db import REWIND_LOCK, rows, statements
+from tidemark.db import REWIND_LOCK, array, rows, statements
 from tidemark.errors import Broken
 from tidemark.offsets.store import locked_position
 from tidemark.records.ranges import Slice, TopicPartition
@@ -19,27 +19,61 @@ if TYPE_CHECKING:
 
 SQL = statements("tidemark.retry", "store.sql")
 
+NO_MILLIS = -(2**63)
+NOWHERE = -1
+COLUMNS = ("numbers", "hops", "topic_ids", "partitions", "offsets", "millis", "digests")
+"""Those of `Waiting`."""
+COPY_HEADER_BYTES, COPY_END_BYTES = 19, 2
+COPIED = (
+    ("fields", ">i2"),
+    *((name, kind) for column in (*COLUMNS[:-1], "with_headers") for name, kind in ((f"{column}_bytes", ">i4"), (column, ">i8"))),
+    ("digests_bytes", ">i4"),
+    ("digests", "64u1"),
+)
+"""A row of the statement ``read_due`` in the binary form of COPY."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A waiting record, registered at ``hop_offset`` of the drained partition. The other fields describe the original record."""
+    """Waiting records as columns (numpy arrays), in the order of the messages that are registered for them in drained partitions.
 
-    number: int
-    hop_offset: int
-    topic_id: int
-    partition: TopicPartition
-    offset: int
-    millis: int | None
-    headers: str | None
-    """As stored in the row; `None`: it has no headers."""
-    digests: tuple[bytes | None, ...] = ()
-    """The SHA-256 of key and value, if read by `read_due`."""
-    before: int | None = None
-    """With an order by key: the offset of the earlier record of its key that must be settled first."""
+    The columns other than ``numbers`` and ``hops`` describe the original records.
+    """
 
-    def has(self, key: bytes | None, value: bytes | None) -> bool:
-        """Whether these are the record's key and value, byte for byte. Needs `read_due`."""
-        return self.digests == (_sha256(key), _sha256(value))
+    numbers: Any
+    hops: Any
+    """The offsets of the messages."""
+    topic_ids: Any
+    partitions: Any
+    offsets: Any
+    millis: Any
+    """`NO_MILLIS`: it has no timestamp."""
+    digests: Any
+    """The SHA-256 of key and value, 32 bytes each; zeros for null."""
+    topics: Mapping[int, str]
+    """Names by topic id."""
+    headers: Mapping[int, str]
+    """As stored in the row, by number; records that have none are missing."""
+    before: Mapping[int, int] = field(default_factory=dict)
+    """With an order by key: by number, the offset of the earlier record of its key that must be settled first."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def chosen(self, which: Any) -> Waiting:
+        """Some of them: a mask, or their places."""
+        columns = {name: getattr(self, name)[which] for name in COLUMNS}
+        return replace(self, **columns)
+
+    @staticmethod
+    def joined(all_: Sequence[Waiting]) -> Waiting:
+        import numpy as np
+
+        columns: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in all_]) for name in COLUMNS}
+        mappings: dict[str, Any] = {
+            name: dict(item for each in all_ for item in getattr(each, name).items()) for name in ("topics", "headers", "before")
+        }
+        return Waiting(**columns, **mappings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,31 +119,49 @@ class RecordsChanged(Broken):
         return f"{self.part}: only {self.found:,} of {tried} could be updated. Nothing of this slice was stored."
 
 
-def lock_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
-    """Locks the records of a drained slice that are due and still registered there, by hop, until the transaction ends.
+def lock_due(cur: Cursor, group_id: int, part: Slice, read: Waiting) -> Waiting:
+    """Locks the records of a drained slice that are due and still registered there, by hop, until the transaction ends. Returns those that
+    were ``read``.
 
     Records that a rewind withdrew or an operator discarded or redrove are not among them. Raises `PositionLocked` while a rewind of the
     group is in progress.
     """
+    import numpy as np
+
     with locked_position(group_id, part):
         cur.execute(SQL["lock_out_rewinds"], {"class": REWIND_LOCK, "group_id": group_id})
     cur.execute(SQL["lock_due"], _key(group_id, part))
-    return _waiting(cur)
+    locked = dict(cur.fetchall())
+    hops = np.array([locked.get(number, NOWHERE) for number in read.numbers.tolist()], np.int64)
+    return read.chosen(hops == read.hops)
 
 
-def read_due(cur: Cursor, group_id: int, part: Slice) -> list[Waiting]:
-    """The records that `lock_due` would return now, with the digests of their payloads. Locks nothing."""
-    cur.execute(SQL["read_due"], _key(group_id, part))
-    return _waiting(cur)
+def read_due(cur: Cursor, group_id: int, part: Slice) -> Waiting:
+    """The records that `lock_due` would lock now. Locks nothing."""
+    import numpy as np
+
+    found = io.BytesIO()
+    select = cur.mogrify(SQL["read_due"].rstrip("; \n"), {**_key(group_id, part), "no_millis": str(NO_MILLIS)}).decode()
+    cur.copy_expert(f"COPY ({select}) TO STDOUT (FORMAT binary)", found)
+    whole = found.getbuffer()[COPY_HEADER_BYTES:-COPY_END_BYTES]
+    rows_ = np.frombuffer(whole, np.dtype([(name, kind) for name, kind in COPIED]))
+    columns: dict[str, Any] = {name: rows_[name].astype(np.int64) for name in COLUMNS if name != "digests"}
+    topics, headers = {}, {}
+    if topic_ids := np.unique(columns["topic_ids"]).tolist():
+        cur.execute(SQL["topic_names"], {"topic_ids": topic_ids})
+        topics = dict(cur.fetchall())
+    if with_headers := columns["numbers"][rows_["with_headers"] != 0].tolist():
+        cur.execute(SQL["headers"], {"numbers": array(with_headers)})
+        headers = dict(cur.fetchall())
+    return Waiting(**columns, digests=np.ascontiguousarray(rows_["digests"]), topics=topics, headers=headers)
 
 
-def in_order(cur: Cursor, group_id: int, records: Sequence[Waiting]) -> list[Waiting]:
-    """The same records with ``before`` set: the record that must be settled first, in this slice or elsewhere. Needs `lock_due`."""
-    if not records:
-        return []
-    cur.execute(SQL["before"], {"group_id": group_id, "numbers": [record.number for record in records]})
-    before = dict(cur.fetchall())
-    return [replace(record, before=before.get(record.number)) for record in records]
+def in_order(cur: Cursor, group_id: int, records: Waiting) -> Waiting:
+    """The same records with ``before`` set: the records that must be settled first, in this slice or elsewhere. Needs `lock_due`."""
+    if not len(records):
+        return records
+    cur.execute(SQL["before"], {"group_id": group_id, "numbers": array(records.numbers.tolist())})
+    return replace(records, before=dict(cur.fetchall()))
 
 
 def read_blocked(cur: Cursor, group_id: int, part: Slice) -> list[Blocked]:
@@ -138,15 +190,13 @@ def release(cur: Cursor, group_id: int, topic: str) -> int:
     return cur.rowcount
 
 
-def succeed(cur: Cursor, part: Slice, attempt_id: int, made: Mapping[int, int | None]) -> None:
-    """Settles records. ``made`` is the number of rows each produced; `None`: it was skipped. Needs `lock_due`."""
-    if not made:
+def succeed(cur: Cursor, part: Slice, attempt_id: int, numbers: Sequence[int], rows: Sequence[int]) -> None:
+    """Settles records. ``rows`` is the number of rows each produced; -1: it was skipped. Needs `lock_due`."""
+    if not numbers:
         return
-    states = ["SKIPPED" if rows_ is None else "LOADED" for rows_ in made.values()]
-    said = {"numbers": list(made), "states": states, "rows": [rows_ or 0 for rows_ in made.values()]}
-    cur.execute(SQL["succeed"], {**said, "attempt_id": attempt_id})
-    if cur.rowcount != len(made):
-        raise RecordsChanged(part=part, wanted=len(made), found=cur.rowcount)
+    cur.execute(SQL["succeed"], {"numbers": array(numbers), "rows": array(rows), "attempt_id": attempt_id})
+    if cur.rowcount != len(numbers):
+        raise RecordsChanged(part=part, wanted=len(numbers), found=cur.rowcount)
 
 
 def fail(cur: Cursor, part: Slice, ladder: Ladder, attempt_id: int, failures: Sequence[Failure]) -> tuple[int, int]:
@@ -196,21 +246,6 @@ def publish_gone(cur: Cursor, group_id: int, topic_id: int, *, partition: int | 
     """Puts waiting records back into the outbox whose message is gone: with its topic, or with the log ``before`` an offset."""
     cur.execute(SQL["publish_gone"], {"group_id": group_id, "topic_id": topic_id, "partition": partition, "before": before})
     return cur.rowcount
-
-
-def _waiting(cur: Cursor) -> list[Waiting]:
-    return [
-        Waiting(number, hop_offset, topic_id, TopicPartition(topic, partition), offset, millis, headers, tuple(map(_plain, digests)))
-        for number, hop_offset, topic_id, topic, partition, offset, millis, headers, *digests in cur.fetchall()
-    ]
-
-
-def _sha256(value: bytes | None) -> bytes | None:
-    return None if value is None else hashlib.sha256(value).digest()
-
-
-def _plain(value: memoryview | None) -> bytes | None:
-    return None if value is None else bytes(value)
 
 
 def _key(group_id: int, part: Slice) -> dict[str, Any]:

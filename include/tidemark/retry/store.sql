@@ -7,28 +7,38 @@ SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 
 -- name: lock_due
 -- The due records whose registered messages lie in a slice of a retry topic. Locks them.
-SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
-       CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END,
-       nullif(headers::text, '[]')
-  FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = record.topic_id
+SELECT failed_record_id, hop_offset
+  FROM tidemark.failed_record
  WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
    AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
- ORDER BY hop_offset FOR UPDATE OF record;
+ ORDER BY hop_offset FOR UPDATE;
 
 -- name: read_due
--- The same records, with the SHA-256 of key and value. Locks nothing.
-SELECT failed_record_id, hop_offset, record.topic_id, topic.name, record.partition, record_offset,
-       CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint END,
-       nullif(headers::text, '[]'), sha256(key), sha256(value)
-  FROM tidemark.failed_record record JOIN tidemark.topic ON topic.topic_id = record.topic_id
+-- The same records, with the SHA-256 of key and value. All columns are of fixed width and not null, so that the rows of a binary COPY are
+-- an array. Locks nothing.
+SELECT failed_record_id, hop_offset, topic_id::bigint, partition::bigint, record_offset,
+       CASE WHEN isfinite(record_timestamp) THEN (extract(epoch FROM record_timestamp) * 1000)::bigint ELSE %(no_millis)s::bigint END,
+       (headers::text <> '[]')::integer::bigint,
+       coalesce(sha256(key), decode(repeat('00', 32), 'hex')) || coalesce(sha256(value), decode(repeat('00', 32), 'hex'))
+  FROM tidemark.failed_record
  WHERE group_id = %(group_id)s AND hop_topic_id = %(topic_id)s AND hop_partition = %(partition)s
    AND hop_offset >= %(start)s AND hop_offset < %(end)s AND state = 'WAITING' AND due_at <= clock_timestamp()
  ORDER BY hop_offset;
 
+-- name: topic_names
+-- Locks nothing.
+SELECT topic_id, name FROM tidemark.topic WHERE topic_id = ANY (%(topic_ids)s);
+
+-- name: headers
+-- Locks nothing.
+SELECT failed_record_id, headers::text FROM tidemark.failed_record WHERE failed_record_id = ANY (%(numbers)s::bigint[]);
+
 -- name: before
--- Of the given records, those with an earlier waiting or held record of their key, with the offset of the nearest one. Locks nothing.
+-- Of the given records, those with an earlier waiting or held record of their key, with the offset of the nearest one. Written without
+-- joins, because statistics may be older than a million held records, and a nested loop over them takes minutes: IS TRUE keeps the
+-- subquery a hash table. Locks nothing.
 WITH mine AS MATERIALIZED (
-    SELECT failed_record_id, topic_id, partition, key FROM tidemark.failed_record
+    SELECT topic_id, partition, key FROM tidemark.failed_record
      WHERE failed_record_id = ANY (%(numbers)s::bigint[]) AND key IS NOT NULL
 ), unsettled AS (
     SELECT failed_record_id, topic_id, partition, key, record_offset FROM tidemark.failed_record
@@ -38,9 +48,9 @@ WITH mine AS MATERIALIZED (
      WHERE group_id = %(group_id)s AND state = 'HELD'
 ), turn AS (
     SELECT failed_record_id, lag(record_offset) OVER (PARTITION BY topic_id, partition, key ORDER BY record_offset) AS before
-      FROM unsettled WHERE (topic_id, partition, key) IN (SELECT topic_id, partition, key FROM mine)
+      FROM unsettled WHERE ((topic_id, partition, key) IN (SELECT topic_id, partition, key FROM mine)) IS TRUE
 )
-SELECT failed_record_id, before FROM turn JOIN mine USING (failed_record_id) WHERE before IS NOT NULL;
+SELECT failed_record_id, before FROM turn WHERE before IS NOT NULL AND failed_record_id = ANY (%(numbers)s::bigint[]);
 
 -- name: blocked
 -- The keys of a partition with waiting or held records, with the first such record and the number of held ones. Locks nothing.
@@ -81,10 +91,10 @@ UPDATE tidemark.failed_record record
 -- name: succeed
 -- Settles records that a retry loaded or skipped. Needs their locks.
 UPDATE tidemark.failed_record record
-   SET state = said.state, sink_rows = said.rows, due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL,
+   SET state = CASE WHEN said.rows < 0 THEN 'SKIPPED' ELSE 'LOADED' END, sink_rows = greatest(said.rows, 0), due_at = NULL, hop_topic = NULL, hop_topic_id = NULL, hop_partition = NULL,
        hop_offset = NULL, publish_error = NULL, attempt_id = %(attempt_id)s, changed_at = now, tried_at = now,
        tried_late = extract(epoch FROM now - due_at)
-  FROM unnest(%(numbers)s::bigint[], %(states)s::text[], %(rows)s::integer[]) AS said (failed_record_id, state, rows),
+  FROM unnest(%(numbers)s::bigint[], %(rows)s::integer[]) AS said (failed_record_id, rows),
        (SELECT clock_timestamp() AS now) now
  WHERE record.failed_record_id = said.failed_record_id;
 

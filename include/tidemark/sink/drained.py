@@ -14,8 +14,8 @@ held, and counted as retried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
     from tidemark.db import Cursor
 
-Answer = tuple[Slice, Sequence[int], TransformOutput]
-"""An origin (`origins`), the offsets of its records that were found in the log and tried, in order, and the transform's output."""
-Judge = Callable[[Sequence[Waiting]], Iterator[Answer]]
+Answer = tuple[Slice, Any, TransformOutput]
+"""An origin (`origins`), the offsets (a numpy array) of its records that were found in the log and tried, in order, and the transform's
+output."""
+Judge = Callable[[Waiting], Iterator[Answer]]
 """Runs the transform on records."""
 
 
@@ -53,18 +54,17 @@ def commit_drained(target: Target, part: Slice, judge: Judge, *, isolate: bool =
     """
     with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
         due = _in_order(cur, target, retries.read_due(cur, target.group_id, part))
-    with spooled(judge(due) if due else iter(())) as answers:
-        return _commit_tried(target, part, {(record.number, record.hop_offset) for record in due}, answers, isolate=isolate)
+    with spooled(judge(due) if len(due) else iter(())) as answers:
+        return _commit_tried(target, part, due, answers, isolate=isolate)
 
 
-def _commit_tried(target: Target, part: Slice, tried: Collection[tuple[int, int]], answers: Spool[Answer], *, isolate: bool) -> Receipt:
+def _commit_tried(target: Target, part: Slice, due: Waiting, answers: Spool[Answer], *, isolate: bool) -> Receipt:
     def store_slice(cur: Cursor) -> list[Receipt]:
         reached(Step.MOVE_OFFSET, part)
         twin = store.move_offset(cur, target.group_id, part)
         if twin is not None:
             return [Receipt(part, twin, twin=True)]
-        locked = retries.lock_due(cur, target.group_id, part)
-        records = _in_order(cur, target, [record for record in locked if (record.number, record.hop_offset) in tried])
+        records = _in_order(cur, target, retries.lock_due(cur, target.group_id, part, due))
         reached(Step.COPY_ROWS, part)
         tries = _tries(target, records, answers)
         if isolate or len(target.layouts) > 1 or target.layouts[0].key:
@@ -73,7 +73,10 @@ def _commit_tried(target: Target, part: Slice, tried: Collection[tuple[int, int]
             tallies = {_place(one.origin): one.tally() for one in tries}
             load(cur, part, target.layouts[0], _rows(tries, tallies, target.layouts[0]))
         reached(Step.COPY_FAILED, part)
-        counts = say_what_became(cur, target, part, records, lambda record: tallies[_place(record)].became(record))
+        outcomes = Outcomes.of_none(len(records))
+        for one in tries:
+            tallies[_place(one.origin)].report(outcomes, one.among)
+        counts = say_what_became(cur, target, part, records, outcomes)
         reached(Step.LEDGER, part)
         store.insert_batch(cur, target.group_id, target.attempt_id, part, counts)
         return [Receipt(part, counts)]
@@ -81,36 +84,60 @@ def _commit_tried(target: Target, part: Slice, tried: Collection[tuple[int, int]
     return commit(target, [part], store_slice)[0]
 
 
-def _in_order(cur: Cursor, target: Target, records: list[Waiting]) -> list[Waiting]:
+def _in_order(cur: Cursor, target: Target, records: Waiting) -> Waiting:
     return records if target.max_held is None else retries.in_order(cur, target.group_id, records)
 
 
-Place = tuple[int, TopicPartition]
+Place = tuple[int, int]
+"""The topic id and the partition of an origin."""
 
 
-def _place(of: Slice | Waiting) -> Place:
-    return of.topic_id, of.partition
+def _place(origin: Slice) -> Place:
+    return origin.topic_id, origin.partition.partition
 
 
-def origins(records: Sequence[Waiting]) -> dict[Slice, list[int]]:
-    """The offsets of each origin's records, in order. An origin is a slice that spans them all; other records in it do not matter."""
-    by_place: dict[Any, list[int]] = {}
-    for record in records:
-        by_place.setdefault((record.partition, record.topic_id), []).append(record.offset)
+def origins(records: Waiting) -> dict[Slice, Any]:
+    """The records of each origin, in their order, as places among ``records``. An origin is a slice that spans them all; other records in
+    it do not matter."""
+    import numpy as np
+
+    of_place: dict[tuple[TopicPartition, int], Any] = {}
+    for topic_id in np.unique(records.topic_ids).tolist():
+        of_topic = records.topic_ids == topic_id
+        for partition in np.unique(records.partitions[of_topic]).tolist():
+            among = np.flatnonzero(of_topic & (records.partitions == partition))
+            of_place[TopicPartition(records.topics[topic_id], partition), topic_id] = among
     found = {}
-    for (partition, topic_id), offsets in sorted(by_place.items(), key=lambda item: item[0]):
-        offsets.sort()
-        found[Slice(partition, topic_id, offsets[0], offsets[-1] + 1, Epoch(0))] = offsets
+    for (partition, topic_id), among in sorted(of_place.items(), key=lambda item: item[0]):
+        offsets = records.offsets[among]
+        found[Slice(partition, topic_id, int(offsets.min()), int(offsets.max()) + 1, Epoch(0))] = among
     return found
 
 
-class TallyOfSome(Tally):
-    """Accounts for some records of a slice only."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcomes:
+    """The outcome of each retried record, as columns (numpy arrays)."""
 
-    def __init__(self, part: Slice, offsets: Sequence[int], tried: Set[int], refused: Mapping[int, Reject] = MappingProxyType({})) -> None:
+    said: Any
+    """Its `Disposition`; 0: it was not found in the log."""
+    rows: Any
+    deleted: Any
+    """Of ``rows``: those that delete."""
+    rejects: dict[int, Reject]
+    """Why records are to be retried, or fail, by their places in the columns."""
+
+    @staticmethod
+    def of_none(count: int) -> Outcomes:
         import numpy as np
 
-        self._offsets = np.array(offsets, dtype=np.int64)
+        return Outcomes(np.zeros(count, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.int64), {})
+
+
+class TallyOfSome(Tally):
+    """Accounts for some records of a slice only: those at ``offsets``, which rise. ``tried``: a mask of those that have an answer."""
+
+    def __init__(self, part: Slice, offsets: Any, tried: Any, refused: Mapping[int, Reject] = MappingProxyType({})) -> None:
+        self._offsets = offsets
         self._tried = tried
         super().__init__(part, refused=refused)
 
@@ -130,109 +157,101 @@ class TallyOfSome(Tally):
     def _offsets_at(self, index: Any) -> Any:
         return self._offsets[index]
 
-    def became(self, record: Waiting) -> Outcome | None:
-        """The outcome of a record. A record that was tried but is missing from the transform's output is skipped. `None`: it was not
-        tried."""
+    def report(self, outcomes: Outcomes, among: Any) -> None:
+        """Enters the outcomes at the places ``among``. A record that was tried but is missing from the transform's output is skipped."""
         import numpy as np
 
-        index = int(self._places(np.array([record.offset]))[0])
-        said = int(self._said[index])
-        if said:
-            rows = sum(int(rows[index]) for rows in self._rows.values())
-            return Outcome(Disposition(said), rows, int(self._deleted[index]), self.rejects.get(record.offset))
-        return Outcome(Disposition.SKIP) if record.offset in self._tried else None
+        outcomes.said[among] = np.where((self._said == 0) & self._tried, Disposition.SKIP, self._said)
+        outcomes.rows[among] = sum(self._rows.values(), np.zeros(self._size, np.int64))
+        outcomes.deleted[among] = self._deleted
+        outcomes.rejects.update((int(among[self._places(np.array([offset]))[0]]), each) for offset, each in self.rejects.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a retried record: the number of its rows, or why it failed."""
-
-    disposition: Disposition
-    rows: int = 0
-    deleted: int = 0
-    """Of ``rows``: those that delete."""
-    reject: Reject | None = None
-
-
-def say_what_became(
-    cur: Cursor, target: Target, part: Slice, records: Sequence[Waiting], became: Callable[[Waiting], Outcome | None]
-) -> RecordCounts:
+def say_what_became(cur: Cursor, target: Target, part: Slice, records: Waiting, outcomes: Outcomes) -> RecordCounts:
     """Step ④; returns the counts for the ledger. A record that was not found in the log keeps waiting and is published again."""
-    made: dict[int, int | None] = {}
-    deleted = 0
-    failures = []
-    held = []
-    for record in records:
-        outcome = became(record)
-        if outcome is None:
-            continue
-        if outcome.disposition is Disposition.HELD:
-            held.append(record.number)
-        elif outcome.reject is not None:
-            permanent = outcome.disposition is Disposition.FAIL
-            failures.append(Failure(record.number, permanent, outcome.reject.error_type, outcome.reject.error_text))
-        else:
-            made[record.number] = outcome.rows if outcome.disposition is Disposition.LOAD else None
-            deleted += outcome.deleted
-    retries.succeed(cur, part, target.attempt_id, made)
+    import numpy as np
+
+    said = outcomes.said
+    loaded, skipped = said == Disposition.LOAD, said == Disposition.SKIP
+    settled = loaded | skipped
+    numbers, rows = records.numbers[settled], np.where(loaded, outcomes.rows, -1)[settled]
+    held = records.numbers[said == Disposition.HELD].tolist()
+    failures = [
+        Failure(
+            int(records.numbers[at]), bool(said[at] == Disposition.FAIL), outcomes.rejects[at].error_type, outcomes.rejects[at].error_text
+        )
+        for at in np.flatnonzero((said == Disposition.RETRY) | (said == Disposition.FAIL)).tolist()
+    ]
+    retries.succeed(cur, part, target.attempt_id, numbers.tolist(), rows.tolist())
     waiting, failed = retries.fail(cur, part, target.ladder, target.attempt_id, failures)
     retries.hold(cur, part, held)
-    skipped = sum(rows is None for rows in made.values())
     return RecordCounts(
-        loaded=len(made) - skipped,
-        skipped=skipped,
+        loaded=int(loaded.sum()),
+        skipped=int(skipped.sum()),
         retried=waiting + len(held),
         failed=failed,
-        unaccounted=part.span - len(made) - len(failures) - len(held),
-        sink_rows=sum(rows or 0 for rows in made.values()),
-        deleted=deleted,
+        unaccounted=part.span - len(numbers) - len(failures) - len(held),
+        sink_rows=int(outcomes.rows[loaded].sum()),
+        deleted=int(outcomes.deleted[loaded].sum()),
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Tries:
-    """The answers for the records of one origin that are still waiting, ``here``, by offset. An order by key is checked again, because a
-    previous record may have changed."""
+    """The answers for the records of one origin that are still waiting. An order by key is checked again, because a previous record may
+    have changed."""
 
     origin: Slice
-    here: Mapping[int, Waiting]
+    among: Any
+    """Their places among all records, in the order of ``offsets``."""
+    offsets: Any
+    tried: Any
+    """A mask of those that have an answer. Complete once `outputs` is exhausted."""
+    before: Mapping[int, int | None] | None
+    """With an order by key: each one's predecessor, by offset."""
     answers: Spool[Answer]
-    places: Sequence[int]
+    answered: Sequence[int]
     """Where the origin's answers are among ``answers``."""
-    in_order: bool
-    tried: set[int] = field(default_factory=set)
-    """The offsets of records that have an answer. Complete once `outputs` is exhausted."""
 
     def tally(self, refused: Mapping[int, Reject] = MappingProxyType({})) -> TallyOfSome:
-        return TallyOfSome(self.origin, sorted(self.here), self.tried, refused)
+        return TallyOfSome(self.origin, self.offsets, self.tried, refused)
 
     def outputs(self) -> Iterator[TransformOutput]:
         """The transform's outputs, without those of records that no longer wait."""
-        order = TurnOrder({record.offset: record.before for record in self.here.values()}) if self.in_order else None
-        for index in self.places:
+        import numpy as np
+
+        order = None if self.before is None else TurnOrder(self.before)
+        for index in self.answered:
             origin, tried, judged = self.answers[index]
-            if gone := set(tried) - self.here.keys():
-                judged = without(judged, gone, origin)
-            still = [offset for offset in tried if offset in self.here]
-            self.tried.update(still)
+            at = np.minimum(np.searchsorted(self.offsets, tried), len(self.offsets) - 1)
+            here = self.offsets[at] == tried
+            if not here.all():
+                judged = without(judged, set(tried[~here].tolist()), origin)
+            self.tried[at[here]] = True
             if order is not None:
-                judged = order.sift(origin, [(offset, None) for offset in still], judged)
+                judged = order.sift(origin, [(offset, None) for offset in tried[here].tolist()], judged)
             yield judged
 
 
-def _tries(target: Target, records: Sequence[Waiting], answers: Spool[Answer]) -> list[_Tries]:
-    of_place: dict[Place, list[int]] = {}
+def _tries(target: Target, records: Waiting, answers: Spool[Answer]) -> list[_Tries]:
+    import numpy as np
+
+    answered: dict[Place, list[int]] = {}
     for index, (origin, _, _) in enumerate(answers):
-        of_place.setdefault(_place(origin), []).append(index)
-    here: dict[Place, dict[int, Waiting]] = {}
-    for record in records:
-        here.setdefault(_place(record), {})[record.offset] = record
-    in_order = target.max_held is not None
-    return [
-        _Tries(origin, here[place], answers, of_place.get(place, ()), in_order)
-        for origin in origins(records)
-        for place in (_place(origin),)
-    ]
+        answered.setdefault(_place(origin), []).append(index)
+    found = []
+    for origin, among in origins(records).items():
+        rising = among[np.argsort(records.offsets[among])]
+        before = predecessors(records, among) if target.max_held is not None else None
+        tried = np.zeros(len(rising), bool)
+        found.append(_Tries(origin, rising, records.offsets[rising], tried, before, answers, answered.get(_place(origin), ())))
+    return found
+
+
+def predecessors(records: Waiting, among: Any) -> dict[int, int | None]:
+    """By offset, the predecessors of some records of one origin, for `TurnOrder`."""
+    pairs = zip(records.offsets[among].tolist(), records.numbers[among].tolist(), strict=True)
+    return {offset: records.before.get(number) for offset, number in pairs}
 
 
 def _rows(tries: Sequence[_Tries], tallies: Mapping[Place, TallyOfSome], layout: Layout) -> Iterator[pa.RecordBatch]:

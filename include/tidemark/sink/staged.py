@@ -30,7 +30,7 @@ from tidemark.retry.store import Waiting
 from tidemark.roles import require
 from tidemark.sink import suppressed
 from tidemark.sink.commit import Receipt, commit, enter
-from tidemark.sink.drained import Outcome, origins, say_what_became
+from tidemark.sink.drained import Outcomes, origins, say_what_became
 from tidemark.sink.hand_off import Payloads, copy_failed
 from tidemark.sink.load import (
     KEY_OF_OTHER_PARTITION,
@@ -224,12 +224,11 @@ def promote(
 
 
 def promote_drained(
-    target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], tried: Sequence[Waiting], *, isolate: bool
+    target: Target, parts: Sequence[Slice], table: str, staged: Sequence[Staged], tried: Waiting, *, isolate: bool
 ) -> list[Receipt]:
     """Like `promote`, for slices of retry topics: the staged rows come from the records ``tried``. Rows of records that are no longer
     waiting and registered there are dropped. See `tidemark.sink.drained`."""
     parts = sorted(parts, key=lambda part: (part.topic_id, part.partition.partition))
-    judged = {(record.number, record.hop_offset) for record in tried}
 
     def store_parts(cur: Cursor) -> list[Receipt]:
         for part in parts:
@@ -238,9 +237,8 @@ def promote_drained(
                 raise OffsetFenced(
                     partition=part.partition, held=part.epoch, current=part.epoch, position=part.end, owner=target.application
                 )
-        locked = {part: retries.lock_due(cur, target.group_id, part) for part in parts}
-        waiting = {part: [record for record in found if (record.number, record.hop_offset) in judged] for part, found in locked.items()}
-        still = [record for records in waiting.values() for record in records]
+        waiting = {part: retries.lock_due(cur, target.group_id, part, tried) for part in parts}
+        still = Waiting.joined([*waiting.values()])
         reached(Step.COPY_ROWS, parts[0])
         _require_all(cur, table, staged)
         _leave_out(cur, parts[0], table, staged, tried, still)
@@ -251,13 +249,8 @@ def promote_drained(
             for layout in target.layouts:
                 _load(cur, layout, list(origins(still)) or parts, _ready(layout))
         reached(Step.COPY_FAILED, parts[0])
-        outcomes = _outcomes(cur, parts[0], table, staged)
-
-        def became(record: Waiting) -> Outcome:
-            place = (record.topic_id, record.partition.partition, record.offset)
-            return outcomes.get(place, Outcome(Disposition.SKIP))  # tried, but missing from the transform's output
-
-        counts = [say_what_became(cur, target, part, records, became) for part, records in waiting.items()]
+        staged_ = _outcomes(cur, parts[0], table, staged)
+        counts = [say_what_became(cur, target, part, records, _of(records, staged_)) for part, records in waiting.items()]
         reached(Step.LEDGER, parts[0])
         receipts = [Receipt(part, each) for part, each in zip(parts, counts, strict=True)]
         for receipt in receipts:
@@ -268,7 +261,7 @@ def promote_drained(
     return commit(target, parts, store_parts)
 
 
-def _leave_out(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged], tried: Sequence[Waiting], still: Sequence[Waiting]) -> None:
+def _leave_out(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged], tried: Waiting, still: Waiting) -> None:
     """Removes the staged rows of records that no longer wait. Raises `BadOutput` for rows that belong to none of the records tried."""
     cur.execute(SQL["strangers"].format(table=table, heard=_heard(staged)), _places(tried))
     stranger = cur.fetchone()
@@ -278,16 +271,29 @@ def _leave_out(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged], t
         cur.execute(SQL["leave_out"].format(table=table, heard=_heard(staged)), _places(still))
 
 
-def _places(records: Sequence[Waiting]) -> dict[str, list[int]]:
+def _places(records: Waiting) -> dict[str, list[int]]:
     return {
-        "topic_ids": [record.topic_id for record in records],
-        "partitions": [record.partition.partition for record in records],
-        "offsets": [record.offset for record in records],
+        "topic_ids": records.topic_ids.tolist(),
+        "partitions": records.partitions.tolist(),
+        "offsets": records.offsets.tolist(),
     }
 
 
-def _outcomes(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[tuple[int, int, int], Outcome]:
-    """The outcome of each staged record, by topic id, partition and offset."""
+_Outcome = tuple[Disposition, int, int, "Reject | None"]
+
+
+def _of(records: Waiting, staged: Mapping[tuple[int, int, int], _Outcome]) -> Outcomes:
+    """The outcomes of records that were tried. One that is missing from the transform's output is skipped."""
+    outcomes = Outcomes.of_none(len(records))
+    for at, place in enumerate(zip(*_places(records).values(), strict=True)):
+        outcomes.said[at], outcomes.rows[at], outcomes.deleted[at], failed = staged.get(place, (Disposition.SKIP, 0, 0, None))
+        if failed is not None:
+            outcomes.rejects[at] = failed
+    return outcomes
+
+
+def _outcomes(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) -> dict[tuple[int, int, int], _Outcome]:
+    """Disposition, rows, deleting rows and reject of each staged record, by topic id, partition and offset."""
     cur.execute(SQL["outcomes"].format(table=table, heard=_heard(staged)))
     found = {}
     for topic_id, partition, offset, word, other, count, deleted, error in cur.fetchall():
@@ -296,7 +302,7 @@ def _outcomes(cur: Cursor, part: Slice, table: str, staged: Sequence[Staged]) ->
         said = Disposition[word.upper()]
         failed = reject(offset, said, error) if said in (Disposition.RETRY, Disposition.FAIL) else None
         loads = said is Disposition.LOAD
-        found[topic_id, partition, offset] = Outcome(said, count if loads else 0, deleted if loads else 0, failed)
+        found[topic_id, partition, offset] = (said, count if loads else 0, deleted if loads else 0, failed)
     return found
 
 

@@ -303,7 +303,7 @@ class SparkEngine:
     def _drained(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError]:
         """Slices of retry topics: the driver reads their few records, of any origin, and the tasks stage the results."""
         tries = read_all_tries(target, self._connections.kafka, slices)
-        if not tries:
+        if tries is None:
             return [commit_drained(target, part, lambda _: iter(())) for part in slices]
         batch, wrong = decoded_here(self._decoding, batch_of(tries))
         result = _transformed(self._transform.function, _frame(self._spark, batch))
@@ -312,7 +312,7 @@ class SparkEngine:
         if not target.by_record:
             problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as given."
             return [BadOutput(part=slices[0], problem=problem)]
-        tried = [each.record for each in tries]
+        tried = tries.records
         return self._stage_and(
             target,
             slices,
