@@ -27,9 +27,10 @@ from pyspark import SparkContext
 from tidemark.connections import Connections
 from tidemark.spark.session import start_session
 from tidemark.spec import find_consumer
+from tidemark.spec.transform import Form
 
 records, conf, specs = json.loads(sys.argv[1])
-spark = start_session(find_consumer("departures", Path(specs)), Connections("", {}, "local[2]", conf), 1, [], records)
+spark = start_session(find_consumer("departures", Path(specs)), Connections("", {}, "local[2]", conf), 1, [], Form.SPARK, records)
 process = Path("/proc") / str(SparkContext._gateway.proc.pid)
 words, maps = (process / "cmdline").read_text().split("\\0"), (process / "maps").read_text().splitlines()
 found = {
