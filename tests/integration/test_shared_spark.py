@@ -390,3 +390,16 @@ def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:
     until(lambda: all_gone(running), "the keeper is gone", 60)
     run(scenario)
     scenario.check()
+
+
+def test_task_that_can_have_no_keeper_starts_its_driver_itself(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And says so: here another user could enter the folder of the sockets."""
+    folder = tmp_path / f"tidemark-{os.geteuid()}"
+    folder.mkdir()
+    folder.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    consumer(scenario)
+    attempt = started(scenario)
+    assert isinstance(attempt.wait(180), Progress), attempt.log
+    assert f"no keeper, starting the driver without one: {folder} is not a folder of this user alone" in attempt.log
+    scenario.check()

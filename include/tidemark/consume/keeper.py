@@ -46,6 +46,9 @@ KEEPER = "TIDEMARK_KEEPER"
 MODULE = "tidemark.spark.keeper"
 IDLE_S = 600.0
 START_S = 60.0
+"""How long a task waits for a keeper, and for its answer."""
+ATTACH_S = 330.0
+"""Longer than the JVM may take to start."""
 MESSAGE_BYTES = 1024 * 1024
 SECRET = (DATABASE_URL, KAFKA_CONFIG, REGISTRY_URL, REGISTRY_CONFIG, FILES[DATABASE_URL], FILES[KAFKA_CONFIG], FILES[REGISTRY_CONFIG])
 """Variables that only drivers get. Processes that serve several consumers must not know them."""
@@ -142,6 +145,7 @@ def attached(group: str) -> tuple[int, str] | None:
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        connection.settimeout(ATTACH_S)
         connection.connect(path)
         send(connection, {"attach": group})
         said = receive(connection)
@@ -221,10 +225,11 @@ def _asked(env: Mapping[str, str], what: Mapping[str, Any], file: int) -> tuple[
 
 
 def _connected(env: Mapping[str, str]) -> socket.socket:
-    path = socket_path(env)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+    connection.settimeout(START_S)
     try:
+        path = socket_path(env)
         if not _reached(connection, path):
             with _locked(path.with_suffix(".lock")):
                 if not _reached(connection, path):
