@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ def keepers() -> Iterator[None]:
         running = tree()
         keeper.stop_keepers()
         until(lambda: all_gone(running), "the keeper and what it has started are gone", 30)
+        shutil.rmtree(keeper._folder())
 
 
 @pytest.fixture
@@ -206,7 +208,8 @@ def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points
     consumer(scenario)
     point = points.at(Step.COMMIT)
     words = [sys.executable, "-c", TASK, scenario.name, str(scenario.folder)]
-    with subprocess.Popen(words, env=scenario.env() | points.env, stdout=subprocess.PIPE, text=True) as task:
+    env = scenario.env() | points.env | {"TIDEMARK_STATE": os.environ["TIDEMARK_STATE"]}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as task:
         assert task.stdout is not None
         driver = psutil.Process(int(task.stdout.readline()))
         mark = point.reached()

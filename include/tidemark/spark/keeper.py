@@ -112,6 +112,7 @@ class Keeper:
                 self._busy_at = time.monotonic()
             elif time.monotonic() - self._busy_at > IDLE_S or not self._is_ours():
                 break
+        self._server.close()
         if self._is_ours():
             self._path.unlink()
 
