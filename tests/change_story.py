@@ -84,6 +84,11 @@ class Story:
                     self.scenario.sql(statement.replace(self.load.table, self.scenario.table))
             self.source.transaction(statements)
 
+    def insert(self) -> None:
+        """A row whose record has every column so far: a column that was added shows in later records only."""
+        self.changes[INSERTED] += 1
+        self.source.transaction([self.load._insert()])
+
     @contextlib.contextmanager
     def changing(self, transactions: int) -> Iterator[Future[None]]:
         """Changes the table while the block runs, and waits for the last change."""

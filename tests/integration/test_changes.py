@@ -141,6 +141,7 @@ def test_consumers_new_writes_a_consumer_whose_table_becomes_the_source(tell: Te
     """Format, key and types come from the schemas of the connector."""
     told = tell(form)
     told.change(20)
+    told.insert()
     told.followed.catch_up()
     scenario = told.scenario
     scenario.name, scenario.table = f"{scenario.name}_new", f"{scenario.table}_new"

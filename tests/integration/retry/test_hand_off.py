@@ -13,9 +13,9 @@ from tests import ledger
 from tests.integration.group.test_statement_counts import COMMIT, counted
 from tests.integration.retry.lab import DELAYS, Lab, dying_at, minutes
 
-from tidemark.consume import messages, work
+from tidemark.consume import messages
 from tidemark.db import connect
-from tidemark.kafka.reader import read
+from tidemark.kafka.reader import Reader
 from tidemark.retry import Ladder
 from tidemark.retry.breaker import Breaker, BreakerTripped
 from tidemark.sink import commit as commit_module
@@ -74,8 +74,8 @@ def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_r
     """Scenarios 11, 13: reading a slice a second time for a few of its records is left out as long as there is room for them."""
     seen = []
     monkeypatch.setattr(messages, "KEPT_BYTES", room)
-    for module in (work, messages):
-        monkeypatch.setattr(module, "read", lambda *of: seen.append(of) or read(*of))
+    read = Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, *of: seen.append(of) or read(self, *of))
     headers = [("trace", b"\xff\x00"), ("trace", None), ("", b"")]
     lab.say({"a": "retry", "b": "fail", "": "retry"})
     for value, key in (("x", b"k"), ("a", b"\x00key"), ("y", None), ("b", None), ("", b"")):
