@@ -33,7 +33,7 @@ SETTINGS = {
     "fetch.queue.backoff.ms": "10",  # time before a full queue is checked again; with librdkafka's default of 1 s it idled half of the time
     "fetch.message.max.bytes": "8388608",
     "fetch.max.bytes": "67108864",
-    "fetch.wait.max.ms": "1",  # what lies below the end is there; a request that waits delays the next partition's
+    "fetch.wait.max.ms": "5",  # a request that waits at the log's end delays the next partition's; more requests cost the broker CPU
     "check.crcs": "true",
     "log_level": "0",  # everything important comes as an error event; the rest would be noise from every worker
 }
