@@ -164,6 +164,7 @@ def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once
     struck = victims(attempt, mark)[victim]()
     if victim != "worker":
         ends += [struck, *struck.children(recursive=True)]
+    before = kept()
     struck.kill()
     ended = attempt.wait()
     until(lambda: all_gone(ends), f"{[process.pid for process in ends]} gone", 30)
@@ -171,6 +172,7 @@ def test_whatever_is_killed_in_a_commit_the_next_attempt_loads_every_record_once
     assert ended.retriable, ended
     assert scenario.positions() == {(scenario.spec.topics[0], 0): 0}
     assert run(scenario).counts["loaded"] == 3
+    assert (kept() == before) == (victim != "keeper"), "the keeper outlives what it has started"
     scenario.check()
 
 

@@ -141,7 +141,7 @@ class Keeper:
             self._stopping = True
 
     def _close(self, connection: socket.socket) -> None:
-        if connection.fileno() in self._selector.get_map():
+        with contextlib.suppress(KeyError, ValueError):  # it is not registered, or closed
             self._selector.unregister(connection)
         connection.close()
 
