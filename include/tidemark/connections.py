@@ -89,12 +89,9 @@ def kafka_config(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def from_env(env: Mapping[str, str] = os.environ) -> Connections:
     """All connections. Raises `BadInput` with the variable's name, and `SecretUnreadable`."""
-    return Connections(database_url(env), kafka_config(env), *spark_settings(env), registry_config(env), _file(env, KAFKA_CONFIG))
-
-
-def spark_settings(env: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
-    """Spark's master and further settings. Raises `BadInput` with the variable's name, and `SecretUnreadable`."""
-    return env.get(SPARK_MASTER) or "local[*]", {key: str(value) for key, value in _json(env, SPARK_CONF).items()}
+    conf = {key: str(value) for key, value in _json(env, SPARK_CONF).items()}
+    master = env.get(SPARK_MASTER) or "local[*]"
+    return Connections(database_url(env), kafka_config(env), master, conf, registry_config(env), _file(env, KAFKA_CONFIG))
 
 
 def registry_config(env: Mapping[str, str] = os.environ) -> dict[str, object] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -27,9 +30,9 @@ from tidemark.sink.steps import Step
 FORMS = {"function": PLAIN, "arrow": ARROW, "spark": SPARK}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def keepers() -> Iterator[None]:
-    """Keepers of this module's own, which are gone afterwards."""
+@contextlib.contextmanager
+def own_keepers() -> Iterator[None]:
+    """Keepers for the block alone, which are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="tidemark-kept-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIDEMARK_STATE", folder)
         yield
@@ -37,6 +40,19 @@ def keepers() -> Iterator[None]:
         keeper.stop_keepers()
         until(lambda: all_gone(running), "the keeper and what it has started are gone", 30)
         shutil.rmtree(keeper._folder())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keepers() -> Iterator[None]:
+    with own_keepers():
+        yield
+
+
+@pytest.fixture
+def apart() -> Iterator[None]:
+    """No keeper is there yet."""
+    with own_keepers():
+        yield
 
 
 @pytest.fixture
@@ -65,7 +81,7 @@ def points(tmp_path: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) 
 
 
 def kept() -> list[psutil.Process]:
-    """The keepers of this module's runs, without their forks, which have the same command line."""
+    """The keepers of these runs, without their forks, which have the same command line."""
     mine = [process for process in psutil.process_iter() if str(keeper._folder()) in " ".join(command(process)[-1:])]
     return [process for process in mine if process.ppid() not in {other.pid for other in mine}]
 
@@ -204,6 +220,7 @@ run_attempt(name, connections, attempt, folders=folders, on_log=print, on_progre
 """
 
 
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped-first"])
 def test_driver_and_its_job_end_with_the_task(scenario: Scenario, points: Points, *, stopped: bool) -> None:
     """Also if the driver cannot notice it, because it is stopped."""
@@ -249,15 +266,35 @@ def wrong(text: str) -> None:
 
 def test_function_is_called_in_a_fork_with_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGE", "called")
-    assert keeper.called(os.getenv, "STAGE") == "called"
+    assert keeper.called(partial(os.getenv, "STAGE")) == "called"
     assert keeper.called(os.getpid) != os.getpid()
 
 
 def test_error_of_a_call_is_the_callers() -> None:
     with pytest.raises(BadInput, match="a call: nothing"):
-        keeper.called(wrong, "nothing")
-    with pytest.raises(keeper.CallDied, match="_exit was killed or crashed"):
-        keeper.called(os._exit, 3)
+        keeper.called(partial(wrong, "nothing"))
+    with pytest.raises(keeper.CallDied):
+        keeper.called(partial(os._exit, 3))
+
+
+@pytest.mark.usefixtures("apart")
+def test_calls_and_drivers_share_one_keeper(scenario: Scenario) -> None:
+    """A call knows none of the driver's connections."""
+    run(consumer(scenario))
+    keeper.called(os.getpid)
+    assert len(kept()) == 1
+
+
+@pytest.mark.usefixtures("apart")
+def test_each_sparks_settings_have_an_application_of_their_own(scenario: Scenario) -> None:
+    """Below the one keeper: the settings of a connection may be secret, and differ between consumers."""
+    run(consumer(scenario))
+    scenario.connections = replace(scenario.connections, spark_conf={"spark.hadoop.some.password": "x"})
+    scenario.topics.produce(scenario.spec.topics[0], [b"next"])
+    run(scenario)
+    assert len(jvms()) == 2
+    assert len(kept()) == 1
+    scenario.check()
 
 
 # What one run leaves to the next
@@ -359,11 +396,9 @@ def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenar
             assert not [name for name in keeper.SECRET if process.environ().get(name)], process
 
 
-def test_application_is_replaced_after_its_number_of_runs(
-    scenario: Scenario, points: Points, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("apart")
+def test_application_is_replaced_after_its_number_of_runs(scenario: Scenario, points: Points, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old one ends with its last run."""
-    monkeypatch.setenv("TIDEMARK_STATE", str(tmp_path / "few"))
     monkeypatch.setattr(keeper, "MODULE", "tests.few_runs_keeper")
     consumer(scenario)
     run(scenario)
@@ -380,9 +415,6 @@ def test_application_is_replaced_after_its_number_of_runs(
         attempt.wait()
     until(lambda: first not in jvms(), "the first application is gone", 30)
     scenario.check()
-    running = tree()
-    keeper.stop_keepers()
-    until(lambda: all_gone(running), "all gone", 30)
 
 
 def test_keeper_whose_socket_is_gone_ends(scenario: Scenario) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import Asset, BaseOperator, Context
@@ -194,7 +194,9 @@ class ValidateOperator(BaseOperator):
         spec = spec_of(self.consumer)
         ti = context["ti"]
         run, url = ValidatedRun(ti.dag_id, ti.run_id), database_url(spec)
-        verdict = kept_call(spec, validate, url, run, group=spec.group, suites=suite_files(spec), upsert=spec.upserts)
+        suites = suite_files(spec)
+        judge = partial(validate, url, run, group=spec.group, suites=suites, upsert=spec.upserts)
+        verdict = kept_call(judge) if keeps(spec) and any(suites.values()) else judge()
         self._judged.append(Judged(spec.table_names, verdict.results, url))
         for result in verdict.results:
             level = logging.INFO if result.success else logging.WARNING
@@ -297,14 +299,14 @@ def keeps(spec: ConsumerSpec) -> bool:
     return spec.spark.shared and "Kubernetes" not in conf.get("core", "executor", fallback="")
 
 
-def kept_call(spec: ConsumerSpec, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def kept_call(function: Callable[[], T]) -> T:
     """Calls the function in a fork of a keeper, if possible: importing Great Expectations takes longer than a small validation."""
     from tidemark.consume.keeper import KeeperUnavailable, called
 
-    if keeps(spec):
-        with contextlib.suppress(KeeperUnavailable):
-            return called(function, *arguments, **named)
-    return function(*arguments, **named)
+    try:
+        return called(function)
+    except KeeperUnavailable:
+        return function()
 
 
 def _validates(task: Any, consumer: str) -> bool:

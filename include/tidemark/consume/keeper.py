@@ -1,4 +1,4 @@
-"""The keeper's side that tasks and drivers use: start a driver in it, borrow its Spark application.
+"""What tasks and drivers ask a keeper: to fork a driver, to call a function, to lend its Spark application.
 
     task  --run-->  keeper  --forks-->  driver
                       |                   |
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tidemark import project
-from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, REGISTRY_URL, SPARK_CONF, SPARK_MASTER
+from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, REGISTRY_CONFIG, REGISTRY_URL, SPARK_CONF
 from tidemark.errors import Unavailable
 
 T = TypeVar("T")
@@ -50,8 +50,10 @@ START_S = 60.0
 ATTACH_S = 330.0
 """Longer than the JVM may take to start."""
 MESSAGE_BYTES = 1024 * 1024
-SECRET = (DATABASE_URL, KAFKA_CONFIG, REGISTRY_URL, REGISTRY_CONFIG, FILES[DATABASE_URL], FILES[KAFKA_CONFIG], FILES[REGISTRY_CONFIG])
+SECRET = (DATABASE_URL, KAFKA_CONFIG, SPARK_CONF, REGISTRY_URL, REGISTRY_CONFIG, *FILES.values())
 """Variables that only drivers get. Processes that serve several consumers must not know them."""
+OF_PROCESSES = ("JAVA_HOME", "PATH", "LD_LIBRARY_PATH")
+"""Variables that decide what a keeper and its JVM are, beside Python's and Spark's."""
 OF_ONE_TASK = "AIRFLOW_CTX_"
 """Prefix of the variables that Airflow sets for one task."""
 
@@ -64,10 +66,8 @@ class KeeperUnavailable(Exception):
 class CallDied(Unavailable):
     """The process that a keeper has forked for a call ended without a result."""
 
-    what: str
-
     def __str__(self) -> str:
-        return f"The process that ran {self.what} was killed or crashed. What it had committed stays."
+        return "The process that a keeper had forked for this task was killed or crashed. What it had committed stays."
 
 
 class KeptDriver:
@@ -95,7 +95,7 @@ class KeptDriver:
 
 
 def start_driver(command: Sequence[str], env: Mapping[str, str]) -> KeptDriver:
-    """Has the keeper fork a driver, and starts a keeper first if there is none.
+    """Asks the keeper to fork a driver. If there is none, starts one first.
 
     ``command`` is a Python script with its arguments. ``env``: the driver's whole environment. Raises `KeeperUnavailable`.
     """
@@ -111,32 +111,31 @@ def start_driver(command: Sequence[str], env: Mapping[str, str]) -> KeptDriver:
     return KeptDriver(connection, pid, stdout)
 
 
-def called(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Calls a module's function in a fork of the keeper, with this process's environment. It has nothing to do with Spark.
+def called(function: Callable[[], T]) -> T:
+    """Calls a function in a fork of the keeper, which has Great Expectations, with this process's environment.
 
-    Arguments, result and error are pickled. Raises what the function raises, and `KeeperUnavailable` before it is called.
+    Function, result and error are pickled. Raises what the function raises, `CallDied`, and `KeeperUnavailable` before it is called.
     """
-    env = dict(os.environ)
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            connection, _ = _asked(env, {"call": True}, theirs.fileno())
+            connection, _ = _asked(os.environ, {"call": True}, theirs.fileno())
         with connection:
-            ours.sendall(pickle.dumps((function, arguments, named)))
+            ours.sendall(pickle.dumps(function))
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as answer:
                 said = answer.read()
     if not said:
-        raise CallDied(what=function.__qualname__)
+        raise CallDied()
     result, error = pickle.loads(said)  # noqa: S301 - pickled by our own fork
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
 
 
-def attached(group: str) -> tuple[int, str] | None:
-    """Port and secret of the shared Spark application, once it runs. `None` if this process was not forked by a keeper, or if the
-    application did not start.
+def attached(group: str, master: str, conf: Mapping[str, str]) -> tuple[int, str] | None:
+    """Port and secret of the shared Spark application with these settings, once it runs. `None` if this process was not forked by a keeper,
+    or if the application did not start.
 
     The application is borrowed until this process ends. The keeper then cancels the jobs of ``group``.
     """
@@ -147,7 +146,7 @@ def attached(group: str) -> tuple[int, str] | None:
     try:
         connection.settimeout(ATTACH_S)
         connection.connect(path)
-        send(connection, {"attach": group})
+        send(connection, {"attach": group, "master": master, "conf": dict(conf)})
         said = receive(connection)
     except OSError:
         said = None
@@ -186,13 +185,12 @@ def stop_keepers() -> None:
 
 
 def socket_path(env: Mapping[str, str]) -> Path:
-    """Where the keeper for drivers with this environment listens. Another Python, another version of Tidemark or of its packages, and other
-    Spark settings have keepers of their own."""
+    """Where the keeper for processes with this environment listens. Another Python, and another version of Tidemark or of its packages, has
+    a keeper of its own."""
     package = Path(__file__).resolve().parents[1]
     sources = sorted((str(file.relative_to(package)), file.stat().st_mtime_ns) for file in package.rglob("*.py"))
     packages = [Path(place).stat().st_mtime_ns for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
-    names = (SPARK_MASTER, SPARK_CONF, FILES[SPARK_CONF], "JAVA_HOME", "PATH", "LD_LIBRARY_PATH")
-    settings = {name: value for name, value in env.items() if name in names or name.startswith(("PYTHON", "SPARK_", "PYSPARK_"))}
+    settings = {name: value for name, value in env.items() if name in OF_PROCESSES or name.startswith(("PYTHON", "SPARK_"))}
     key = json.dumps([sys.executable, sources, packages, sorted(settings.items())])
     return _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.sock"
 
@@ -210,7 +208,7 @@ def _folder() -> Path:
 
 
 def _asked(env: Mapping[str, str], what: Mapping[str, Any], file: int) -> tuple[socket.socket, int]:
-    """Has the keeper fork a process that gets ``file``, and starts a keeper first if there is none. Returns the connection and the pid."""
+    """Asks the keeper to fork a process that gets ``file``. If there is no keeper, starts one first. Returns the connection and the pid."""
     connection = _connected(env)
     try:
         send(connection, {**what, "env": dict(env), "folder": str(Path.cwd())}, [file])

@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import json
 import os
 import pickle
 import runpy
@@ -66,6 +67,7 @@ _PR_SET_NAME = 15
 
 @dataclass
 class _Application:
+    settings: str
     channel: socket.socket
     """To its holder."""
     address: dict[str, Any] | None = None
@@ -84,7 +86,7 @@ class _Driver:
 
 
 class Keeper:
-    """Serves until it is idle for `IDLE_S`, is asked to stop, or its socket's file is gone."""
+    """Serves until it has been idle for `IDLE_S`, is asked to stop, or its socket's file is gone."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,8 +100,8 @@ class Keeper:
         self._inode = path.stat().st_ino
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._drivers: dict[socket.socket, _Driver] = {}
-        self._application: _Application | None = None
-        """The one for the next run."""
+        self._applications: dict[str, _Application] = {}
+        """Those for the next runs, by Spark's settings."""
         self._busy_at = time.monotonic()
         self._stopping = False
 
@@ -136,7 +138,7 @@ class Keeper:
             great_expectations()  # once: the fork would import it, and so would the next one
             self._fork(connection, files[0], partial(_become_call, said))
         elif "attach" in said:
-            self._attach(connection, said["attach"])
+            self._attach(connection, said)
         elif "stop" in said:
             self._stopping = True
 
@@ -178,14 +180,16 @@ class Keeper:
 
     # The application
 
-    def _attach(self, driver: socket.socket, group: str) -> None:
-        if self._application is None or self._application.served >= RUNS_PER_APPLICATION:
-            full, self._application = self._application, self._start_application()
+    def _attach(self, driver: socket.socket, said: dict[str, Any]) -> None:
+        settings = json.dumps([said["master"], said["conf"]], sort_keys=True)
+        application = self._applications.get(settings)
+        if application is None or application.served >= RUNS_PER_APPLICATION:
+            full, application = application, self._start_application(settings)
+            self._applications[settings] = application
             if full is not None:
                 self._release(full)
-        application = self._application
         application.served += 1
-        application.tenants[driver] = group
+        application.tenants[driver] = said["attach"]
         self._selector.modify(driver, selectors.EVENT_READ, lambda _: self._driver_gone(application, driver))
         self._offer(application, driver)
 
@@ -202,16 +206,16 @@ class Keeper:
 
     def _release(self, application: _Application) -> None:
         """Ends an application that has served its number of runs, once the last one is over."""
-        if application is not self._application and not application.tenants:
+        if application is not self._applications.get(application.settings) and not application.tenants:
             self._close(application.channel)
 
-    def _start_application(self) -> _Application:
+    def _start_application(self, settings: str) -> _Application:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         if os.fork() == 0:
-            _become_holder(theirs, {PARENT: str(parent)})
+            _become_holder(settings, theirs, {PARENT: str(parent)})
         theirs.close()
-        application = _Application(ours)
+        application = _Application(settings, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._holder_said(application))
         return application
 
@@ -223,8 +227,8 @@ class Keeper:
                 self._offer(application, driver)
             return
         self._close(application.channel)  # the holder has ended, and the JVM with it
-        if self._application is application:
-            self._application = None
+        if self._applications.get(application.settings) is application:
+            del self._applications[application.settings]
         if application.address is None:  # it did not start: its drivers start their own
             for driver in application.tenants:
                 with contextlib.suppress(OSError):
@@ -254,9 +258,9 @@ def _become_call(said: dict[str, Any], channel: int, added: dict[str, str]) -> N
         _take_place(said, added)
         die_with_parent()
         with socket.socket(fileno=channel) as connection, connection.makefile("rb") as given:
-            function, arguments, named = pickle.loads(given.read())  # noqa: S301 - pickled by our own caller
+            function = pickle.loads(given.read())  # noqa: S301 - pickled by our own caller
             try:
-                answer = pickle.dumps((function(*arguments, **named), None))
+                answer = pickle.dumps((function(), None))
             except TidemarkError as error:
                 answer = pickle.dumps((None, error))
             except Exception as error:  # noqa: BLE001 - the caller raises it; not every error can be pickled
@@ -274,13 +278,13 @@ def _take_place(said: dict[str, Any], added: dict[str, str]) -> None:
     os.chdir(said["folder"])
 
 
-def _become_holder(channel: socket.socket, added: dict[str, str]) -> NoReturn:
+def _become_holder(settings: str, channel: socket.socket, added: dict[str, str]) -> NoReturn:
     def run() -> None:
         from tidemark.spark.shared import hold
 
         os.environ.update(added)
         die_with_parent()
-        hold(channel)
+        hold(channel, *json.loads(settings))
 
     _forked("tidemark spark", keep=channel.fileno(), act=run)
 

@@ -119,7 +119,7 @@ def start_session(
     if small and spec.spark.shared and not spec.spark.conf and _alone(connections.spark_conf.get("spark.master", connections.spark_master)):
         from tidemark.spark.shared import borrowed
 
-        if (spark := borrowed(name, modules)) is not None:
+        if (spark := borrowed(name, connections.spark_master, connections.spark_conf, modules)) is not None:
             return spark
     find_java()
     user = {**connections.spark_conf, **spec.spark.conf}

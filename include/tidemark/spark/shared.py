@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidemark.connections import spark_settings
 from tidemark.consume.keeper import attached, receive, send
 
 if TYPE_CHECKING:
@@ -28,13 +27,12 @@ OF_WORKERS = ("SPARK_", "PYSPARK_", "PYTHON")
 """Prefixes of the variables that Spark sets for its workers."""
 
 
-def hold(channel: socket.socket) -> None:
-    """Starts the application of this process's environment and sends its address. Returns when ``channel`` or the JVM has ended."""
+def hold(channel: socket.socket, master: str, conf: Mapping[str, str]) -> None:
+    """Starts the application and sends its address. Returns when ``channel`` or the JVM has ended."""
     from pyspark import SparkContext
 
     from tidemark.spark.session import end_jvm, start_shared
 
-    master, conf = spark_settings(os.environ)
     spark = start_shared(master, conf)
     gateway: Any = SparkContext._gateway  # noqa: SLF001 - what a second Python process needs to connect
     send(channel, {"port": gateway.gateway_parameters.port, "secret": gateway.gateway_parameters.auth_token})
@@ -49,12 +47,12 @@ def hold(channel: socket.socket) -> None:
     end_jvm()
 
 
-def borrowed(group: str, modules: str) -> SparkSession | None:
-    """A new session in the keeper's application. `None` if there is none.
+def borrowed(group: str, master: str, conf: Mapping[str, str], modules: str) -> SparkSession | None:
+    """A new session in the keeper's application with these settings. `None` without a keeper, or if the application did not start.
 
     ``modules``: a zip file from which workers import. Unlike `SparkContext.addPyFile` this leaves nothing behind in the application.
     """
-    address = attached(group)
+    address = attached(group, master, conf)
     if address is None:
         return None
     from pyspark import SparkConf, SparkContext
