@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -123,9 +122,8 @@ class RelayOperator(BaseOperator):
         published: dict[str, int] = {}
         for spec in self._busy(problems):
             try:
-                begun = partial(session, database_url(spec), application="tidemark relay")
-                with begun() as connection:
-                    done = relay(connection, resolve(spec).kafka, spec, second=begun)
+                with session(database_url(spec), application="tidemark relay") as connection:
+                    done = relay(connection, resolve(spec).kafka, spec)
             except Exception as error:  # noqa: BLE001 - no error of one consumer may stop the others' relay
                 problems.append(f"{spec.name}: {trouble(error)}")
                 continue

@@ -152,8 +152,7 @@ def relay(
 
     spec = spec_of(name, consumers)
     with connected("tidemark retries", needs=Profile.RUNNER) as connection:
-        second = functools.partial(connected, "tidemark retries", needs=Profile.RUNNER)
-        done = publish(connection, kafka_config(), spec, limit=limit, second=second)
+        done = publish(connection, kafka_config(), spec, limit=limit)
     if output is OutputFormat.JSON:
         print_json(done)
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg2
@@ -80,9 +79,8 @@ def relay_at_end(connections: Connections, spec: ConsumerSpec) -> list[str]:
     next relay.
     """
     try:
-        begun = partial(session, connections.database_url, application="tidemark relay")
-        with begun() as connection:
-            done = relay(connection, connections.kafka, spec, second=begun)
+        with session(connections.database_url, application="tidemark relay") as connection:
+            done = relay(connection, connections.kafka, spec)
     except Exception as error:  # noqa: BLE001 - the run has committed, so no error here may fail it
         return [f"Failed records are not published yet: {trouble(error)}"]
     return obstacles(done, spec.name)

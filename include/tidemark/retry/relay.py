@@ -4,8 +4,8 @@
 
 A row without ``hop_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that are registered in no row;
 they are never tried, and their records are published again. So no record is lost or tried twice. Several relays share the work, because
-each skips rows that others have locked; one relay publishes a backlog in two threads. A relay that hangs loses its session, and with it
-its portion, after `IDLE_MS`; later answers are ignored.
+each skips rows that others have locked. A relay that hangs loses its session, and with it its portion, after `IDLE_MS`; later answers are
+ignored.
 
 Before it publishes to a topic for the first time, the relay checks the topic, and creates it if missing (`tidemark.retry.topics`). A known
 topic costs only the metadata request for its partitions.
@@ -17,12 +17,9 @@ records. If the broker stops answering, the relay registers the answers it has a
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,57 +80,47 @@ def relay(
     limit: int | None = None,
     portion: int = PORTION_RECORDS,
     publishers: Publishers | None = None,
-    second: Callable[[], AbstractContextManager[Connection]] | None = None,
 ) -> Relayed:
     """Publishes up to ``limit`` records of a group's outbox, each portion in a transaction of its own. Creates missing topics, unless
     the spec disables it (``retry.topics.create``).
 
-    ``publishers`` may be reused from an earlier call on the same cluster. ``second`` opens a second session on the same database, so
-    that two threads publish a backlog; `None`: one does. Records that enter the outbox meanwhile may be left for the next call.
-
-    Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that Postgres
-    ended its session. Committed portions stay, and the rest is still in the outbox.
+    ``publishers`` may be reused from an earlier call on the same cluster. Records that enter the outbox meanwhile may be left for the next
+    call. Raises `BrokerUnavailable` if the broker does not answer, and `DatabaseUnavailable`, also if this process was so slow that
+    Postgres ended its session. Committed portions stay, and the rest is still in the outbox.
     """
     with transaction(connection) as cur:
         cur.execute(SQL["group_id"], {"group": spec.group})
         found = cur.fetchone()
     if found is None:
         return Relayed()
-    worker = _Relay(connection, config, Cluster(config), publishers or Publishers(config), spec, int(found[0]), portion)
-    return worker.run(limit, second)
+    return _Relay(connection, Cluster(config), publishers or Publishers(config), spec, int(found[0]), portion).run(limit)
 
 
 class _Relay:
     def __init__(
-        self,
-        connection: Connection,
-        config: KafkaConfig,
-        cluster: Cluster,
-        publishers: Publishers,
-        spec: ConsumerSpec,
-        group_id: int,
-        portion: int,
+        self, connection: Connection, cluster: Cluster, publishers: Publishers, spec: ConsumerSpec, group_id: int, portion: int
     ) -> None:
-        self.connection, self.config, self.cluster, self.publishers = connection, config, cluster, publishers
+        self.connection, self.cluster, self.publishers = connection, cluster, publishers
         self.spec, self.group, self.group_id, self.portion = spec, spec.group, group_id, portion
         self.topics: dict[str, tuple[Topic, int]] = {}
         """By name, with Tidemark's topic id of this incarnation."""
         self.published: Counter[str] = Counter()
         self.blocked: dict[str, str] = {}
         self.refused = 0
-        self.half: int | None = None
-        """The partitions of the retry topics that are published to: 0: the even ones, 1: the odd ones; `None`: all."""
 
-    def run(self, limit: int | None, second: Callable[[], AbstractContextManager[Connection]] | None) -> Relayed:
+    def run(self, limit: int | None) -> Relayed:
         again = self._put_back_gone()
         with transaction(self.connection) as cur:
             release(cur, self.group_id, now_topic(self.group))
         self._look_up()
-        last, taken, suspects = self._publish(self.publishers.together, 0, self.portion if limit is None else min(limit, self.portion))
-        if second is not None and limit is None and taken == self.portion:
-            suspects += self._publish_halves(last, second)
-        elif taken:
-            suspects += self._publish_after(last, None if limit is None else limit - taken)
+        left, after, suspects = limit, 0, list[int]()
+        while left is None or left > 0:
+            count = self.portion if left is None else min(left, self.portion)
+            after, taken, doubtful = self._publish(self.publishers.together, after, count)
+            suspects += doubtful
+            if not taken:
+                break
+            left = None if left is None else left - taken
         for suspect in suspects:
             self._publish(self.publishers.alone, suspect - 1, 1, upto=suspect, alone=True)
         done = Relayed(dict(self.published), self.refused, again, dict(self.blocked))
@@ -143,32 +130,6 @@ class _Relay:
                 self.group, done.records, done.refused, done.again, ",".join(done.blocked),
             )  # fmt: skip
         return done
-
-    def _publish_after(self, after: int, left: int | None) -> list[int]:
-        """Publishes portion after portion. Returns the records to be tried alone."""
-        suspects: list[int] = []
-        while left is None or left > 0:
-            count = self.portion if left is None else min(left, self.portion)
-            after, taken, doubtful = self._publish(self.publishers.together, after, count)
-            suspects += doubtful
-            if not taken:
-                break
-            left = None if left is None else left - taken
-        return suspects
-
-    def _publish_halves(self, after: int, second: Callable[[], AbstractContextManager[Connection]]) -> list[int]:
-        """Publishes the rest in two threads: while one waits for Postgres, the other builds messages. Each publishes to half of the
-        partitions of a topic, so the messages of a partition are in the order of the hand-off."""
-        other = copy.copy(self)
-        other.publishers, other.published = Publishers(self.config), Counter()
-        self.half, other.half = 0, 1
-        with second() as connection, ThreadPoolExecutor(1) as pool:
-            other.connection = connection
-            others = pool.submit(other._publish_after, after, None)  # noqa: SLF001 - another one of this class
-            suspects = [*self._publish_after(after, None), *others.result()]
-        self.half = None
-        self.published.update(other.published)
-        return suspects
 
     def _look_up(self) -> None:
         """Looks up the outbox's topics in the cluster, before anything is locked, and checks those not seen before."""
@@ -252,9 +213,8 @@ class _Relay:
 
     def _take(self, cur: Cursor, after: int, upto: int, count: int, topics: Sequence[str]) -> list[Row]:
         cur.execute(SQL["limits"], {"idle_ms": str(IDLE_MS)})
-        bounds = {"after": after, "upto": upto, "half": self.half, "records": count, "bytes": PORTION_BYTES}
-        partitions = [self.topics[topic][0].partitions for topic in topics]
-        cur.execute(SQL["take"], {"group_id": self.group_id, "topics": list(topics), "partitions": partitions, **bounds})
+        bounds = {"after": after, "upto": upto, "records": count, "bytes": PORTION_BYTES}
+        cur.execute(SQL["take"], {"group_id": self.group_id, "topics": list(topics), **bounds})
         return [*map(Row._make, cur.fetchall())]
 
     def _note(self, cur: Cursor, stored: Sequence[tuple[int, int, int, int]], refused: Sequence[tuple[int, str]]) -> None:

@@ -37,8 +37,6 @@ WITH taken AS MATERIALIZED (
            coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + octet_length(headers::text) AS octets
       FROM tidemark.failed_record
      WHERE group_id = %(group_id)s AND failed_record_id > %(after)s AND failed_record_id <= %(upto)s AND hop_topic = ANY (%(topics)s)
-       AND (%(half)s::integer IS NULL
-            OR partition %% (%(partitions)s::integer[])[array_position(%(topics)s::text[], hop_topic)] %% 2 = %(half)s)
        AND hop_offset IS NULL AND hop_topic IS NOT NULL AND publish_error IS NULL AND state IN ('WAITING', 'FAILED')
      ORDER BY failed_record_id LIMIT %(records)s
        FOR UPDATE SKIP LOCKED

@@ -96,10 +96,10 @@ BROKEN = """
 from tidemark.retry import pending, relay
 
 def broken(function):
-    def raise_or_call(connection, *rest, **options):
+    def raise_or_call(connection, *rest):
         if any("{name}" in getattr(each, "name", str(each)) for each in rest):
             raise ValueError("year 10000 is out of range")
-        return function(connection, *rest, **options)
+        return function(connection, *rest)
     return raise_or_call
 
 relay.relay, pending.due = broken(relay.relay), broken(pending.due)

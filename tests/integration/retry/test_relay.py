@@ -81,19 +81,6 @@ def test_key_value_and_headers_arrive_byte_for_byte_with_ours_behind_them(outbox
     assert outbox.relay() == Relayed()
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_backlog_that_two_sessions_publish_is_in_order_in_each_partition(outbox: Outbox, partitions: int) -> None:
-    outbox.make_topics(partitions)
-    for number in range(60):
-        outbox.add(f"{number}".encode(), partition=number % 3)
-    done = outbox.relay(portion=10, second=outbox.session)
-    assert done == Relayed({outbox.tiers[0]: 60})
-    outbox.check_published()
-    for partition in range(partitions):
-        hops = {number: offset for number, (_, at, offset) in outbox.hops().items() if at == partition}
-        assert sorted(hops, key=hops.__getitem__) == sorted(hops)
-
-
 def test_our_headers_tell_people_the_truth(outbox: Outbox) -> None:
     """Scenarios 9 and 17: number and due time as Postgres has them; origin, error and the record's own number."""
     outbox.make_topics()

@@ -98,7 +98,7 @@ def test_list_show_and_export_tell_times_that_python_cannot_hold(far: Lab) -> No
 def test_what_a_relay_raises_after_a_run_never_fails_the_run(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has committed: whatever is wrong is reported, and nothing is raised."""
 
-    def broken(*_: object, **__: object) -> None:
+    def broken(*_: object) -> None:
         raise ValueError("year 10000 is out of range")
 
     monkeypatch.setattr(agenda, "relay", broken)
