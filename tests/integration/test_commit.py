@@ -683,7 +683,7 @@ def backends(group: Group) -> set[int]:
 
 def test_session_is_kept_from_one_commit_to_the_next(group: Group) -> None:
     claim = group.claim()
-    with contextlib.closing(Sessions(lasting=True)) as sessions:
+    with contextlib.closing(Sessions()) as sessions:
         seen = []
         for start in (0, 10):
             part = Slice(claim.partition, claim.topic_id, start, start + 10, claim.epoch)
@@ -697,7 +697,7 @@ def test_failed_commit_leaves_no_session_to_the_next(group: Group) -> None:
     """Nor does a session that was lost in between keep a later commit from having one."""
     claim = group.claim()
     first, second = (Slice(claim.partition, claim.topic_id, start, start + 10, claim.epoch) for start in (0, 10))
-    with contextlib.closing(Sessions(lasting=True)) as sessions:
+    with contextlib.closing(Sessions()) as sessions:
         with pytest.raises(OffsetFenced):
             group.commit(replace(first, epoch=Epoch(claim.epoch - 1)), all_loaded(first), sessions=sessions)
         eventually(lambda: not backends(group))
@@ -713,6 +713,6 @@ def test_failed_commit_leaves_no_session_to_the_next(group: Group) -> None:
 def test_twin_leaves_its_session_outside_any_transaction(group: Group) -> None:
     part = group.slice()
     group.commit(part)
-    with contextlib.closing(Sessions(lasting=True)) as sessions:
+    with contextlib.closing(Sessions()) as sessions:
         assert group.commit(part, sessions=sessions).twin
         assert [state for _, state, _ in group.sessions()] == ["idle"]

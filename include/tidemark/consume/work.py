@@ -33,7 +33,7 @@ class SliceWorker:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._reader = Reader(work.kafka)
-        self._sessions = Sessions(lasting=True)
+        self._sessions = Sessions()
 
     def close(self) -> None:
         self._reader.close()

@@ -74,13 +74,12 @@ class CommitUnknown(Unavailable):
 
 
 class Sessions:
-    """Lends a database session to one commit after the other, as long as none of them fails: connecting takes longer than a small commit.
+    """Lends a database session to commit after commit, as long as none of them fails: connecting takes longer than a small commit.
 
-    Not for several threads. ``lasting``: keep it for the next commit.
+    Not for several threads.
     """
 
-    def __init__(self, *, lasting: bool = False) -> None:
-        self._lasting = lasting
+    def __init__(self) -> None:
         self._idle: tuple[str, Connection] | None = None
 
     def close(self) -> None:
@@ -98,10 +97,9 @@ class Sessions:
         self._idle = None
         try:
             yield connection
-            if self._lasting:
-                with contextlib.suppress(psycopg2.Error):  # lost after the commit
-                    connection.rollback()  # a twin has nothing to commit
-                    self._idle = url, connection
+            with contextlib.suppress(psycopg2.Error):  # lost after the commit
+                connection.rollback()  # a twin has nothing to commit
+                self._idle = url, connection
         finally:
             if self._idle is None:
                 connection.close()
@@ -189,7 +187,10 @@ def commit(
     wait = LockWait(f"position of {parts[0].partition}")
     while True:
         try:
-            return _commit(target, parts, store_parts, sessions or Sessions())
+            if sessions is not None:
+                return _commit(target, parts, store_parts, sessions)
+            with contextlib.closing(Sessions()) as own:
+                return _commit(target, parts, store_parts, own)
         except PositionLocked as error:
             with session(target.database_url, application=target.application) as connection, transaction(connection) as cur:
                 position = {"group_id": error.group_id, "topic_id": error.topic_id, "partition": error.partition.partition}
