@@ -6,8 +6,17 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 Value = bytes | str | None
 
@@ -38,7 +47,9 @@ class Topics:
         assert producer.flush(30) == 0
 
     def transaction(self, topic: str, values: Sequence[Value], *, partition: int = 0, commit: bool = True) -> None:
-        """Appends records in a transaction of their own, which is committed or aborted."""
+        """Appends records in a transaction of their own, which is committed or aborted. Returns when its marker is in the log: the broker
+        answers before it writes it."""
+        start = self._end(topic, partition)
         producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex, "log_level": 0})
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -49,6 +60,7 @@ class Topics:
             producer.commit_transaction(30)
         else:
             producer.abort_transaction(30)
+        _until(lambda: self._end(topic, partition) > start + len(values))
 
     def alter(self, topic: str, **config: str) -> None:
         """Sets some of a topic's settings; the others stay."""
@@ -58,8 +70,6 @@ class Topics:
 
     def trim(self, topic: str, before: Mapping[int, int]) -> None:
         """Deletes the records below an offset of each partition, as retention does."""
-        from confluent_kafka import TopicPartition
-
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
         for future in self._admin.delete_records(wanted).values():
             future.result()
@@ -81,6 +91,11 @@ class Topics:
     def adopt(self, names: Iterable[str]) -> None:
         """Topics that something else has made, and that are to go after the test."""
         self._made += [name for name in names if name not in self._made]
+
+    def _end(self, topic: str, partition: int) -> int:
+        """The high watermark, which aborted records and markers move as well."""
+        (found,) = self._admin.list_offsets({TopicPartition(topic, partition): OffsetSpec.latest()}).values()
+        return int(found.result().offset)
 
     def _led(self, topic: str) -> bool:
         """Has the broker heard of its partitions, and that it leads them? That comes a moment after the controller's answer."""

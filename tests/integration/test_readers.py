@@ -68,7 +68,7 @@ def many(kafka_servers: str) -> Iterator[Topics]:
 @given(STEPS, st.data())
 def test_any_log_is_read_as_it_was_written(many: Topics, steps: list[Any], data: st.DataObject) -> None:
     """Keys, values, headers, timestamps and gaps, in any range, are what was produced."""
-    topic = many.create(**ANY_TIME)
+    topic = many.create(max_message_bytes="4000000", **ANY_TIME)
     log: list[dict[str, Any] | None] = []
     for step in steps:
         if isinstance(step, Transaction):

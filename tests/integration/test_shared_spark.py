@@ -391,9 +391,13 @@ def test_transform_that_crashes_breaks_its_own_run_only(scenario: Scenario, make
 
 def test_processes_that_serve_all_consumers_know_no_credentials(scenario: Scenario) -> None:
     run(consumer(scenario))
+    looked_at = set()
     for top in kept():
         for process in (top, *(child for child in top.children(recursive=True) if child.name() in ("tidemark spark", "java", "python"))):
-            assert not [name for name in keeper.SECRET if process.environ().get(name)], process
+            with contextlib.suppress(psutil.NoSuchProcess):  # a fork that has just ended; a zombie counts as one
+                assert not [name for name in keeper.SECRET if process.environ().get(name)], process
+                looked_at.add(process.name())
+    assert {"tidemark spark", "java"} <= looked_at
 
 
 @pytest.mark.usefixtures("apart")
