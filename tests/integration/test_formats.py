@@ -19,7 +19,7 @@ from tidemark.airflow.web import retries
 from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Level
 from tidemark.errors import Unavailable
-from tidemark.formats.registry import SubjectMissing
+from tidemark.formats.registry import Registry, SubjectMissing
 from tidemark.local.airflow_settings import connections_env
 
 COLUMNS = "id bigint, city text, total numeric(12,2), at timestamptz, country text"
@@ -102,6 +102,23 @@ def test_old_and_new_schemas_in_one_topic(orders: Orders, form: str) -> None:
     ran(scenario, form)
     assert scenario.rows("id, country") == [(1, "shop"), (2, "shop"), (3, "web"), (4, "shop")]
     scenario.check()
+
+
+def test_the_newest_schema_is_known_before_the_first_record(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a slice is begun only to find out which schema it needs."""
+    asked: list[Any] = []
+    by_ids = Registry.by_ids
+    monkeypatch.setattr(Registry, "by_ids", lambda self, ids: asked.extend(ids) or by_ids(self, ids))
+    scenario = orders.scenario
+    scenario.write(FORMS["arrow"], topics=orders.topic, format={"value": "avro"}).make_sink(COLUMNS)
+    orders.produce(order(1))
+    scenario.run()
+    assert asked == []
+    orders.produce(order(2, channel="web"), schema=NEWER)
+    orders.produce(order(3))
+    scenario.run()
+    assert len(asked) == 1
+    assert scenario.rows("id") == [(1,), (2,), (3,)]
 
 
 def test_registry_that_is_away_moves_nothing(orders: Orders) -> None:

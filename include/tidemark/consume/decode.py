@@ -17,6 +17,7 @@ from tidemark.formats.decoder import BY_SCHEMA, SIDES, Decoder, SchemasMissing
 from tidemark.formats.protobuf import Message, compiled
 from tidemark.formats.registry import Registry, RegistryConfig
 from tidemark.formats.schema import BadSchema, Node, parse
+from tidemark.formats.wire import SchemaId
 from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.reader import read
 from tidemark.records.outcome import Reject
@@ -80,7 +81,10 @@ class Decoding:
                 decoder = decoder.with_writers(registry.by_ids(missing.ids))
         sides = [side for side in SIDES if decoder.encodings[side] in BY_SCHEMA]
         wanted = {(topic, side) for topic in missing.topics for side in sides} - decoder.readers.keys()
-        self._decoder = decoder.with_readers({(topic, side): self._reader(topic, side) for topic, side in sorted(wanted)})
+        for topic, side in sorted(wanted):
+            reader, writers = self._reader(topic, side)
+            decoder = decoder.with_readers({(topic, side): reader}).with_writers(writers)
+        self._decoder = decoder
 
     def decoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Verdict]]:
         """Records of one topic, decoded in the driver."""
@@ -120,14 +124,18 @@ class Decoding:
         if self._decoder is not None:
             self._decoder = self._decoder.without_unknown()
 
-    def _reader(self, topic: str, side: str) -> Node | Message:
+    def _reader(self, topic: str, side: str) -> tuple[Node | Message, dict[SchemaId, Node]]:
+        """The schema that the transform sees. Most records were written with the newest one, so workers get it as a writer's, too."""
         said = self._spec.format
         encoding, file, name = (getattr(said, key) for key in (side, f"{side}_schema", f"{side}_message"))
         if file is not None:
-            return self._from_file(side, file, name)
+            return self._from_file(side, file, name), {}
         with self._asked() as registry:
             subject = f"{topic}-{side}"
-            return registry.newest(subject) if encoding is Encoding.AVRO else registry.newest_message(subject, name)
+            if encoding is Encoding.PROTOBUF:
+                return registry.newest_message(subject, name), {}
+            schema_id, newest = registry.newest(subject)
+            return newest, {schema_id: newest}
 
     def _from_file(self, side: str, name: str, message: str | None) -> Node | Message:
         path = project.schemas() / name

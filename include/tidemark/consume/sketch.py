@@ -255,7 +255,7 @@ def _newest(topic: str, side: str) -> Node:
     config = registry_config()
     assert config is not None
     with Registry(config) as registry:
-        return registry.newest(f"{topic}-{side}")
+        return registry.newest(f"{topic}-{side}")[1]
 
 
 def _names(node: Node) -> Set[str]:

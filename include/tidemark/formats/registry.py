@@ -78,21 +78,24 @@ class Registry:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def newest(self, subject: str) -> Node:
-        """The newest schema of a subject, in Avro. Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`."""
-        return self._parsed(self._newest(subject))
+    def newest(self, subject: str) -> tuple[SchemaId, Node]:
+        """The id of a subject's newest schema, and the schema, in Avro.
+
+        Raises `SubjectMissing`, `BadSchema`, `RegistryUnavailable` or `RegistryRefused`.
+        """
+        found = self._newest(subject)
+        return found.schema_id, self._parsed(found.schema)
 
     def newest_message(self, subject: str, name: str | None) -> Message:
         """The message of this name (default: the first one) in the newest schema of a subject, in Protobuf. Raises what `newest` does."""
-        schema = self._newest(subject)
+        schema = self._newest(subject).schema
         return compiled(self._text(schema, "PROTOBUF"), dict(self._references(schema)), name)
 
-    def _newest(self, subject: str) -> Schema:
+    def _newest(self, subject: str) -> Any:
         found = self._asked(lambda: self._client.get_latest_version(subject))
         if found is None:
             raise SubjectMissing(url=self._url, subject=subject)
-        schema: Schema = found.schema
-        return schema
+        return found
 
     def by_ids(self, ids: Collection[SchemaId]) -> dict[SchemaId, Node | str | None]:
         """Schemas by id: None if the registry does not know it, a text if it cannot be used."""

@@ -17,6 +17,7 @@ import threading
 from typing import Any
 
 import confluent_kafka  # noqa: F401, TID253
+import datafusion  # noqa: F401
 import pgpq  # noqa: F401, TID253
 import psycopg2  # noqa: F401
 import pyarrow.compute  # noqa: F401, TID253
