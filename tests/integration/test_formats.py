@@ -118,7 +118,7 @@ def test_the_newest_schema_is_known_before_the_first_record(orders: Orders, monk
     orders.produce(order(3))
     scenario.run()
     assert len(asked) == 1
-    assert scenario.rows("id") == [(1,), (2,), (3,)]
+    assert scenario.rows("id") == [1, 2, 3]
 
 
 def test_registry_that_is_away_moves_nothing(orders: Orders) -> None:
