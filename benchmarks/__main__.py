@@ -21,6 +21,7 @@ from benchmarks import (
     cold,
     dag_run,
     deletes,
+    fleet,
     group,
     growth,
     latency,
@@ -159,6 +160,8 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
 def _measure_airflow(options: Options, stage: Stage, sections: dict[str, Any], say: Callable[[str], None]) -> None:
     if "dag_run" in options.what:
         sections["dag_run"] = dag_run.measure(stage, 1 if options.quick else 5, say)
+    if "fleet" in options.what:
+        sections["fleet"] = fleet.measure(stage, fleet.QUICK if options.quick else fleet.FULL, say)
     if "page" in options.what:
         sections["page"] = page.measure(stage, page.QUICK if options.quick else page.FULL, say)
 

@@ -50,9 +50,9 @@ class Meter:
         """A process that has ended counts for its parent once that has collected it: a backend for the postmaster, a Python worker for
         its daemon. So nothing that ends between two readings is missed."""
         used = dict.fromkeys(FAMILIES, 0.0)
-        used["broker"] = sum(seconds_of(one, ended=True) for one in _tree([self.broker_pid]))
-        used["Postgres"] = sum(seconds_of(one, ended=True) for one in _tree([self.postgres_pid]))
-        for one in _tree(self.seat_pids):
+        used["broker"] = sum(seconds_of(one, ended=True) for one in tree([self.broker_pid]))
+        used["Postgres"] = sum(seconds_of(one, ended=True) for one in tree([self.postgres_pid]))
+        for one in tree(self.seat_pids):
             with contextlib.suppress(psutil.Error):
                 java = one.name() == "java"
                 used["JVM" if java else "Python"] += seconds_of(one, ended=False)
@@ -62,7 +62,7 @@ class Meter:
         return Snapshot(time.monotonic(), used, machine)
 
 
-def _tree(roots: Iterable[int]) -> list[psutil.Process]:
+def tree(roots: Iterable[int]) -> list[psutil.Process]:
     found = []
     for pid in roots:
         with contextlib.suppress(psutil.Error):

@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import backlog, dag_run, deletes, memory, page, parse, retries, rewind
+from benchmarks import backlog, dag_run, deletes, fleet, memory, page, parse, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -25,6 +25,7 @@ WHAT = (
     "growth",
     "cold",
     "dag_run",
+    "fleet",
     "where",
     "memory",
     "assignors",
@@ -101,10 +102,11 @@ def missed(found: Mapping[str, Any]) -> list[str]:
 
 
 def dear(found: Mapping[str, Any]) -> list[str]:
-    """The ratio of the rewind's price, and the price of a DAG run, if they are above their bars."""
+    """The prices of rewinds, DAG runs and many small consumers that are above their bars."""
     price = found.get("rewind", {"ratio": 0, "bar": 0})
     above = [f"{rewind.RATIO} {price['ratio']:.2f} > {price['bar']:g}"] if price["ratio"] > price["bar"] else []
-    return above + dag_run.missed(found.get("dag_run", []))
+    above += dag_run.missed(found.get("dag_run", []))
+    return above + (fleet.missed(found["fleet"]) if "fleet" in found else [])
 
 
 def show(console: Console, found: Mapping[str, Any], only: set[str]) -> None:
@@ -155,8 +157,14 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         made.append(_latency(found["latency"]))
     if "rewind" in only and "rewind" in found:
         made += rewind.table(found["rewind"])
-    simple = (("dag_run", dag_run.table), ("retries", retries.table), ("deletes", deletes.table), ("parse", parse.table))
-    made += [made_of(found[name]) for name, made_of in simple if name in only & found.keys()]
+    simple = {
+        "dag_run": dag_run.table,
+        "fleet": fleet.table,
+        "retries": retries.table,
+        "deletes": deletes.table,
+        "parse": parse.table,
+    }
+    made += [made_of(found[name]) for name, made_of in simple.items() if name in only & found.keys()]
     if "backlog" in only and "backlog" in found:
         made += backlog.tables(found["backlog"])
     if "page" in only and "page" in found:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from benchmarks import accounts, data
-from benchmarks.cpu import Meter
+from benchmarks.cpu import Meter, tree
 from benchmarks.site import (
     ACCOUNTS,
     COLUMNS,
@@ -56,6 +57,10 @@ class Stage:
 
     def meter(self, *seat_pids: int) -> Meter:
         return Meter(*self._pids, seat_pids)
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """Those of the servers."""
+        return {name: tree([pid]) for name, pid in zip(("Kafka", "Postgres"), self._pids, strict=True)}
 
     def topic(self, topic: Topic) -> Topic:
         """The topic, filled, with the id that Tidemark's schema gives it."""
