@@ -26,9 +26,11 @@ from benchmarks import (
     growth,
     latency,
     memory,
+    model,
     packages,
     page,
     parse,
+    pinned,
     report,
     retries,
     rewind,
@@ -120,6 +122,8 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
     if "growth" in options.what:
         extent = growth.QUICK if options.quick else growth.FULL
         sections["growth"] = growth.measure(stage, harness, extent, options.width, rounds, say)
+    if "model" in options.what:
+        sections["model"] = model.measure(stage, harness, model.QUICK if options.quick else model.FULL, say)
     harness.close_all_but([BY_NAME["arrow_transform"]])
     if "group" in options.what:
         sections["group"] = group.measure(stage, harness, group.QUICK if options.quick else group.FULL, options.width, say)
@@ -149,6 +153,10 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
         records = min(options.records, 1_000_000)
         topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))
         sections["where"] = where.measure(stage, site, topic, 1 if options.quick else 5, say)
+    if "pinned" in options.what:
+        records = min(options.records, 1_000_000)
+        topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, options.width))
+        sections["pinned"] = pinned.measure(stage, site, topic, 1 if options.quick else 3, say)
     if "assignors" in options.what and not options.quick:
         sections["assignors"] = assignors.measure(say)
     if "parse" in options.what:

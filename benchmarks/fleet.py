@@ -110,15 +110,18 @@ def _producing(servers: str, groups: list[list[str]], report: Callable[[str], No
 
 def _watch(stage: Stage, airflow: LocalAirflow, until: float, report: Callable[[str], None]) -> dict[str, Any]:
     """The share of the machine's CPU time, the CPU seconds by family of processes, and the largest memory."""
-    began, busy, before, peak = time.time(), _busy(), _cpu(stage, airflow), 0
+    began, busy, before, peak, memory = time.time(), _busy(), _cpu(stage, airflow), 0, {}
     while time.time() < until:
         _sleep_until(min(until, time.time() + LOOK_S))
-        peak = max(peak, sum(_pss(process) for family in _families(stage, airflow).values() for process in family))
+        now = {name: sum(map(_pss, family)) for name, family in _families(stage, airflow).items()}
+        if sum(now.values()) > peak:
+            peak, memory = sum(now.values()), now
         share = (_busy() - busy) / (time.time() - began) / (psutil.cpu_count() or 1)
         report(f"{(time.time() - began) / MINUTE:5.1f} minutes  CPU {share:.0%}  memory {peak / 2**30:.2f} GiB")
     after = _cpu(stage, airflow)
     seconds = {name: after[name] - before[name] for name in after}
-    return {"seconds": time.time() - began, "cpu_share": share, "memory_gib": peak / 2**30, "cpu_s": seconds}
+    of = {name: (seconds[name], memory[name] / 2**30) for name in seconds}
+    return {"seconds": time.time() - began, "cpu_share": share, "memory_gib": peak / 2**30, "families": of}
 
 
 def _families(stage: Stage, airflow: LocalAirflow) -> dict[str, list[psutil.Process]]:
@@ -210,7 +213,10 @@ def table(found: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
         ["end after the start, s: median, p99, longest", _three(ended), "-"],
         ["share of the machine's CPU time", f"{found['cpu_share']:.0%}", f"{CPU_SHARE:.0%}"],
         ["memory of all processes, GiB", f"{found['memory_gib']:.1f}", f"{MEMORY_GIB:g}"],
-        *([f"CPU cores of {name}", f"{seconds / found['seconds']:.2f}", "-"] for name, seconds in found["cpu_s"].items()),
+        *(
+            [f"{name}: cores, GiB", f"{seconds / found['seconds']:.2f}, {memory:.2f}", "-"]
+            for name, (seconds, memory) in found["families"].items()
+        ),
     ]
     title = f"{found['consumers']} consumers, {RECORDS:,} records each every {found['every']} minutes, for {found['minutes']} minutes"
     return title, ["", "measured", "at most"], cells

@@ -98,6 +98,7 @@ class Run:
     cpu_s: dict[str, float]
     elsewhere: float
     """The share of the machine's CPU time that went elsewhere."""
+    wal_bytes: int = 0
     error: str | None = None
 
     @property
@@ -185,17 +186,17 @@ class Harness:
             seat = self._seat(contestant)
             seat.tell("prepare", job)  # ②
             meter = self._stage.meter(seat.pid)
-            before = meter.read()  # ③
+            wal, before = self._stage.wal_position(), meter.read()  # ③
             began = time.monotonic()
             seat.tell("run", job)  # ④
             seconds = time.monotonic() - began
-            used = meter.read().since(before)  # ⑤
+            used, wal = meter.read().since(before), self._stage.wal_position() - wal  # ⑤
         except SeatFailed as failed:
             if (seat := self._seats.pop(contestant.place, None)) is not None:
                 seat.close()
-            return Run(job.rows, time.monotonic() - began, dict.fromkeys(FAMILIES, 0.0), 0.0, str(failed))
+            return Run(job.rows, time.monotonic() - began, dict.fromkeys(FAMILIES, 0.0), 0.0, error=str(failed))
         error = self._stage.wrong(job, contestant.table)  # ⑥
-        return Run(job.rows, seconds, used.by_family, used.share_elsewhere(self._site.cores), error)
+        return Run(job.rows, seconds, used.by_family, used.share_elsewhere(self._site.cores), wal, error)
 
     def rounds(self, jobs: Sequence[tuple[Contestant, Job]], count: int) -> dict[str, Figure]:
         """``count`` rounds of all, in a rotating order; a figure for each. Who fails once does not run again.

@@ -67,7 +67,9 @@ class _Product:
     def __init__(self, site: Site) -> None:
         self._site = site
         registry = {"url": site.registry} if site.registry else None
-        self._connections = Connections(site.database_url, {"bootstrap.servers": site.servers}, f"local[{site.cores}]", registry=registry)
+        master = site.master or f"local[{site.cores}]"
+        kafka = {"bootstrap.servers": site.servers}
+        self._connections = Connections(site.database_url, kafka, master, site.spark_conf, registry=registry)
         self._spec = write_spec(Path(site.folder), self.transform, ["any"], **self.keys)
         self._engine = _Warm(
             SparkEngine(self._spec, self._connections, transform_of(self._spec, [TRANSFORMS]), (), 0, [TRANSFORMS]),

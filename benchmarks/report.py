@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import backlog, dag_run, deletes, fleet, memory, page, parse, retries, rewind
+from benchmarks import backlog, dag_run, deletes, fleet, memory, model, page, parse, pinned, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -37,6 +37,8 @@ WHAT = (
     "backlog",
     "page",
     "parse",
+    "model",
+    "pinned",
 )
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -106,7 +108,8 @@ def dear(found: Mapping[str, Any]) -> list[str]:
     price = found.get("rewind", {"ratio": 0, "bar": 0})
     above = [f"{rewind.RATIO} {price['ratio']:.2f} > {price['bar']:g}"] if price["ratio"] > price["bar"] else []
     above += dag_run.missed(found.get("dag_run", []))
-    return above + (fleet.missed(found["fleet"]) if "fleet" in found else [])
+    above += fleet.missed(found["fleet"]) if "fleet" in found else []
+    return above + model.missed(found.get("model", {})) + pinned.missed(found.get("pinned", []))
 
 
 def show(console: Console, found: Mapping[str, Any], only: set[str]) -> None:
@@ -140,39 +143,34 @@ TableOf = tuple[str, list[str], list[list[str]]]
 
 
 def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
-    made: list[TableOf] = []
-    if "ratios" in only and "contestants" in found:
-        made += [_contestants(found["contestants"]), _ratios(found)]
-    if "growth" in only and "growth" in found:
-        made.append(_growth(found["growth"]))
-    if "cold" in only:
-        made += [_cold(one) for one in found.get("cold", ())]
-    if "memory" in only and "memory" in found:
-        made.append(memory.table(found["memory"]))
-    if "assignors" in only and "assignors" in found:
-        made.append(_assignors(found["assignors"]))
-    if "group" in only and "group" in found:
-        made += _group(found["group"])
-    if "latency" in only and "latency" in found:
-        made.append(_latency(found["latency"]))
-    if "rewind" in only and "rewind" in found:
-        made += rewind.table(found["rewind"])
-    simple = {
-        "dag_run": dag_run.table,
-        "fleet": fleet.table,
-        "retries": retries.table,
-        "deletes": deletes.table,
-        "parse": parse.table,
+    """The tables of the sections in ``only`` that were measured, in the order of the page."""
+    of: dict[str, Callable[[Any], list[TableOf]]] = {
+        "contestants": lambda part: [_contestants(part), _ratios(found)],
+        "growth": lambda part: [_growth(part)],
+        "cold": lambda part: [_cold(one) for one in part],
+        "memory": lambda part: [memory.table(part)],
+        "assignors": lambda part: [_assignors(part)],
+        "group": _group,
+        "latency": lambda part: [_latency(part)],
+        "rewind": rewind.table,
+        "dag_run": lambda part: [dag_run.table(part)],
+        "fleet": lambda part: [fleet.table(part)],
+        "retries": lambda part: [retries.table(part)],
+        "deletes": lambda part: [deletes.table(part)],
+        "parse": lambda part: [parse.table(part)],
+        "model": model.tables,
+        "pinned": lambda part: [pinned.table(part)],
+        "backlog": backlog.tables,
+        "page": page.tables,
+        "where": lambda part: [_where(part)],
     }
-    made += [made_of(found[name]) for name, made_of in simple.items() if name in only & found.keys()]
-    if "backlog" in only and "backlog" in found:
-        made += backlog.tables(found["backlog"])
-    if "page" in only and "page" in found:
-        made += page.tables(found["page"])
-    if "where" in only and "where" in found:
-        rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in found["where"]]
-        made.append(("The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows))
-    return made
+    wanted = only | ({"contestants"} if "ratios" in only else set())
+    return [table for name, made_of in of.items() if name in wanted and name in found for table in made_of(found[name])]
+
+
+def _where(stages: list[dict[str, Any]]) -> TableOf:
+    rows = [[one["stage"], f"{one['cpu_us_per_row']:.2f}", f"{one['min']:.2f}", f"{one['max']:.2f}"] for one in stages]
+    return "The Python worker's path, Arrow form: CPU in µs a row", ["stage", "median", "min", "max"], rows
 
 
 def _contestants(contestants: Mapping[str, Any]) -> TableOf:

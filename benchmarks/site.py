@@ -106,6 +106,9 @@ class Site:
     cores: int
     jars: dict[str, list[str]] = field(default_factory=dict)
     registry: str | None = None
+    master: str | None = None
+    """Spark's; `None`: local, with ``cores``."""
+    spark_conf: dict[str, str] = field(default_factory=dict)
 
     @property
     def database(self) -> dict[str, str]:

@@ -62,6 +62,13 @@ class Stage:
         """Those of the servers."""
         return {name: tree([pid]) for name, pid in zip(("Kafka", "Postgres"), self._pids, strict=True)}
 
+    def wal_position(self) -> int:
+        """Bytes of write-ahead log so far."""
+        with self._connection.cursor() as cur:
+            cur.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+            (found,) = cur.fetchone() or (0,)
+        return int(found)
+
     def topic(self, topic: Topic) -> Topic:
         """The topic, filled, with the id that Tidemark's schema gives it."""
         begun = time.monotonic()

@@ -293,16 +293,20 @@ def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Pat
         st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 19), st.integers(1, 20), st.booleans()),
         min_size=2,
         max_size=8,
-    )
+    ),
+    st.lists(st.sampled_from(["next", "another", None]), min_size=8, max_size=8),
 )
 def test_one_client_reads_range_after_range_as_if_each_were_its_only_one(
-    two_topics: dict[str, str], many: Topics, reader_: str, ranges: list[tuple[str, int, int, int, bool]]
+    two_topics: dict[str, str], many: Topics, reader_: str, ranges: list[tuple[str, int, int, int, bool]], aheads: list[str | None]
 ) -> None:
-    """Also a range that begins before what was read before, in a partition of the same number, after a read that was left."""
+    """Also a range that begins before what was read before, in a partition of the same number, after a read that was left, and whatever was
+    fetched ahead."""
+    begins = [(TopicPartition(two_topics[name], partition), start, None) for name, partition, start, *_ in ranges]
     with reading_with(reader_), contextlib.closing(Reader({"bootstrap.servers": many.servers})) as client:
-        for name, partition, start, length, leave in ranges:
+        for at, (name, partition, start, length, leave) in enumerate(ranges):
             end = min(start + length, 20)
-            chunks = client.read(TopicPartition(two_topics[name], partition), start, end)
+            then = {"next": begins[(at + 1) % len(begins)], "another": begins[at - 1], None: None}[aheads[at]]
+            chunks = client.read(TopicPartition(two_topics[name], partition), start, end, then=then)
             if leave:
                 next(chunks)
                 chunks.close()

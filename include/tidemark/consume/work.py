@@ -39,25 +39,29 @@ class SliceWorker:
         self._reader.close()
         self._sessions.close()
 
-    def consume(self, part: Slice, *, isolate: bool = False) -> Receipt:
-        """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it. See `commit_slice`."""
+    def consume(self, part: Slice, *, then: Slice | None = None, isolate: bool = False) -> Receipt:
+        """Reads ``part`` with librdkafka, transforms it in the Arrow or function form, and commits it. See `commit_slice`.
+
+        ``then``: the next slice. Its records are fetched during the commit.
+        """
         try:
             if part.drained:
                 return drain_slice(self._work, part, isolate=isolate)
             retrying = Retrying(retry=retry_if_exception_type(KeysBlocked), stop=stop_after_attempt(JUDGE_AT_MOST), reraise=True)
-            return retrying(self._consumed, part, isolate)
+            return retrying(self._consumed, part, then, isolate)
         except SchemasMissing as error:
             raise replace(error, part=part) from None
 
-    def _consumed(self, part: Slice, isolate: bool) -> Receipt:
+    def _consumed(self, part: Slice, then: Slice | None, isolate: bool) -> Receipt:
         target = self._work.target
         order = None if target.max_held is None else KeyOrder(target.max_held)
         kept = Kept(self._work.kafka)
-        answers = self._answers(part, order, kept)
+        answers = self._answers(part, then, order, kept)
         return commit_slice(target, part, answers, kept.payloads, isolate=isolate, order=order, sessions=self._sessions)
 
-    def _answers(self, part: Slice, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
-        for chunk in self._reader.read(part.partition, part.start, part.end, part.leader_epoch):
+    def _answers(self, part: Slice, then: Slice | None, order: KeyOrder | None, kept: Kept) -> Iterator[TransformOutput]:
+        ahead = None if then is None or then.drained else (then.partition, then.start, then.leader_epoch)
+        for chunk in self._reader.read(part.partition, part.start, part.end, part.leader_epoch, then=ahead):
             if self._work.form is Form.ARROW:
                 judged = by_batch(self._work, part, chunk, order=order)
             else:

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FIRST_POLL = 500
-"""The first poll asks for fewer messages, because the size of the records is not known yet."""
+"""The first poll of a topic asks for fewer messages, because the size of its records is not known yet."""
 SILENCE_S = 60
 """How long to wait for a message, an end of partition or an error that ends the read."""
+
+Begin = tuple[TopicPartition, int, int | None]
+"""Where a range begins: partition, offset, leader epoch."""
 
 SETTINGS = {
     "group.id": "tidemark",  # required by librdkafka; never joined, never committed to
@@ -86,37 +89,50 @@ class Reader:
     def __init__(self, config: KafkaConfig) -> None:
         self._settings = {**config, **SETTINGS}
         self._idle: Poller | None = None
+        self._ahead: Begin | None = None
+        """What the idle client fetches already."""
+        self._sizes: dict[str, int] = {}
+        """Messages to ask for in a poll, by topic."""
 
     def close(self) -> None:
         if self._idle is not None:
             self._idle.close()
             self._idle = None
 
-    def read(self, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, partition: TopicPartition, start: int, end: int, leader_epoch: int | None = None, *, then: Begin | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the committed records of ``[start, end)`` in order, in chunks of up to `MESSAGES_A_POLL` records and about `BYTES_A_POLL`.
 
         A chunk has the columns of `tidemark.kafka.poll.chunk_schema`. ``end`` must not lie beyond the last stable offset. ``leader_epoch``:
-        an epoch in which the log reached ``end``; a record of a later epoch shows that the log was truncated since. A client whose read
-        was left before its end, or failed, is not used again.
+        an epoch in which the log reached ``end``; a record of a later epoch shows that the log was truncated since. ``then``: where the
+        next range begins; it is fetched as soon as this one has been read. A client whose read was left before its end, or failed, is not
+        used again.
 
         Raises `RangeGone` if the log no longer holds the range, `BatchDamaged`, and `BrokerUnavailable` after `SILENCE_S` without progress.
         """
-        poller = self._idle or _poller(self._settings)
-        self._idle = None
+        poller, ahead = self._idle or _poller(self._settings), self._ahead
+        self._idle = self._ahead = None
         try:
-            poller.assign(partition, start, leader_epoch)
-            yield from _chunks(poller, partition, start, end, leader_epoch)
+            if ahead != (partition, start, leader_epoch):
+                poller.assign(partition, start, leader_epoch)
+            yield from _chunks(poller, partition, start, end, leader_epoch, self._sizes)
+            if then is not None:
+                poller.assign(*then)
         except BaseException:
             poller.close()
             raise
-        self._idle = poller
+        self._idle, self._ahead = poller, then
 
 
-def _chunks(poller: Poller, partition: TopicPartition, start: int, end: int, leader_epoch: int | None) -> Iterator[pa.RecordBatch]:
+def _chunks(
+    poller: Poller, partition: TopicPartition, start: int, end: int, leader_epoch: int | None, sizes: dict[str, int]
+) -> Iterator[pa.RecordBatch]:
     heard = time.monotonic()
     trouble = "no message arrived"
-    position, wanted = start, FIRST_POLL
+    position = start
     while True:
+        wanted = sizes.get(partition.topic, FIRST_POLL)
         polled = poller.poll(min(wanted, end - position), end)  # not more than are left: it waits for the last one
         done = polled.last is not None and polled.last + 1 >= end
         for failure in polled.failures if not done else ():
@@ -132,7 +148,7 @@ def _chunks(poller: Poller, partition: TopicPartition, start: int, end: int, lea
                 cause = f"it was truncated: a record up to offset {polled.last} has leader epoch {epoch}, the range has {leader_epoch}"
                 raise RangeGone(partition=partition, start=start, end=end, cause=cause)
             position = min(polled.last + 1, end - 1)
-            wanted = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // (polled.bytes // polled.records + 1)))
+            sizes[partition.topic] = max(1, min(MESSAGES_A_POLL, BYTES_A_POLL // (polled.bytes // polled.records + 1)))
             yield from polled.chunks
             heard = time.monotonic()  # time that the caller takes does not count as silence
         if done:

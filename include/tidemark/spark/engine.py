@@ -474,8 +474,9 @@ def packed(slices: Sequence[Slice], tasks: int) -> list[list[Slice]]:
 
 def _worker_task(work: Work, isolate: bool, shares: Iterator[Sequence[Slice]]) -> Iterator[bytes]:
     with contextlib.closing(SliceWorker(work)) as worker:
-        for part in itertools.chain.from_iterable(shares):
-            yield _answer(lambda part=part: worker.consume(part, isolate=isolate))  # type: ignore[misc]
+        slices = list(itertools.chain.from_iterable(shares))
+        for part, then in itertools.zip_longest(slices, slices[1:]):
+            yield _answer(lambda part=part, then=then: worker.consume(part, then=then, isolate=isolate))  # type: ignore[misc]
 
 
 def _decode_task(
