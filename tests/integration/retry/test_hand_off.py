@@ -75,7 +75,7 @@ def test_failed_records_are_handed_off_byte_for_byte_whether_they_were_kept_or_r
     seen = []
     monkeypatch.setattr(messages, "KEPT_BYTES", room)
     read = Reader.read
-    monkeypatch.setattr(Reader, "read", lambda self, *of: seen.append(of) or read(self, *of))
+    monkeypatch.setattr(Reader, "read", lambda self, *of, **how: seen.append(of) or read(self, *of, **how))
     headers = [("trace", b"\xff\x00"), ("trace", None), ("", b"")]
     lab.say({"a": "retry", "b": "fail", "": "retry"})
     for value, key in (("x", b"k"), ("a", b"\x00key"), ("y", None), ("b", None), ("", b"")):
