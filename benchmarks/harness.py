@@ -159,12 +159,23 @@ class Figure:
 class Harness:
     """Seats that stay warm, over one stage."""
 
-    def __init__(self, stage: Stage, site: Site, *, quix_python: Path | None, logs: Path, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        site: Site,
+        *,
+        quix_python: Path | None,
+        logs: Path,
+        report: Callable[[str], None],
+        beside: Sequence[int] = (),
+    ) -> None:
+        """``beside``: processes that work for the seats without being below them, such as the workers of a Spark cluster."""
         self._stage = stage
         self._site = site
         self._quix_python = quix_python
         self._logs = logs
         self._report = report
+        self._beside = beside
         self._seats: dict[tuple[str, bool], Seat] = {}
 
     def close(self) -> None:
@@ -185,7 +196,7 @@ class Harness:
         try:
             seat = self._seat(contestant)
             seat.tell("prepare", job)  # ②
-            meter = self._stage.meter(seat.pid)
+            meter = self._stage.meter(seat.pid, *self._beside)
             wal, before = self._stage.wal_position(), meter.read()  # ③
             began = time.monotonic()
             seat.tell("run", job)  # ④

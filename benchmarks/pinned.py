@@ -17,7 +17,7 @@ from typing import Any
 from tests import spark_cluster
 
 from benchmarks.contestants import BY_NAME
-from benchmarks.harness import Figure, Harness
+from benchmarks.harness import Figure, Harness, Run
 from benchmarks.site import Job, Site, Topic
 from benchmarks.stage import Stage
 
@@ -40,8 +40,8 @@ def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callabl
         everything = os.sched_getaffinity(0)
         stack.callback(_pin, stage, everything)
         _pin(stage, {SERVERS})
-        for case, settings, env in _cases(stack):
-            runs = _runs(stage, replace(site, cores=1, **settings), env, Job(topic), rounds, report)
+        for case, settings, env, beside in _cases(stack):
+            runs = _runs(stage, replace(site, cores=1, **settings), env, beside, Job(topic), rounds, report)
             figure = Figure(runs)
             cpu = figure.cpu_us_a_row
             found.append({"case": case, "client_cpu_us": cpu["JVM"] + cpu["Python"], **figure.to_dict()})
@@ -49,24 +49,30 @@ def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callabl
     return found
 
 
-def _cases(stack: contextlib.ExitStack) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
-    yield LOCAL, {}, {}
-    yield MESSAGES, {}, {"CC": "false", "TIDEMARK_CACHE": stack.enter_context(tempfile.TemporaryDirectory())}
+def _cases(stack: contextlib.ExitStack) -> Iterator[tuple[str, dict[str, Any], dict[str, str], list[int]]]:
+    """Name, settings of the site, environment, and the processes that work for the client."""
+    yield LOCAL, {}, {}, []
+    yield MESSAGES, {}, {"CC": "false", "TIDEMARK_CACHE": stack.enter_context(tempfile.TemporaryDirectory())}, []
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-cluster-", ignore_cleanup_errors=True)))
     with spark_cluster.running(folder) as cluster:
-        for process, core in zip(cluster.processes[1:], (CLIENT, SERVERS), strict=True):  # executors are their children
-            _pin_process(process.pid, {core})
-        yield TWO, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "2"}}, {}
-        cluster.processes.pop().kill()
-        yield ONE, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "1"}}, {}
+        workers = [process.pid for process in cluster.processes[1:]]
+        for pid, core in zip(workers, (CLIENT, SERVERS), strict=True):  # executors are their children
+            _pin_process(pid, {core})
+        yield TWO, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "2"}}, {}, workers
+        last = cluster.processes.pop()
+        last.kill()
+        last.wait()
+        yield ONE, {"master": cluster.master, "spark_conf": EXECUTORS | {"spark.cores.max": "1"}}, {}, workers[:1]
 
 
-def _runs(stage: Stage, site: Site, env: dict[str, str], job: Job, rounds: int, report: Callable[[str], None]) -> tuple[Any, ...]:
+def _runs(
+    stage: Stage, site: Site, env: dict[str, str], beside: list[int], job: Job, rounds: int, report: Callable[[str], None]
+) -> tuple[Run, ...]:
     """Runs of a seat on the client's core."""
     before, cores = dict(os.environ), os.sched_getaffinity(0)
     os.environ.update(env)
     os.sched_setaffinity(0, {CLIENT})
-    harness = Harness(stage, site, quix_python=None, logs=Path(site.folder) / "logs", report=report)
+    harness = Harness(stage, site, quix_python=None, logs=Path(site.folder) / "logs", report=report, beside=beside)
     try:
         return tuple(harness.once(BY_NAME["arrow_transform"], job) for _ in range(rounds + 2))[2:]
     finally:
