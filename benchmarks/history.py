@@ -60,7 +60,7 @@ from tidemark.spec import ConsumerSpec, load_consumer
 from tidemark.spec.scope import Scope
 from tidemark.text.duration import parse_duration
 
-GROWS = 1.5
+GROWS = 2
 """Work that touches more than this times as many pages with ten times the history grows with it; and `FEW` more are no growth: a tree of
 an index has one more level."""
 FEW = 60
@@ -343,8 +343,8 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "tidemark retries list --state FAILED": lambda: admin.list_records(
             connection, "orders_5", Filter(states=(RecordState.FAILED,)), limit=50
         ),
-        "tidemark retries redrives": lambda: redrive.history(connection, "orders_5"),
-        "tidemark rewind list": lambda: rewinds.history(connection),
+        "tidemark retries redrives": lambda: redrive.history(connection, "orders_5", limit=4),
+        "tidemark rewind list": lambda: rewinds.history(connection, limit=40),
         "tidemark migrate": lambda: schema.migrate(url),
         "tidemark doctor": lambda: list(examine_database(url, [])),
         "the page: groups": within(lambda cur: _ask(cur, "overview", "groups", groups=groups, most=10_000, drain="drain_retries")),
