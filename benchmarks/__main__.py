@@ -24,6 +24,7 @@ from benchmarks import (
     fleet,
     group,
     growth,
+    history,
     latency,
     memory,
     model,
@@ -161,6 +162,8 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
         sections["assignors"] = assignors.measure(say)
     if "parse" in options.what:
         sections["parse"] = parse.measure(1 if options.quick else 5, say)
+    if "history" in options.what:
+        sections["history"] = history.measure(stage, history.QUICK if options.quick else history.FULL, say)
     if "memory" in options.what:
         sections["memory"] = memory.measure(stage, site, memory.QUICK if options.quick else memory.FULL, options.width, say)
 

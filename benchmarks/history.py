@@ -1,12 +1,10 @@
-"""A database with a long history: what the product's work costs there, and a year of `tidemark maintain`.
+"""What the product's work costs in a database with a long history.
 
-- *plans*: two databases, the second with ten times the history of the first. The product does the same work in both. A figure is the number
-  of pages of tables and indexes that its statements touch, cached or not, by Postgres' counters (`tests.buffers`). Work whose figure grows
-  with the history is named: it becomes slower with each day that a deployment runs.
-- *year*: a database that grows month by month as small runs fill it, with `tidemark maintain` after each month. Says how long that took, how
-  large the tables are, and how many bytes an attempt, a committed slice and a failed record take, indexes included.
+Two databases, the second with ten times the history of the first. The product does the same work in both. A figure is the number of pages
+of tables and indexes that its statements touch, cached or not, by Postgres' counters (`tests.buffers`). Work whose figure grows with the
+history is named: it becomes slower with each day that a deployment runs. `benchmarks.year` then fills a database as a year of runs does.
 
-The ledger is an unlogged table here, which is filled faster and read in the same way. Nothing vacuums on its own.
+The ledger is an unlogged table here, which is filled faster and read in the same way.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-import unittest.mock
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,15 +21,16 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg2
-from tests.buffers import counted
+from tests.buffers import Spent, counted
 from tests.ledger import all_loaded, payloads
 
+from benchmarks import year
 from benchmarks.rewind import empty_records
 from benchmarks.stage import Stage
 from tidemark import events, schema
 from tidemark.connections import Connections
 from tidemark.consume import run
-from tidemark.db import Connection, Cursor, connect, session, transaction
+from tidemark.db import Connection, Cursor, connect, session, statements, transaction
 from tidemark.doctor.database import examine_database
 from tidemark.group.coordinator import list_groups
 from tidemark.kafka.cluster import Cluster
@@ -54,7 +53,6 @@ from tidemark.rewind.apply import apply
 from tidemark.rewind.model import Scenario, ShiftBy, ToBatch, ToValidated, Undo
 from tidemark.rewind.plan import plan
 from tidemark.sink.commit import commit_slice
-from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 from tidemark.spec import ConsumerSpec, load_consumer
 from tidemark.spec.scope import Scope
@@ -65,7 +63,7 @@ GROWS = 2
 an index has one more level."""
 FEW = 60
 CHUNK = 1_000_000
-LAYOUT = Layout("shop.orders", (Column("city", "text"), Column("population", "bigint")))
+SQL = statements("benchmarks", "history.sql")
 REASON = "a measurement of what it costs"
 CONSUMER = """
 group: orders_1
@@ -96,10 +94,11 @@ class Shape:
 class Extent:
     small: Shape
     large: Shape
+    year: year.Extent
 
 
-FULL = Extent(Shape(1_000, 10, 2, 500, 250), Shape(1_000, 10, 2, 5_000, 250))
-QUICK = Extent(Shape(12, 2, 2, 100, 25), Shape(12, 2, 2, 1_000, 25))
+FULL = Extent(Shape(1_000, 10, 2, 500, 250), Shape(1_000, 10, 2, 5_000, 250), year.Extent(100, 12, 30))
+QUICK = Extent(Shape(12, 2, 2, 100, 25), Shape(12, 2, 2, 1_000, 25), year.Extent(5, 2, 1))
 
 
 def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
@@ -113,35 +112,44 @@ def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict
         report(f"history {one['path']}: {one['statements']} statements, {one['small']:,} and {one['large']:,} pages")
         if one["grows"]:
             report(f"history   grows by {one['more']:,}: {one['worst']}")
-    return {"sizes": [extent.small.batches, extent.large.batches], "paths": paths}
+    return {"sizes": [extent.small.batches, extent.large.batches], "paths": paths, "year": year.measure(stage, extent.year, report)}
 
 
 def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     small, large = found["sizes"]
     rows = [
-        [one["path"], str(one["statements"]), f"{one['small']:,}", f"{one['large']:,}", f"{one['ratio']:.2f}", "yes" if one["grows"] else "no"]
+        [
+            one["path"],
+            str(one["statements"]),
+            f"{one['small']:,}",
+            f"{one['large']:,}",
+            f"{one['ratio']:.2f}",
+            "yes" if one["grows"] else "no",
+        ]
         for one in found["paths"]
     ]
     columns = ["", "statements", f"pages at {small:,} ledger rows", f"at {large:,}", "ratio", "grows"]
-    return [("What the work costs with a long history: pages of tables and indexes", columns, rows)]
+    return [("What the work costs with a long history: pages of tables and indexes", columns, rows), *year.tables(found["year"])]
 
 
-def compared(small: dict[str, list[Any]], large: dict[str, list[Any]]) -> list[dict[str, Any]]:
+def compared(small: Mapping[str, list[Spent]], large: Mapping[str, list[Spent]]) -> list[dict[str, Any]]:
+    """A row a path. ``worst``: the statement that touches so many ``more`` pages."""
     rows = []
-    for path, ours in large.items():
-        few, many = (sum(one.buffers for one in spent) for spent in (small[path], ours))
-        before: dict[str, int] = {}
-        for one in small[path]:
-            before[one.statement[:200]] = before.get(one.statement[:200], 0) + one.buffers
-        after: dict[str, int] = {}
-        for one in ours:
-            after[one.statement[:200]] = after.get(one.statement[:200], 0) + one.buffers
-        worst = max(after, key=lambda text: after[text] - before.get(text, 0), default="")
-        rows.append({
-            "path": path, "statements": len(ours), "small": few, "large": many, "ratio": many / max(few, 1),
-            "grows": many > few * GROWS and many > few + FEW, "worst": worst, "more": after.get(worst, 0) - before.get(worst, 0),
-        })  # fmt: skip
+    for path, spent in large.items():
+        before, after = _by_statement(small[path]), _by_statement(spent)
+        few, many = before.total(), after.total()
+        worst, more = max((after - before).items(), key=lambda item: item[1], default=("", 0))
+        grows = many > few * GROWS and many > few + FEW
+        row = {"path": path, "statements": len(spent), "small": few, "large": many, "ratio": many / max(few, 1)}
+        rows.append({**row, "grows": grows, "worst": worst, "more": more})
     return rows
+
+
+def _by_statement(spent: list[Spent]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in spent:
+        found[" ".join(one.statement.split())[:200]] += one.buffers
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +172,12 @@ def filled(
     topic = f"history-{shape.partitions}-{shape.runs * shape.slices}"
     uuid = empty_records(servers, Cluster({"bootstrap.servers": servers}), topic, shape.partitions, shape.runs * shape.slices)
     began = time.monotonic()
-    with _created(server_url, name), tempfile.TemporaryDirectory(prefix="tidemark-bench-history-") as folder:
+    with year.created(server_url, name), tempfile.TemporaryDirectory(prefix="tidemark-bench-history-") as folder:
         schema.migrate(url)
         with contextlib.closing(psycopg2.connect(url)) as connection:
             connection.autocommit = True
             with connection.cursor() as cur:
-                _quiet(cur)
+                year.quiet(cur)
                 said = {"topic": topic, "uuid": uuid, **{field: getattr(shape, field) for field in Shape.__slots__}}
                 _fill(cur, shape, said)
                 cur.execute("VACUUM (ANALYZE)" if analyzed else "SELECT")
@@ -181,47 +189,20 @@ def filled(
         yield Place(url, servers, shape, load_consumer(file))
 
 
-@contextlib.contextmanager
-def _created(server_url: str, name: str) -> Iterator[None]:
-    with contextlib.closing(psycopg2.connect(server_url)) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cur:
-            cur.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-            cur.execute(f"CREATE DATABASE {name}")
-            try:
-                yield
-            finally:
-                cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-def _quiet(cur: Cursor) -> None:
-    """Turns autovacuum off for our tables, and triggers and foreign keys for this session: the rows are right by construction."""
-    cur.execute("SELECT format('ALTER TABLE tidemark.%I SET (autovacuum_enabled = off)', tablename) FROM pg_tables WHERE schemaname = 'tidemark'")
-    for (statement,) in cur.fetchall():
-        cur.execute(statement)
-    cur.execute("SET session_replication_role TO replica; SET synchronous_commit TO off; SET maintenance_work_mem TO '1GB'; SET jit TO off")
-
-
 def _fill(cur: Cursor, shape: Shape, said: dict[str, Any]) -> None:
-    for statement in Path(__file__).with_suffix(".sql").read_text().format(**said).split(";\n"):
+    for statement in SQL["history"].format(**said).split(";\n"):
         cur.execute(statement, {})
     cur.execute("ALTER TABLE tidemark.batch SET UNLOGGED")
     with _without_indexes(cur, "tidemark.batch"):
         for first in range(0, shape.batches, CHUNK):
-            cur.execute(_LEDGER.format(**said), {"first": first, "last": min(first + CHUNK, shape.batches) - 1})
+            cur.execute(SQL["ledger"].format(**said), {"first": first, "last": min(first + CHUNK, shape.batches) - 1})
     cur.execute("SELECT setval('tidemark.batch_batch_id_seq', %s)", (shape.batches,))
 
 
 @contextlib.contextmanager
 def _without_indexes(cur: Cursor, table: str) -> Iterator[None]:
     """Drops the indexes of a table, except of its primary key, and builds them again."""
-    cur.execute(
-        "SELECT coalesce(con.conname, class.relname), con.oid IS NOT NULL,"
-        " coalesce(pg_get_constraintdef(con.oid), pg_get_indexdef(class.oid))"
-        " FROM pg_index JOIN pg_class class ON class.oid = indexrelid LEFT JOIN pg_constraint con ON conindid = indexrelid AND conrelid = indrelid"
-        " WHERE indrelid = %s::regclass AND NOT indisprimary",
-        (table,),
-    )
+    cur.execute(SQL["indexes"], {"table": table})
     known = cur.fetchall()
     for name, constraint, _ in known:
         cur.execute(f"ALTER TABLE {table} DROP CONSTRAINT {name}" if constraint else f"DROP INDEX tidemark.{name}")
@@ -230,22 +211,13 @@ def _without_indexes(cur: Cursor, table: str) -> Iterator[None]:
         cur.execute(f"ALTER TABLE {table} ADD CONSTRAINT {name} {text}" if constraint else text)
 
 
-_LEDGER = """
-INSERT INTO tidemark.batch (batch_id, group_id, topic_id, partition, start_offset, end_offset, owner_epoch, attempt_id, loaded, skipped, retried,
-                            failed, unaccounted, sink_rows, validation_id, committed_at, began_at) OVERRIDING SYSTEM VALUE
-SELECT i + 1, n, n, part, start, start + 1, 1, attempt, 1, 0, 0, 0, 0, 1, CASE WHEN run < {runs} THEN attempt END, at, at
-  FROM generate_series(%(first)s::bigint, %(last)s) i,
-       LATERAL (SELECT i / ({groups} * {partitions} * {slices}) + 1 AS run, i / ({partitions} * {slices}) %% {groups} + 1 AS n,
-                       i / {slices} %% {partitions} AS part, i %% {slices} AS slice) one,
-       LATERAL (SELECT (run - 1) * {slices} + slice AS start, (run - 1) * {groups} + n AS attempt,
-                       clock_timestamp() - ({runs} + 1 - run) * interval '5 minutes' AS at) more"""
-
-
-def pages(place: Place) -> dict[str, list[Any]]:
-    """What each path of the product's work spends, in the order in which they are tried."""
+def pages(place: Place, only: Collection[str] | None = None) -> dict[str, list[Spent]]:
+    """What each path of the product's work spends."""
     found = {}
     with contextlib.closing(connect(place.url, application="tidemark bench")) as connection:
         for name, act in _paths(place, connection).items():
+            if only is not None and name not in only:
+                continue
             with counted(connection) as spent:
                 act()
             found[name] = spent
@@ -282,7 +254,7 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
             store.plan_attempt(cur, attempt, [{"partition": 0}])
         part = Slice(claims[0].partition, 2, claims[0].position, claims[0].position + 10, claims[0].epoch)
         made["attempt"] = attempt
-        commit_slice(Target(url, 2, attempt, (LAYOUT,)), part, all_loaded(part), payloads)
+        commit_slice(Target(url, 2, attempt, (year.LAYOUT,)), part, all_loaded(part), payloads)
 
     def end(cur: Cursor) -> None:
         store.earlier_attempts(cur, made["attempt"])
@@ -293,7 +265,9 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         store.end_attempt(cur, made["attempt"])
 
     def planned(scenario: Scenario) -> int:
-        return plan(connection, lambda _: cluster, [spec], Scope.parse([f"{spec.topics[0]}:0"]), scenario, reason=REASON, by="bench").rewind_id
+        return plan(
+            connection, lambda _: cluster, [spec], Scope.parse([f"{spec.topics[0]}:0"]), scenario, reason=REASON, by="bench"
+        ).rewind_id
 
     def rewind() -> None:
         made["rewind"] = planned(ShiftBy(-1))
@@ -351,7 +325,9 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
         "the page: lines": within(lambda cur: _ask(cur, "overview", "trends", groups=groups, period=timedelta(hours=3))),
         "the page: a group": within(lambda cur: _group(cur, spec.group)),
         "the page: rewinds of a consumer without any": lambda: rewinds.history(connection, "orders_none", limit=50),
-        "the page: retries": within(lambda cur: _ask(cur, "retries", "open", groups=groups, states=["WAITING", "HELD", "FAILED"], most=1_000)),
+        "the page: retries": within(
+            lambda cur: _ask(cur, "retries", "open", groups=groups, states=["WAITING", "HELD", "FAILED"], most=1_000)
+        ),
         "the page: retries lately": within(lambda cur: _ask(cur, "retries", "growth", groups=groups)),
         "the page: retries of a consumer": lambda: (
             admin.due_by_tier(connection, "orders_5", seconds=60, buckets=10),
@@ -368,8 +344,6 @@ def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], objec
 
 
 def _ask(cur: Cursor, module: str, name: str, **values: object) -> list[Any]:
-    from tidemark.db import statements
-
     cur.execute(statements("tidemark.airflow.web", f"{module}.sql")[name], values)
     return cur.fetchall()
 

@@ -177,7 +177,7 @@ class _Sink:
                 peaks["backend"] = max(peaks["backend"], backend.memory_full_info().uss)
                 peaks["client"] = max(peaks["client"], client.memory_full_info().uss - before)
 
-            with _again_and_again(look):
+            with again_and_again(look):
                 yield
 
         self.apply(rows // MOVED, watched)
@@ -207,7 +207,7 @@ class _Sink:
                             cur.fetchall()
                         longest[what] = max(longest[what], time.perf_counter() - began)
 
-                    probes.enter_context(_again_and_again(probe))
+                    probes.enter_context(again_and_again(probe))
                 yield
 
         took = self.apply(watched=watched)
@@ -278,7 +278,7 @@ def empty_records(servers: str, cluster: Cluster, name: str, partitions: int, ea
 
 
 @contextlib.contextmanager
-def _again_and_again(act: Callable[[], None]) -> Iterator[None]:
+def again_and_again(act: Callable[[], None]) -> Iterator[None]:
     """As long as the block runs, and once more when it has ended."""
     ended = threading.Event()
 
