@@ -160,7 +160,6 @@ class Place:
     servers: str
     shape: Shape
     spec: ConsumerSpec
-    topic_id: int = 1
 
 
 @contextlib.contextmanager

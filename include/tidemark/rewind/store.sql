@@ -7,8 +7,8 @@ SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, plan
   FROM tidemark.rewind
  WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
             ELSE %(consumers)s::text[] IS NULL
-                 OR rewind_id IN (SELECT DISTINCT rewind_id FROM tidemark.rewind_group WHERE consumer = ANY (%(consumers)s)
-                                   ORDER BY rewind_id DESC LIMIT %(limit)s) END
+                 OR rewind_id = ANY (ARRAY(SELECT DISTINCT rewind_id FROM tidemark.rewind_group WHERE consumer = ANY (%(consumers)s)
+                                           ORDER BY rewind_id DESC LIMIT %(limit)s)) END
  ORDER BY rewind_id DESC LIMIT %(limit)s;
 
 -- name: of_run
