@@ -17,12 +17,11 @@ SELECT clock_timestamp(),
 -- the index for each partition, which finds nothing in most of them.
 SELECT pos.topic_id, pos.partition, old_offset
   FROM tidemark.partition_offset pos
- CROSS JOIN LATERAL (SELECT rewind_id, old_offset FROM tidemark.rewind_partition part
-                      WHERE part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
+ CROSS JOIN LATERAL (SELECT rewind_id, old_offset, applied_no FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
+                      WHERE rewind.state = 'APPLIED' AND part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
                         AND part.old_offset > pos.next_offset AND NOT part.hold OFFSET 0) moved
-  JOIN tidemark.rewind USING (rewind_id)
- WHERE pos.group_id = %(group_id)s AND rewind.state = 'APPLIED'
-   AND applied_no = (SELECT max(applied_no) FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
+ WHERE pos.group_id = %(group_id)s
+   AND moved.applied_no = (SELECT max(rewind.applied_no) FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
                       WHERE part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
                         AND rewind.state = 'APPLIED' AND NOT part.hold);
 

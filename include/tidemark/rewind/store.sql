@@ -44,13 +44,12 @@ UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at =
 SELECT topic.name AS topic, pos.partition, rewind_id, old_offset AS until
   FROM tidemark.consumer_group grp
   JOIN tidemark.partition_offset pos USING (group_id)
- CROSS JOIN LATERAL (SELECT rewind_id, old_offset FROM tidemark.rewind_partition part
-                      WHERE part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
+ CROSS JOIN LATERAL (SELECT rewind_id, old_offset, applied_no FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
+                      WHERE rewind.state = 'APPLIED' AND part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
                         AND part.old_offset > pos.next_offset AND NOT part.hold OFFSET 0) moved
-  JOIN tidemark.rewind USING (rewind_id)
   JOIN tidemark.topic USING (topic_id)
- WHERE grp.name = %(group)s AND rewind.state = 'APPLIED'
-   AND applied_no = (SELECT max(applied_no) FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
+ WHERE grp.name = %(group)s
+   AND moved.applied_no = (SELECT max(rewind.applied_no) FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
                       WHERE part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
                         AND rewind.state = 'APPLIED' AND NOT part.hold)
  ORDER BY topic.name, pos.partition;
