@@ -24,6 +24,7 @@ from benchmarks import (
     fleet,
     group,
     growth,
+    history,
     latency,
     memory,
     model,
@@ -129,7 +130,7 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
         sections["group"] = group.measure(stage, harness, group.QUICK if options.quick else group.FULL, options.width, say)
     harness.close()
     _measure_alone(options, stage, site, sections, say)
-    _measure_airflow(options, stage, sections, say)
+    _measure_deployments(options, stage, sections, say)
 
 
 def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -165,13 +166,16 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
         sections["memory"] = memory.measure(stage, site, memory.QUICK if options.quick else memory.FULL, options.width, say)
 
 
-def _measure_airflow(options: Options, stage: Stage, sections: dict[str, Any], say: Callable[[str], None]) -> None:
+def _measure_deployments(options: Options, stage: Stage, sections: dict[str, Any], say: Callable[[str], None]) -> None:
+    """What needs an Airflow, or a database with a history."""
     if "dag_run" in options.what:
         sections["dag_run"] = dag_run.measure(stage, 1 if options.quick else 5, say)
     if "fleet" in options.what:
         sections["fleet"] = fleet.measure(stage, fleet.QUICK if options.quick else fleet.FULL, say)
     if "page" in options.what:
         sections["page"] = page.measure(stage, page.QUICK if options.quick else page.FULL, say)
+    if "history" in options.what:
+        sections["history"] = history.measure(stage, history.QUICK if options.quick else history.FULL, say)
 
 
 def _jobs(options: Options, stage: Stage) -> list[tuple[Contestant, Job]]:

@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import backlog, dag_run, deletes, fleet, memory, model, page, parse, pinned, retries, rewind
+from benchmarks import backlog, dag_run, deletes, fleet, history, memory, model, page, parse, pinned, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -36,6 +36,7 @@ WHAT = (
     "deletes",
     "backlog",
     "page",
+    "history",
     "parse",
     "model",
     "pinned",
@@ -162,6 +163,7 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         "pinned": lambda part: [pinned.table(part)],
         "backlog": backlog.tables,
         "page": page.tables,
+        "history": history.tables,
         "where": lambda part: [_where(part)],
     }
     wanted = only | ({"contestants"} if "ratios" in only else set())

@@ -113,7 +113,7 @@ class _Sink:
         self._cluster = Cluster({"bootstrap.servers": stage.servers})
 
     def __enter__(self) -> _Sink:
-        uuid = _topic(self._stage.servers, self._cluster, self._each)
+        uuid = empty_records(self._stage.servers, self._cluster, TOPIC, PARTITIONS, self._each)
         folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-rewind-")))
         file = folder / "rewound.yaml"
         file.write_text(f"group: bench-rewind\ntopics: [{TOPIC}]\ntransform: bench_arrow:transform\nsink: {{table: {TABLE}}}\n")
@@ -177,7 +177,7 @@ class _Sink:
                 peaks["backend"] = max(peaks["backend"], backend.memory_full_info().uss)
                 peaks["client"] = max(peaks["client"], client.memory_full_info().uss - before)
 
-            with _again_and_again(look):
+            with again_and_again(look):
                 yield
 
         self.apply(rows // MOVED, watched)
@@ -207,7 +207,7 @@ class _Sink:
                             cur.fetchall()
                         longest[what] = max(longest[what], time.perf_counter() - began)
 
-                    probes.enter_context(_again_and_again(probe))
+                    probes.enter_context(again_and_again(probe))
                 yield
 
         took = self.apply(watched=watched)
@@ -251,15 +251,15 @@ SELECT group_id, topic_id, partition, start, least(start + %(batch)s, next_offse
   FROM tidemark.partition_offset CROSS JOIN LATERAL generate_series(0, next_offset - 1, %(batch)s) start WHERE group_id = %(group)s"""
 
 
-def _topic(servers: str, cluster: Cluster, each: int) -> str:
-    """A topic of so many empty records in each partition: a rewind looks at the ranges of its logs only. Returns its UUID."""
+def empty_records(servers: str, cluster: Cluster, name: str, partitions: int, each: int) -> str:
+    """Makes a topic of so many empty records in each partition: a rewind looks at the ranges of its logs only. Returns its UUID."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    if not cluster.topics([TOPIC], missing_ok=True):
+    if not cluster.topics([name], missing_ok=True):
         admin = AdminClient({"bootstrap.servers": servers})
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, config={"retention.ms": "-1"})])[TOPIC].result()
-    (topic,) = cluster.topics([TOPIC])
+        admin.create_topics([NewTopic(name, partitions, 1, config={"retention.ms": "-1"})])[name].result()
+    (topic,) = cluster.topics([name])
     ends = cluster.stable_ends(topic.all())
     producer = Producer(
         {
@@ -272,13 +272,13 @@ def _topic(servers: str, cluster: Cluster, each: int) -> str:
     )
     for partition, end in ends.items():
         for _ in range(max(0, each - end)):
-            producer.produce(TOPIC, value=b"", partition=partition.partition)
+            producer.produce(name, value=b"", partition=partition.partition)
         assert producer.flush(120) == 0
     return topic.kafka_uuid
 
 
 @contextlib.contextmanager
-def _again_and_again(act: Callable[[], None]) -> Iterator[None]:
+def again_and_again(act: Callable[[], None]) -> Iterator[None]:
     """As long as the block runs, and once more when it has ended."""
     ended = threading.Event()
 

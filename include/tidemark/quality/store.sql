@@ -11,13 +11,14 @@ SELECT batch.batch_id, batch.topic_id, topic.name AS topic, batch.partition, bat
 
 -- name: unjudged_attempts
 -- Finished attempts outside Airflow with ledger rows that have no verdict or a critical one, oldest first. Locks nothing.
-SELECT DISTINCT batch.attempt_id
-  FROM tidemark.batch
+SELECT DISTINCT attempt_id
+  FROM (SELECT attempt_id FROM tidemark.batch WHERE group_id = %(group_id)s AND validation_id IS NULL
+         UNION ALL
+        SELECT attempt_id FROM tidemark.validation JOIN tidemark.batch USING (validation_id)
+         WHERE validation.group_id = %(group_id)s AND verdict = 'critical') unjudged
   JOIN tidemark.attempt USING (attempt_id)
-  LEFT JOIN tidemark.validation USING (validation_id)
- WHERE batch.group_id = %(group_id)s AND attempt.dag_id IS NULL AND attempt.state <> 'RUNNING'
-   AND (validation.verdict IS NULL OR validation.verdict = 'critical')
- ORDER BY batch.attempt_id;
+ WHERE dag_id IS NULL AND state <> 'RUNNING'
+ ORDER BY attempt_id;
 
 -- name: expose_loaded
 -- The records that the attempts of these drained batches loaded and that no rewind has withdrawn since.

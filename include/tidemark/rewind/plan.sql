@@ -25,12 +25,13 @@ SELECT topic_id, partition FROM tidemark.partition_offset pos
 -- Where a batch of the group starts, with those that share its rows, or where the batches of an Airflow run start; one row per partition.
 -- Without batches of retry topics: a rewind cannot go to them.
 SELECT topic_id, partition, min(start_offset) AS start_offset
-  FROM tidemark.batch
+  FROM (SELECT * FROM tidemark.batch WHERE batch_id = %(batch_id)s
+         UNION ALL
+        SELECT * FROM tidemark.batch WHERE anchor_id = (SELECT anchor_id FROM tidemark.batch WHERE batch_id = %(batch_id)s)
+         UNION ALL
+        SELECT batch.* FROM tidemark.attempt JOIN tidemark.batch USING (attempt_id)
+         WHERE dag_id = %(dag_id)s AND run_id = %(run_id)s) batch
  WHERE group_id = %(group_id)s AND NOT drained
-   AND (batch_id = %(batch_id)s
-        OR anchor_id = (SELECT anchor_id FROM tidemark.batch WHERE batch_id = %(batch_id)s)
-        OR attempt_id IN (SELECT attempt_id FROM tidemark.attempt
-                           WHERE group_id = %(group_id)s AND dag_id = %(dag_id)s AND run_id = %(run_id)s))
  GROUP BY topic_id, partition;
 
 -- name: add_rewind
@@ -79,6 +80,10 @@ SELECT part.topic_id, part.partition,
 SELECT EXISTS (SELECT FROM {moving} part
                  JOIN tidemark.batch ON batch.group_id = part.group_id AND batch.topic_id = part.topic_id
                       AND batch.partition = part.partition AND batch.end_offset > part.superseded_from
+                      AND batch.start_offset >= coalesce((SELECT max(start_offset) FROM tidemark.batch before
+                                                     WHERE before.group_id = part.group_id AND before.topic_id = part.topic_id
+                                                       AND before.partition = part.partition AND before.start_offset <= part.superseded_from),
+                                                   part.superseded_from)
                  JOIN tidemark.attempt USING (attempt_id)
                  JOIN tidemark.validation USING (validation_id)
                 WHERE NOT part.hold AND attempt.dag_id IS NOT NULL AND (verdict <> 'critical' OR %(reports)s));
@@ -92,6 +97,10 @@ WITH going AS (
     SELECT DISTINCT batch.anchor_id
       FROM going JOIN tidemark.batch ON batch.group_id = going.group_id AND batch.topic_id = going.topic_id
                       AND batch.partition = going.partition AND batch.end_offset > going.superseded_from
+                      AND batch.start_offset >= coalesce((SELECT max(start_offset) FROM tidemark.batch before
+                                                     WHERE before.group_id = going.group_id AND before.topic_id = going.topic_id
+                                                       AND before.partition = going.partition AND before.start_offset <= going.superseded_from),
+                                                   going.superseded_from)
      WHERE batch.anchor_id IS NOT NULL
 ), placed AS (
     SELECT batch.*, going.superseded_from AS goes_from, going.superseded_from <= batch.start_offset IS TRUE AS whole
@@ -111,23 +120,23 @@ SELECT group_id, topic.name AS topic, topic_id, partition, hold, old_offset, new
 
 -- name: later_rewinds
 -- Later applied rewinds of the same partitions that stand: not undone, and not the undo of a rewind that also came after this one.
-WITH RECURSIVE chain AS (
-    SELECT rewind_id, undo_of, applied_no, applied_no AS first_no, 0 AS undos FROM tidemark.rewind WHERE undo_of IS NULL
-     UNION ALL
-    SELECT rewind.rewind_id, rewind.undo_of, rewind.applied_no, chain.first_no, chain.undos + 1
-      FROM chain JOIN tidemark.rewind ON rewind.undo_of = chain.rewind_id
-), one AS (
+WITH RECURSIVE one AS (
     SELECT applied_no FROM tidemark.rewind WHERE rewind_id = %(rewind_id)s
+), later AS MATERIALIZED ( -- a range with two ends, so that Postgres reads it from the index
+    SELECT rewind_id FROM tidemark.rewind
+     WHERE applied_no > (SELECT applied_no FROM one) AND applied_no <= (SELECT max(applied_no) FROM tidemark.rewind) AND state = 'APPLIED'
+), chain AS ( -- from each one to what it undoes, to what that undoes, and so on
+    SELECT rewind_id, rewind_id AS first_id, 0 AS undos FROM later
+     WHERE EXISTS (SELECT FROM tidemark.rewind_partition mine JOIN tidemark.rewind_partition theirs USING (group_id, topic_id, partition)
+                    WHERE mine.rewind_id = %(rewind_id)s AND theirs.rewind_id = later.rewind_id AND NOT mine.hold AND NOT theirs.hold)
+     UNION ALL
+    SELECT chain.rewind_id, undone.undo_of, chain.undos + 1
+      FROM chain JOIN tidemark.rewind undone ON undone.rewind_id = chain.first_id WHERE undone.undo_of IS NOT NULL
 )
-SELECT DISTINCT later.rewind_id
-  FROM tidemark.rewind_partition mine
-  JOIN tidemark.rewind_partition theirs USING (group_id, topic_id, partition)
-  JOIN tidemark.rewind later ON later.rewind_id = theirs.rewind_id AND later.state = 'APPLIED'
-  JOIN chain ON chain.rewind_id = later.rewind_id
- CROSS JOIN one
- WHERE mine.rewind_id = %(rewind_id)s AND NOT mine.hold AND NOT theirs.hold AND later.applied_no > one.applied_no
-   AND NOT (chain.undos %% 2 = 1 AND chain.first_no > one.applied_no)
- ORDER BY later.rewind_id;
+SELECT chain.rewind_id
+  FROM chain JOIN tidemark.rewind first ON first.rewind_id = chain.first_id AND first.undo_of IS NULL
+ WHERE NOT (chain.undos %% 2 = 1 AND first.applied_no > (SELECT applied_no FROM one))
+ ORDER BY chain.rewind_id;
 
 -- name: archives
 -- The archives of a rewind. Locks nothing.

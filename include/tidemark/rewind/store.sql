@@ -6,8 +6,9 @@ SELECT rewind_id, state, scenario, undo_of, allow_loss, reason, planned_by, plan
        decided_by, decided_at, applied_by, applied_at, backfill
   FROM tidemark.rewind
  WHERE CASE WHEN %(rewind_id)s::bigint IS NOT NULL THEN rewind_id = %(rewind_id)s
-            ELSE %(consumers)s::text[] IS NULL OR EXISTS (SELECT FROM tidemark.rewind_group part
-                                                        WHERE part.rewind_id = rewind.rewind_id AND consumer = ANY (%(consumers)s)) END
+            ELSE %(consumers)s::text[] IS NULL
+                 OR rewind_id = ANY (ARRAY(SELECT DISTINCT rewind_id FROM tidemark.rewind_group WHERE consumer = ANY (%(consumers)s)
+                                           ORDER BY rewind_id DESC LIMIT %(limit)s)) END
  ORDER BY rewind_id DESC LIMIT %(limit)s;
 
 -- name: of_run
@@ -40,12 +41,15 @@ UPDATE tidemark.rewind SET state = 'REJECTED', decided_by = %(by)s, decided_at =
 
 -- name: replays
 -- Partitions that have not yet reached again the position from which a rewind moved them. Locks nothing.
-SELECT topic.name AS topic, partition, rewind_id, old_offset AS until
-  FROM (SELECT DISTINCT ON (part.group_id, part.topic_id, part.partition) part.*
-          FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id) JOIN tidemark.consumer_group grp USING (group_id)
-         WHERE grp.name = %(group)s AND rewind.state = 'APPLIED' AND NOT part.hold
-         ORDER BY part.group_id, part.topic_id, part.partition, rewind.applied_no DESC) last
-  JOIN tidemark.partition_offset pos USING (group_id, topic_id, partition)
+SELECT topic.name AS topic, pos.partition, rewind_id, old_offset AS until
+  FROM tidemark.consumer_group grp
+  JOIN tidemark.partition_offset pos USING (group_id)
+ CROSS JOIN LATERAL (SELECT rewind_id, old_offset, applied_no FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
+                      WHERE rewind.state = 'APPLIED' AND part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
+                        AND part.old_offset > pos.next_offset AND NOT part.hold OFFSET 0) moved
   JOIN tidemark.topic USING (topic_id)
- WHERE pos.next_offset < last.old_offset
- ORDER BY topic.name, partition;
+ WHERE grp.name = %(group)s
+   AND moved.applied_no = (SELECT max(rewind.applied_no) FROM tidemark.rewind_partition part JOIN tidemark.rewind USING (rewind_id)
+                      WHERE part.group_id = pos.group_id AND part.topic_id = pos.topic_id AND part.partition = pos.partition
+                        AND rewind.state = 'APPLIED' AND NOT part.hold)
+ ORDER BY topic.name, pos.partition;

@@ -1,0 +1,360 @@
+"""What the product's work costs in a database with a long history.
+
+Two databases, the second with ten times the history of the first. The product does the same work in both. A figure is the number of pages
+of tables and indexes that its statements touch, cached or not, by Postgres' counters (`tests.buffers`). Work whose figure grows with the
+history is named: it becomes slower with each day that a deployment runs. `benchmarks.year` then fills a database as a year of runs does.
+
+The ledger is an unlogged table here, which is filled faster and read in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+from tests.buffers import Spent, counted
+from tests.ledger import all_loaded, payloads
+
+from benchmarks import year
+from benchmarks.rewind import empty_records
+from benchmarks.stage import Stage
+from tidemark import events, schema
+from tidemark.connections import Connections
+from tidemark.consume import run
+from tidemark.db import Connection, Cursor, connect, session, statements, transaction
+from tidemark.doctor.database import examine_database
+from tidemark.group.coordinator import list_groups
+from tidemark.kafka.cluster import Cluster
+from tidemark.keep import KEEP
+from tidemark.maintenance import maintain
+from tidemark.metrics.serve import FromPostgres
+from tidemark.offsets import lag, store
+from tidemark.offsets.store import TaskIdentity
+from tidemark.quality import ValidatedRun, validate
+from tidemark.quality import history as verdicts
+from tidemark.quality.validation import unjudged
+from tidemark.records.ranges import Slice, TopicPartition
+from tidemark.retry import admin, pending, redrive
+from tidemark.retry import store as retries
+from tidemark.retry.filter import Filter, RecordState
+from tidemark.retry.relay import relay
+from tidemark.rewind import reaction
+from tidemark.rewind import store as rewinds
+from tidemark.rewind.apply import apply
+from tidemark.rewind.model import Scenario, ShiftBy, ToBatch, ToValidated, Undo
+from tidemark.rewind.plan import plan
+from tidemark.sink.commit import commit_slice
+from tidemark.sink.target import Target
+from tidemark.spec import ConsumerSpec, load_consumer
+from tidemark.spec.scope import Scope
+from tidemark.text.duration import parse_duration
+
+GROWS = 2
+"""Work that touches more than this times as many pages with ten times the history grows with it; and `FEW` more are no growth: a tree of
+an index has one more level."""
+FEW = 60
+CHUNK = 1_000_000
+SQL = statements("benchmarks", "history.sql")
+REASON = "a measurement of what it costs"
+CONSUMER = """
+group: orders_1
+topics: [{topic}]
+transform: orders:transform
+sink: {{table: shop.orders}}
+retry: {{delays: [5m, 30m]}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A history: ``groups`` consumers of ``partitions`` partitions each; each run commits ``slices`` slices in each partition. ``every`` so
+    many runs a rewind, a redrive and a lost range."""
+
+    groups: int
+    partitions: int
+    slices: int
+    runs: int
+    every: int
+
+    @property
+    def batches(self) -> int:
+        return self.groups * self.partitions * self.slices * self.runs
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    small: Shape
+    large: Shape
+    year: year.Extent
+
+
+FULL = Extent(Shape(1_000, 10, 2, 500, 250), Shape(1_000, 10, 2, 5_000, 250), year.Extent(100, 12, 30))
+QUICK = Extent(Shape(12, 2, 2, 100, 25), Shape(12, 2, 2, 1_000, 25), year.Extent(5, 2, 1))
+
+
+def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
+    """``sizes``: ledger rows of the two; ``paths``: of each the statements, pages in both, the ratio, and whether it grows."""
+    both = []
+    for shape in (extent.small, extent.large):
+        with filled(stage.database_url, stage.servers, shape, report) as place:
+            both.append(pages(place))
+    paths = compared(*both)
+    for one in paths:
+        report(f"history {one['path']}: {one['statements']} statements, {one['small']:,} and {one['large']:,} pages")
+        if one["grows"]:
+            report(f"history   grows by {one['more']:,}: {one['worst']}")
+    return {"sizes": [extent.small.batches, extent.large.batches], "paths": paths, "year": year.measure(stage, extent.year, report)}
+
+
+def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    small, large = found["sizes"]
+    rows = [
+        [
+            one["path"],
+            str(one["statements"]),
+            f"{one['small']:,}",
+            f"{one['large']:,}",
+            f"{one['ratio']:.2f}",
+            "yes" if one["grows"] else "no",
+        ]
+        for one in found["paths"]
+    ]
+    columns = ["", "statements", f"pages at {small:,} ledger rows", f"at {large:,}", "ratio", "grows"]
+    return [("What the work costs with a long history: pages of tables and indexes", columns, rows), *year.tables(found["year"])]
+
+
+def compared(small: Mapping[str, list[Spent]], large: Mapping[str, list[Spent]]) -> list[dict[str, Any]]:
+    """A row a path. ``worst``: the statement that touches so many ``more`` pages."""
+    rows = []
+    for path, spent in large.items():
+        before, after = _by_statement(small[path]), _by_statement(spent)
+        few, many = before.total(), after.total()
+        worst, more = max((after - before).items(), key=lambda item: item[1], default=("", 0))
+        grows = many > few * GROWS and many > few + FEW
+        row = {"path": path, "statements": len(spent), "small": few, "large": many, "ratio": many / max(few, 1)}
+        rows.append({**row, "grows": grows, "worst": worst, "more": more})
+    return rows
+
+
+def _by_statement(spent: list[Spent]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in spent:
+        found[" ".join(one.statement.split())[:200]] += one.buffers
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A database with a history."""
+
+    url: str
+    servers: str
+    shape: Shape
+    spec: ConsumerSpec
+
+
+@contextlib.contextmanager
+def filled(
+    server_url: str, servers: str, shape: Shape, report: Callable[[str], None], *, analyzed: bool = True, name: str = "history"
+) -> Iterator[Place]:
+    """A database of that history, dropped after the block. Without ``analyzed``, the planner has no statistics."""
+    url = urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+    topic = f"history-{shape.partitions}-{shape.runs * shape.slices}"
+    uuid = empty_records(servers, Cluster({"bootstrap.servers": servers}), topic, shape.partitions, shape.runs * shape.slices)
+    began = time.monotonic()
+    with year.created(server_url, name), tempfile.TemporaryDirectory(prefix="tidemark-bench-history-") as folder:
+        schema.migrate(url)
+        with contextlib.closing(psycopg2.connect(url)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cur:
+                year.quiet(cur)
+                said = {"topic": topic, "uuid": uuid, **{field: getattr(shape, field) for field in Shape.__slots__}}
+                _fill(cur, shape, said)
+                cur.execute("VACUUM (ANALYZE)" if analyzed else "SELECT")
+                cur.execute("SELECT pg_database_size(current_database())")
+                (size,) = cur.fetchone() or (0,)
+        report(f"history {shape.batches:,} ledger rows, {size / 2**30:.1f} GiB ({time.monotonic() - began:.0f} s)")
+        file = Path(folder) / "orders_1.yaml"
+        file.write_text(CONSUMER.format(topic=topic))
+        yield Place(url, servers, shape, load_consumer(file))
+
+
+def _fill(cur: Cursor, shape: Shape, said: dict[str, Any]) -> None:
+    for statement in SQL["history"].format(**said).split(";\n"):
+        cur.execute(statement, {})
+    cur.execute("ALTER TABLE tidemark.batch SET UNLOGGED")
+    with _without_indexes(cur, "tidemark.batch"):
+        for first in range(0, shape.batches, CHUNK):
+            cur.execute(SQL["ledger"].format(**said), {"first": first, "last": min(first + CHUNK, shape.batches) - 1})
+    cur.execute("SELECT setval('tidemark.batch_batch_id_seq', %s)", (shape.batches,))
+
+
+@contextlib.contextmanager
+def _without_indexes(cur: Cursor, table: str) -> Iterator[None]:
+    """Drops the indexes of a table, except of its primary key, and builds them again."""
+    cur.execute(SQL["indexes"], {"table": table})
+    known = cur.fetchall()
+    for name, constraint, _ in known:
+        cur.execute(f"ALTER TABLE {table} DROP CONSTRAINT {name}" if constraint else f"DROP INDEX tidemark.{name}")
+    yield
+    for name, constraint, text in known:
+        cur.execute(f"ALTER TABLE {table} ADD CONSTRAINT {name} {text}" if constraint else text)
+
+
+def pages(place: Place, only: Collection[str] | None = None) -> dict[str, list[Spent]]:
+    """What each path of the product's work spends."""
+    found = {}
+    with contextlib.closing(connect(place.url, application="tidemark bench")) as connection:
+        for name, act in _paths(place, connection).items():
+            if only is not None and name not in only:
+                continue
+            with counted(connection) as spent:
+                act()
+            found[name] = spent
+    return found
+
+
+def _paths(place: Place, connection: Connection) -> dict[str, Callable[[], object]]:
+    spec, shape, url = place.spec, place.shape, place.url
+    cluster = Cluster({"bootstrap.servers": place.servers})
+    last = ("consume__orders_1", f"scheduled__{shape.runs}")
+    task = TaskIdentity("consume__orders_1", f"scheduled__{shape.runs + 1}", "consume", -1, 1)
+    groups = [f"orders_{n}" for n in range(1, shape.groups + 1)]
+    metrics: list[FromPostgres] = []
+    made: dict[str, int] = {}
+
+    def within(act: Callable[[Cursor], object]) -> Callable[[], object]:
+        def run_it() -> object:
+            with transaction(connection) as cur:
+                return act(cur)
+
+        return run_it
+
+    def idle() -> None:
+        connections = Connections(url, {"bootstrap.servers": place.servers})
+        assert run.consume(spec, connections, run.open_attempt(url, spec.group, task), None)
+
+    def commit() -> None:
+        with session(url) as own, transaction(own) as cur:
+            attempt = store.new_attempt(cur, 2, replace(task, dag_id="consume__orders_2"))
+            claims = [
+                store.claim(cur, 2, 2, TopicPartition("shop.orders-2", part), store.next_generation(cur), "me")
+                for part in range(shape.partitions)
+            ]
+            store.plan_attempt(cur, attempt, [{"partition": 0}])
+        part = Slice(claims[0].partition, 2, claims[0].position, claims[0].position + 10, claims[0].epoch)
+        made["attempt"] = attempt
+        commit_slice(Target(url, 2, attempt, (year.LAYOUT,)), part, all_loaded(part), payloads)
+
+    def end(cur: Cursor) -> None:
+        store.earlier_attempts(cur, made["attempt"])
+        store.has_newer_attempt(cur, made["attempt"])
+        store.dag_run_planned(cur, made["attempt"])
+        store.attempt_ledger(cur, made["attempt"])
+        store.attempt_lost(cur, made["attempt"])
+        store.end_attempt(cur, made["attempt"])
+
+    def planned(scenario: Scenario) -> int:
+        return plan(
+            connection, lambda _: cluster, [spec], Scope.parse([f"{spec.topics[0]}:0"]), scenario, reason=REASON, by="bench"
+        ).rewind_id
+
+    def rewind() -> None:
+        made["rewind"] = planned(ShiftBy(-1))
+
+    def undo() -> None:
+        made["undo"] = planned(Undo(made["rewind"]))
+
+    def applied(which: str) -> Callable[[], object]:
+        return lambda: apply(connection, lambda _: cluster, lambda _: spec, made[which], by="bench")
+
+    def drain(cur: Cursor) -> None:
+        assert retries.due(cur, 3)
+        retries.publish_stranded(cur, 3)
+        part = Slice(TopicPartition("orders_3.retry.5m", 0), shape.groups + 2, 0, 10, store.Epoch(0))
+        retries.in_order(cur, 3, retries.lock_due(cur, 3, part, retries.read_due(cur, 3, part)))
+
+    def scrape() -> None:
+        metrics.append(FromPostgres(url))
+        list(metrics[0].collect())
+
+    return {
+        "a run with nothing to read": idle,
+        "claims and the commit of a slice": commit,
+        "the end of an attempt": within(end),
+        "validation of a run": lambda: validate(url, ValidatedRun(*last), group="orders_1", suites={"shop.orders": None}),
+        "what is not validated yet": lambda: unjudged(connection, "orders_4"),
+        "checks before a rewind by a validation": lambda: (
+            reaction.taken_back(connection, "orders_1", ValidatedRun(*last)),
+            reaction._again(connection, "orders_1", ValidatedRun(*last)),  # noqa: SLF001
+            reaction._used(connection, "orders_1", ValidatedRun(*last)),  # noqa: SLF001
+        ),
+        "the plan of a rewind to a run": lambda: planned(ToBatch(None, *last)),
+        "the plan of a rewind to the validated offset": lambda: planned(ToValidated()),
+        "the plan of a rewind": rewind,
+        "its application": applied("rewind"),
+        "the plan of its undo": undo,
+        "the undo": applied("undo"),
+        "the plan of a drain": within(drain),
+        "the relay": lambda: relay(connection, {"bootstrap.servers": place.servers}, spec),
+        "the plan of a redrive": lambda: redrive.plan(connection, spec, Filter(), reason=REASON, by="bench"),
+        "what a DAG of a redrive finds of its own": lambda: redrive.of_run(connection, "redrive", "manual__none"),
+        "what a DAG of a rewind finds of its own": lambda: rewinds.of_run(connection, "rewind", "manual__none"),
+        "groups with retries": lambda: pending.busy(connection),
+        "tidemark groups list": lambda: (list_groups(connection), within(lag.groups)()),
+        "tidemark offsets": within(lambda cur: store.positions(cur, "orders_5")),
+        "tidemark retries list": lambda: admin.list_records(connection, "orders_5", Filter(), limit=50),
+        "tidemark retries list --state FAILED": lambda: admin.list_records(
+            connection, "orders_5", Filter(states=(RecordState.FAILED,)), limit=50
+        ),
+        "tidemark retries redrives": lambda: redrive.history(connection, "orders_5", limit=4),
+        "tidemark rewind list": lambda: rewinds.history(connection, limit=40),
+        "tidemark migrate": lambda: schema.migrate(url),
+        "tidemark doctor": lambda: list(examine_database(url, [])),
+        "the page: groups": within(lambda cur: _ask(cur, "overview", "groups", groups=groups, most=10_000, drain="drain_retries")),
+        "the page: lines": within(lambda cur: _ask(cur, "overview", "trends", groups=groups, period=timedelta(hours=3))),
+        "the page: a group": within(lambda cur: _group(cur, spec.group)),
+        "the page: rewinds of a consumer without any": lambda: rewinds.history(connection, "orders_none", limit=50),
+        "the page: retries": within(
+            lambda cur: _ask(cur, "retries", "open", groups=groups, states=["WAITING", "HELD", "FAILED"], most=1_000)
+        ),
+        "the page: retries lately": within(lambda cur: _ask(cur, "retries", "growth", groups=groups)),
+        "the page: retries of a consumer": lambda: (
+            admin.due_by_tier(connection, "orders_5", seconds=60, buckets=10),
+            admin.count_records(connection, "orders_5", Filter(states=(RecordState.WAITING, RecordState.HELD, RecordState.FAILED))),
+            pending.tried(connection, "orders_5"),
+            pending.due(connection, "orders_5"),
+        ),
+        "the page: validations": lambda: verdicts.newest(connection, groups, of_each=20, most=200),
+        "the page: audit": lambda: events.newest(connection, groups, whole=True, limit=100),
+        "the page: audit of a consumer": lambda: events.newest(connection, ["orders_3"], limit=100),
+        "a scrape of the metrics": scrape,
+        "tidemark maintain": lambda: maintain(connection, parse_duration(KEEP), by="bench"),
+    }
+
+
+def _ask(cur: Cursor, module: str, name: str, **values: object) -> list[Any]:
+    cur.execute(statements("tidemark.airflow.web", f"{module}.sql")[name], values)
+    return cur.fetchall()
+
+
+def _group(cur: Cursor, name: str) -> None:
+    """What `tidemark.airflow.web.detail` asks."""
+    group_id = _ask(cur, "detail", "group_id", group=name)[0][0]
+    for asked in ("pauses", "rebalances"):
+        _ask(cur, "detail", asked, group_id=group_id)
+    rewinds.replays(cur, name)
+    lag.group(cur, name)
+    attempts = _ask(cur, "detail", "attempts", group_id=group_id, limit=30)
+    _ask(cur, "detail", "lost", group_id=group_id, limit=50)
+    _ask(cur, "detail", "batches", attempt_ids=[row[0] for row in attempts], limit=300)
+    _ask(cur, "detail", "rewinds", group=name, period=timedelta(days=1))

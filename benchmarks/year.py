@@ -1,0 +1,175 @@
+"""A year of `tidemark maintain`: a database that small runs fill month by month.
+
+Each attempt is written, planned and ended, its slices are committed and validated, some records fail and are loaded later. Tables are
+vacuumed when autovacuum would do it. After each month `tidemark maintain` runs twice while slices are committed: the first time it removes
+what a month has left, the second time it finds nothing to remove. Says how long that took, how long a commit took meanwhile, how large the
+tables are, and the bytes of a row, indexes included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg2
+from tests.ledger import all_loaded, payloads
+
+from benchmarks.rewind import again_and_again
+from benchmarks.stage import Stage
+from tidemark import schema
+from tidemark.db import Cursor, connect, session, statements, transaction
+from tidemark.keep import KEEP
+from tidemark.maintenance import maintain
+from tidemark.offsets import store
+from tidemark.offsets.store import TaskIdentity
+from tidemark.records.ranges import Slice, TopicPartition
+from tidemark.sink.commit import commit_slice
+from tidemark.sink.table import Column, Layout
+from tidemark.sink.target import Target
+from tidemark.text.duration import parse_duration
+
+SQL = statements("benchmarks", "year.sql")
+LAYOUT = Layout("shop.orders", (Column("city", "text"), Column("population", "bigint")))
+SLICES, FAILS, TICKS = 2, 10, 288
+"""Slices that a run commits; one run in so many has a record that fails; runs a day."""
+CHANGES = {"attempt": 2.0, "batch": float(SLICES), "failed_record": 1 / FAILS}
+"""How many rows of these tables an attempt changes after they were inserted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    consumers: int
+    months: int
+    days: int
+    """Of a month."""
+
+
+def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
+    """``months``: of each the seconds of both runs of `maintain`, and the size of all tables; ``rows``: the bytes of each table's rows."""
+    url = urlunsplit(urlsplit(stage.database_url)._replace(path="/history"))
+    months = []
+    with created(stage.database_url, "history"):
+        schema.migrate(url)
+        with contextlib.closing(psycopg2.connect(url)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cur:
+                quiet(cur)
+                cur.execute(SQL["consumers"].format(consumers=extent.consumers))
+                vacuumed = dict.fromkeys(CHANGES, 0)
+                for day in range(1, extent.months * extent.days + 1):
+                    age = extent.months * extent.days - day + 1
+                    said = {"day": day, "age": age, "slices": SLICES, "fails": FAILS, "ticks": TICKS}
+                    cur.execute(SQL["day"].format(consumers=extent.consumers, **said))
+                    attempts = extent.consumers * TICKS * day
+                    _vacuum(cur, attempts, vacuumed)
+                    if day % extent.days == 0:
+                        months.append({"month": day // extent.days, "attempts": attempts, **_maintained(url, cur)})
+                        report("history " + ", ".join(f"{name} {value:,.3g}" for name, value in months[-1].items()))
+                rows = _sizes(cur, extent.consumers * extent.months * extent.days)
+    for one in rows:
+        report(f"history {one['table']}: {one['rows']:,} rows of {one['bytes'] / one['rows']:.0f} bytes")
+    return {"consumers": extent.consumers, "months": months, "rows": rows}
+
+
+def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    months = [
+        [
+            str(one["month"]),
+            f"{one['attempts']:,}",
+            *(f"{one[name]:.2f}" for name in ("month_s", "again_s", "commit_s")),
+            f"{one['bytes'] / 2**20:,.0f}",
+        ]
+        for one in found["months"]
+    ]
+    sizes = [[one["table"], f"{one['rows']:,}", f"{one['bytes'] / one['rows']:,.0f}", f"{one['a_day']:,.0f}"] for one in found["rows"]]
+    title = f"A year of tidemark maintain: {found['consumers']} consumers, a run every five minutes"
+    columns = ["month", "attempts so far", "maintain, s", "with nothing to remove, s", "longest commit meanwhile, s", "MiB of our tables"]
+    return [
+        (title, columns, months),
+        ("Disk space, indexes included", ["table", "rows", "bytes a row", "bytes a day of a consumer"], sizes),
+    ]
+
+
+@contextlib.contextmanager
+def created(server_url: str, name: str) -> Iterator[None]:
+    """A database of this name, dropped after the block."""
+    with contextlib.closing(psycopg2.connect(server_url)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cur:
+            cur.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            cur.execute(f"CREATE DATABASE {name}")
+            try:
+                yield
+            finally:
+                cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def quiet(cur: Cursor) -> None:
+    """Turns autovacuum off for our tables, and triggers and foreign keys for this session: the rows are right by construction."""
+    cur.execute(
+        "SELECT format('ALTER TABLE tidemark.%I SET (autovacuum_enabled = off)', tablename) FROM pg_tables WHERE schemaname = 'tidemark'"
+    )
+    for (statement,) in cur.fetchall():
+        cur.execute(statement)
+    cur.execute("SET session_replication_role TO replica; SET synchronous_commit TO off; SET maintenance_work_mem TO '1GB'; SET jit TO off")
+
+
+def _vacuum(cur: Cursor, attempts: int, vacuumed: dict[str, int]) -> None:
+    """As autovacuum by its defaults: once a fifth of a table's rows have changed."""
+    for table, changes in CHANGES.items():
+        rows_of_each = 1 if table == "attempt" else changes
+        if (attempts - vacuumed[table]) * changes > attempts * rows_of_each * 0.2 + 50:
+            cur.execute(f"VACUUM (ANALYZE) tidemark.{table}")
+            vacuumed[table] = attempts
+
+
+def _maintained(url: str, cur: Cursor) -> dict[str, float]:
+    taken = []
+    with contextlib.closing(connect(url, application="tidemark maintain")) as connection, _committing(url) as commits:
+        for _ in range(2):
+            began = time.perf_counter()
+            maintain(connection, parse_duration(KEEP), by="bench")
+            taken.append(time.perf_counter() - began)
+    cur.execute(
+        "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r' AND relnamespace = 'tidemark'::regnamespace"
+    )
+    (size,) = cur.fetchone() or (0,)
+    return {"month_s": taken[0], "again_s": taken[1], "commit_s": max(commits), "bytes": size}
+
+
+@contextlib.contextmanager
+def _committing(url: str) -> Iterator[list[float]]:
+    """Commits one slice after the other while the block runs: seconds of each."""
+    seconds: list[float] = []
+    with session(url) as connection, transaction(connection) as cur:
+        attempt = store.new_attempt(cur, 1, TaskIdentity())
+        claim = store.claim(cur, 1, 1, TopicPartition("shop.orders-0", 0), store.next_generation(cur), "me")
+    position = itertools.count(claim.position, 10)
+
+    def commit() -> None:
+        start = next(position)
+        part = Slice(claim.partition, 1, start, start + 10, claim.epoch)
+        began = time.perf_counter()
+        commit_slice(Target(url, 1, attempt, (LAYOUT,)), part, all_loaded(part), payloads)
+        seconds.append(time.perf_counter() - began)
+
+    with again_and_again(commit):
+        yield seconds
+    with session(url) as connection, transaction(connection) as cur:
+        store.end_attempt(cur, attempt)
+
+
+def _sizes(cur: Cursor, days: int) -> list[dict[str, Any]]:
+    """``days``: of all consumers together."""
+    found = []
+    for table in ("attempt", "batch", "validation", "validation_result", "failed_record", "maintenance", "audit_event"):
+        cur.execute(f"SELECT count(*), pg_total_relation_size('tidemark.{table}') FROM tidemark.{table}")
+        count, size = cur.fetchone() or (0, 0)
+        if count:
+            found.append({"table": table, "rows": count, "bytes": size, "a_day": size / days})
+    return found
