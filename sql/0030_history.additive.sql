@@ -3,6 +3,9 @@
 CREATE INDEX attempt_running ON tidemark.attempt (group_id) WHERE state = 'RUNNING';
 CREATE INDEX validation_critical ON tidemark.validation (group_id) WHERE verdict = 'critical';
 
+-- What an attempt has lost, which is looked up at its end.
+CREATE INDEX lost_range_attempt ON tidemark.lost_range (attempt_id) WHERE attempt_id IS NOT NULL;
+
 -- Settled records that still have their payloads.
 CREATE INDEX failed_record_full ON tidemark.failed_record (failed_record_id)
  WHERE emptied_at IS NULL AND state IN ('LOADED', 'SKIPPED', 'DISCARDED');
