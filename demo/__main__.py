@@ -9,6 +9,7 @@ redriven when the service answers again. At the end every record is checked agai
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -29,6 +30,7 @@ from tidemark import project, schema
 from tidemark.consume.launch import progress
 from tidemark.db import session, transaction
 from tidemark.errors import Broken, Unavailable
+from tidemark.local import airflow_processes, airflow_settings
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.stack import LocalStack
 
@@ -248,7 +250,7 @@ def _run_dag(airflow: LocalAirflow, url: str) -> None:
         client.trigger(DAG)
         client.unpause(DAG)
         console.print(f"  triggered at {airflow.url}")
-        attempt, driver = _wait("the first batch", lambda: _driver_at_work(url))
+        attempt, driver = _wait("the first batch", lambda: _driver_at_work(airflow, url))
         seen = progress(url, attempt)
         driver.kill()
         run_id = _run_of(url, attempt)  # the triggered run, or a scheduled one that started first
@@ -329,17 +331,17 @@ def _require_success(client: AirflowClient, airflow: LocalAirflow, dag: str, run
         raise NotReconciled(differences=[f"run {run_id} of {dag} ended in state {state}; see its logs in {airflow.folder / 'logs'}"])
 
 
-def _driver_at_work(url: str) -> tuple[int, psutil.Process] | None:
-    """A running attempt that has committed a batch, and its driver process."""
+def _driver_at_work(airflow: LocalAirflow, url: str) -> tuple[int, psutil.Process] | None:
+    """A running attempt that has committed a batch, and its driver, which a keeper has forked and named after the attempt."""
     with session(url) as connection, transaction(connection) as cur:
         cur.execute("SELECT max(attempt_id) FROM tidemark.batch JOIN tidemark.attempt USING (attempt_id) WHERE state = 'RUNNING'")
         row = cur.fetchone()
     if row is None or row[0] is None:
         return None
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if str(project.consume_job()) in words and words[words.index("--attempt") + 1 : words.index("--attempt") + 2] == [str(row[0])]:
-            return row[0], process
+    for process in airflow_processes.family(airflow_settings.mark("scheduler", airflow.folder)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == f"attempt {row[0]}":
+                return row[0], process
     return None
 
 
