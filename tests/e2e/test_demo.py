@@ -1,0 +1,21 @@
+"""``make demo``, as a newcomer runs it: Airflow, a driver that is killed, retries, and a comparison with the source."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LIMIT_S = 900
+
+
+def test_demo_kills_a_driver_and_accounts_for_every_record() -> None:
+    with tempfile.TemporaryDirectory(prefix="tidemark-demo-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)  # where root runs this, Postgres is another user
+        env = {**os.environ, "TIDEMARK_STATE": folder}
+        done = subprocess.run([sys.executable, "-m", "demo"], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "kill -9" in done.stdout
+    assert "of these killed: 1." in done.stdout
