@@ -59,8 +59,8 @@ from tidemark.spec.scope import Scope
 from tidemark.text.duration import parse_duration
 
 GROWS = 2
-"""Work that touches more than this times as many pages with ten times the history grows with it; and `FEW` more are no growth: a tree of
-an index has one more level."""
+"""Work grows with the history if ten times the history makes it touch more than this many times the pages, and at least `FEW` pages more: a
+larger index may have one more level."""
 FEW = 60
 CHUNK = 1_000_000
 SQL = statements("benchmarks", "history.sql")
@@ -76,8 +76,8 @@ retry: {{delays: [5m, 30m]}}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A history: ``groups`` consumers of ``partitions`` partitions each; each run commits ``slices`` slices in each partition. ``every`` so
-    many runs a rewind, a redrive and a lost range."""
+    """A history: ``groups`` consumers of ``partitions`` partitions each; each run commits ``slices`` slices in each partition. There
+    is a rewind, a redrive and a lost range in ``every`` so many runs."""
 
     groups: int
     partitions: int

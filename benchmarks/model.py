@@ -134,7 +134,7 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str
 
 
 def missed(found: Mapping[str, Any]) -> list[str]:
-    """Predictions of the total CPU time and of the WAL that are further off than `WITHIN`."""
+    """Predictions that are further off than `WITHIN`."""
     return [
         f"model: {BY_NAME[form].title}, {check['load']}, {check['cost']}: {check['predicted']:.3g} for {check['measured']:.3g}"
         for form, one in found.items()

@@ -44,7 +44,7 @@ def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callabl
             runs = _runs(stage, replace(site, cores=1, **settings), env, beside, Job(topic), rounds, report)
             figure = Figure(runs)
             cpu = figure.cpu_us_a_row
-            found.append({"case": case, "client_cpu_us": cpu["JVM"] + cpu["Python"], **figure.to_dict()})
+            found.append({"case": case, "client_cpu_us": cpu.get("JVM", 0.0) + cpu.get("Python", 0.0), **figure.to_dict()})
             report(f"pinned  {case:<44} {figure.median or 0:>9,.0f} rows/s  client {found[-1]['client_cpu_us']:.2f} µs a row")
     return found
 

@@ -26,7 +26,8 @@ from tests.scenario import Scenario
 
 from tidemark.errors import BadInput, BrokerUnavailable
 from tidemark.kafka import compiled, reader
-from tidemark.kafka.poll import BYTES_A_POLL, NO_MOMENT
+from tidemark.kafka.compiled import CompiledPoller
+from tidemark.kafka.poll import BYTES_A_POLL, NO_MOMENT, MessagePoller
 from tidemark.kafka.reader import RangeGone, Reader, read
 from tidemark.records.ranges import TopicPartition
 
@@ -313,6 +314,22 @@ def test_one_client_reads_range_after_range_as_if_each_were_its_only_one(
                 continue
             values = [value for chunk in chunks for value in chunk["value"].to_pylist()]
             assert values == [f"{name}{partition} {offset}".encode() for offset in range(start, end)]
+
+
+@pytest.mark.usefixtures("reader")
+def test_next_range_is_fetched_before_it_is_asked_for(two_topics: dict[str, str], many: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not assigned again, which would throw away what has been fetched."""
+    assigned: list[Any] = []
+    for poller in (CompiledPoller, MessagePoller):
+        assign = poller.assign
+        monkeypatch.setattr(poller, "assign", lambda self, *of, assign=assign: assigned.append(of) or assign(self, *of))
+    one, other = (TopicPartition(two_topics["a"], partition) for partition in range(2))
+    with contextlib.closing(Reader({"bootstrap.servers": many.servers})) as client:
+        list(client.read(one, 0, 20, then=(other, 5, None)))
+        assert assigned == [(one, 0, None), (other, 5, None)]
+        values = [value for chunk in client.read(other, 5, 20) for value in chunk["value"].to_pylist()]
+    assert values == [f"a1 {offset}".encode() for offset in range(5, 20)]
+    assert len(assigned) == 2
 
 
 @pytest.fixture(scope="module")

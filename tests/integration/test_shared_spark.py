@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.attempts import Attempt, all_gone
+from tests.orders import Orders, order
 from tests.points import Mark, Point, Points, until
 from tests.scenario import ARROW, PLAIN, SPARK, Scenario
 
@@ -377,6 +378,19 @@ def test_transform_that_stops_spark_stops_nobody_elses(scenario: Scenario, make_
     (jvm,) = jvms()
     run(consumer(make_scenario(), SPARK))
     assert jvms() == [jvm]
+
+
+def test_avro_is_decoded_in_forks_of_the_daemon(orders: Orders) -> None:
+    """The daemon has imported the library that decodes it, which has threads once it works."""
+    scenario = orders.scenario
+    decoded = PLAIN.replace("record.value", 'str(record.data["id"]).encode()')
+    assert decoded != PLAIN
+    scenario.write(decoded, topics=orders.topic, format={"value": "avro"}).make_sink("payload bytea")
+    for number in range(2):
+        orders.produce(order(number))
+        assert run(scenario).counts["loaded"] == 1
+    assert scenario.rows("convert_from(payload, 'UTF8')") == ["0", "1"]
+    assert len(jvms()) == 1
 
 
 def test_transform_that_crashes_breaks_its_own_run_only(scenario: Scenario, make_scenario: Callable[[], Scenario]) -> None:
