@@ -100,12 +100,6 @@ def table(rows: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
     )
 
 
-def missed(rows: list[dict[str, Any]]) -> list[str]:
-    """The runs that cost more than their bar."""
-    over = [one for one in rows if one["cpu_s"]["median"] > one["bar"]]
-    return [f"CPU s of a DAG run with {one['records']:,} records {one['cpu_s']['median']:.2f} > {one['bar']:g}" for one in over]
-
-
 @contextlib.contextmanager
 def small_consumers(stage: Stage, folder: Path, schedules: Mapping[str, str], **settings: str) -> Iterator[LocalAirflow]:
     """An Airflow with a consumer for each name, which is also its topic. ``schedules``: its cron expression, or "" for none."""

@@ -36,7 +36,7 @@ SETTINGS = {
     # Airflow's defaults, instead of the local Airflow's quick ones
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "300",
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
-    "AIRFLOW__CORE__PARALLELISM": "4",
+    "AIRFLOW__CORE__PARALLELISM": "8",
 }
 
 
@@ -220,16 +220,6 @@ def table(found: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     ]
     title = f"{found['consumers']} consumers, {RECORDS:,} records each every {found['every']} minutes, for {found['minutes']} minutes"
     return title, ["", "measured", "at most"], cells
-
-
-def missed(found: Mapping[str, Any]) -> list[str]:
-    over = {
-        "runs missed": (found["due"] - found["succeeded"], 0),
-        "s to the last row at p99": (found["loaded_after_s"]["p99"], LATE_S),
-        "share of the CPU": (found["cpu_share"], CPU_SHARE),
-        "GiB of memory": (found["memory_gib"], MEMORY_GIB),
-    }
-    return [f"small consumers: {name} {value:.2f} > {bar:g}" for name, (value, bar) in over.items() if value > bar]
 
 
 def _three(spread: Mapping[str, float]) -> str:

@@ -104,9 +104,3 @@ def table(rows: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
         if one["client_cpu_us"]
     ]
     return "Arrow form, servers on core 1", ["", "rows/s", "CPU µs a row of the client", "rows per CPU second of the client"], cells
-
-
-def missed(rows: list[dict[str, Any]]) -> list[str]:
-    cost = {one["case"]: one["client_cpu_us"] for one in rows}
-    faster = cost[MESSAGES] / cost[LOCAL] if cost.get(LOCAL) else FASTER
-    return [f"rows per CPU second of the client, compiled reader/without {faster:.2f} < {FASTER:g}"] if faster < FASTER else []

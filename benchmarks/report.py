@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import backlog, dag_run, deletes, fleet, history, memory, model, page, parse, pinned, retries, rewind
+from benchmarks import backlog, bars, dag_run, deletes, fleet, history, memory, model, page, parse, pinned, retries, rewind
 from benchmarks.contestants import ALL, RATIOS
 from benchmarks.cpu import FAMILIES
 from benchmarks.harness import Figure
@@ -85,8 +85,7 @@ def ratio_section(figures: Mapping[str, Figure], skipped: Mapping[str, str], job
         for one in ALL
         if one.name in figures
     }
-    bars = {ratio.name: ratio.bar for ratio in RATIOS if ratio.bar is not None}
-    return {"ratios": ratios(figures), "bars": bars, "contestants": contestants, "skipped": dict(skipped)}
+    return {"ratios": ratios(figures), "contestants": contestants, "skipped": dict(skipped)}
 
 
 def merge(file: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,21 +95,6 @@ def merge(file: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
     return found
-
-
-def missed(found: Mapping[str, Any]) -> list[str]:
-    """The ratios that are below their bars."""
-    bars, measured = found.get("bars", {}), found.get("ratios", {})
-    return [f"{name} {measured[name]:.2f} < {bar}" for name, bar in bars.items() if name in measured and measured[name] < bar]
-
-
-def dear(found: Mapping[str, Any]) -> list[str]:
-    """The prices of rewinds, DAG runs and many small consumers that are above their bars."""
-    price = found.get("rewind", {"ratio": 0, "bar": 0})
-    above = [f"{rewind.RATIO} {price['ratio']:.2f} > {price['bar']:g}"] if price["ratio"] > price["bar"] else []
-    above += dag_run.missed(found.get("dag_run", []))
-    above += fleet.missed(found["fleet"]) if "fleet" in found else []
-    return above + model.missed(found.get("model", {})) + pinned.missed(found.get("pinned", []))
 
 
 def show(console: Console, found: Mapping[str, Any], only: set[str]) -> None:
@@ -146,7 +130,8 @@ TableOf = tuple[str, list[str], list[list[str]]]
 def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
     """The tables of the sections in ``only`` that were measured, in the order of the page."""
     of: dict[str, Callable[[Any], list[TableOf]]] = {
-        "contestants": lambda part: [_contestants(part), _ratios(found)],
+        "contestants": lambda part: [_contestants(part)],
+        "ratios": lambda part: [_ratios(part)],
         "growth": lambda part: [_growth(part)],
         "cold": lambda part: [_cold(one) for one in part],
         "memory": lambda part: [memory.table(part)],
@@ -167,7 +152,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
         "where": lambda part: [_where(part)],
     }
     wanted = only | ({"contestants"} if "ratios" in only else set())
-    return [table for name, made_of in of.items() if name in wanted and name in found for table in made_of(found[name])]
+    made = [table for name, made_of in of.items() if name in wanted and name in found for table in made_of(found[name])]
+    return [bars.table(found, only), *made]
 
 
 def _where(stages: list[dict[str, Any]]) -> TableOf:
@@ -190,13 +176,8 @@ def _contestants(contestants: Mapping[str, Any]) -> TableOf:
     return "Kafka to Postgres: rows a second, and CPU in µs a row", columns, rows
 
 
-def _ratios(found: Mapping[str, Any]) -> TableOf:
-    bars = found.get("bars", {})
-    rows = []
-    for name, value in found["ratios"].items():
-        bar = bars.get(name)
-        rows.append([name, f"{value:.2f}", "" if bar is None else f"{bar:g}", "" if bar is None else ("yes" if value >= bar else "no")])
-    return "Ratios of medians", ["", "measured", "bar on 2 cores", "met"], rows
+def _ratios(ratios: Mapping[str, float]) -> TableOf:
+    return "Ratios of medians", ["", "measured"], [[name, f"{value:.2f}"] for name, value in ratios.items()]
 
 
 def _growth(growth: list[dict[str, Any]]) -> TableOf:

@@ -43,6 +43,7 @@ __all__ = [
     "Connection",
     "Cursor",
     "DatabaseUrl",
+    "Prepared",
     "answering",
     "array",
     "complaint",
@@ -231,8 +232,35 @@ def kept_open(connection: Connection) -> Iterator[Cursor]:
 def pooled(connection: Connection) -> bool:
     """Is there a pooler between this session and Postgres? A pooler gives its clients process ids that are not those of the backends."""
     with transaction(connection) as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return cursor.fetchone() != (connection.info.backend_pid,)
+        return _pooled(cursor)
+
+
+def _pooled(cursor: Cursor) -> bool:
+    cursor.execute("SELECT pg_backend_pid()")
+    return bool(cursor.fetchone() != (cursor.connection.info.backend_pid,))
+
+
+class Prepared:
+    """A statement for many executions in one session: Postgres parses and plans it once.
+
+    Behind a pooler it is sent whole each time, because each transaction may run on another backend.
+    """
+
+    def __init__(self, name: str, statement: str) -> None:
+        self._name, self._statement, self._execute = name, statement, ""
+
+    def execute(self, cursor: Cursor, values: Mapping[str, Any]) -> None:
+        """Executes it with these values for its ``%(name)s``."""
+        if not self._execute:
+            self._execute = self._statement if _pooled(cursor) else self._prepare(cursor)
+        cursor.execute(self._execute, values)
+
+    def _prepare(self, cursor: Cursor) -> str:
+        """Prepares it, which a rollback does not take back. Returns the statement that executes it."""
+        numbers: dict[str, int] = {}
+        body = re.sub(r"%\((\w+)\)s", lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}", self._statement)
+        cursor.execute(f"PREPARE {self._name} AS {body}")
+        return f"EXECUTE {self._name} ({', '.join(f'%({name})s' for name in numbers)})"
 
 
 @contextlib.contextmanager
