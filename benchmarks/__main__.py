@@ -74,6 +74,20 @@ class Options:
     strict: bool
 
 
+class _Sections:
+    """What was measured, by section. Each is written to ``output`` at once, so that a run that fails later leaves it."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+
+    def __setitem__(self, name: str, found: Any) -> None:
+        self.add({name: found})
+
+    def add(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Returns all sections, also those of earlier runs."""
+        return report.merge(self._output, found)
+
+
 def main() -> int:
     arguments = _parser().parse_args()
     console = Console(width=max(Console().width, 150), highlight=False)
@@ -82,12 +96,12 @@ def main() -> int:
         return 0
     options = _options(arguments)
     began = time.monotonic()
-    sections: dict[str, Any] = {}
+    sections = _Sections(options.output)
     with contextlib.ExitStack() as stack:
         registry = "ratios" in options.what and any(one.reads in REGISTRY for one in options.contestants)
         stage = stack.enter_context(set_up(options.folder, lambda text: console.print(text, markup=False), registry=registry))
         _measure(options, stage, stack, sections, console)
-    found = report.merge(options.output, sections)
+    found = sections.add({})
     report.show(console, found, set(options.what))
     console.print(f"{options.output} written after {(time.monotonic() - began) / 60:.1f} minutes", markup=False)
     below = [bar for bar in bars.bars(found, set(options.what)) if not bar.met]
@@ -96,7 +110,7 @@ def main() -> int:
     return 1 if options.strict and below else 0
 
 
-def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sections: dict[str, Any], console: Console) -> None:
+def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sections: _Sections, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False)
 
@@ -115,7 +129,7 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
         skipped |= harness.warm(jobs)
         jobs = [(one, job) for one, job in jobs if one.name not in skipped]
         figures: dict[str, Figure] = harness.rounds(jobs, options.rounds)
-        sections |= report.ratio_section(figures, skipped, {one.name: job.rows for one, job in jobs})
+        sections.add(report.ratio_section(figures, skipped, {one.name: job.rows for one, job in jobs}))
     harness.close_all_but([BY_NAME[form] for form in growth.FORMS])
     rounds = 1 if options.quick else 2
     if "growth" in options.what:
@@ -131,7 +145,7 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
     _measure_deployments(options, stage, sections, say)
 
 
-def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[str, Any], say: Callable[[str], None]) -> None:
+def _measure_alone(options: Options, stage: Stage, site: Site, sections: _Sections, say: Callable[[str], None]) -> None:
     """What needs no contestants."""
     if "cold" in options.what:
         sections["cold"] = cold.measure(stage, site, options.width, 1 if options.quick else 3, say)
@@ -164,7 +178,7 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: dict[st
         sections["memory"] = memory.measure(stage, site, memory.QUICK if options.quick else memory.FULL, options.width, say)
 
 
-def _measure_deployments(options: Options, stage: Stage, sections: dict[str, Any], say: Callable[[str], None]) -> None:
+def _measure_deployments(options: Options, stage: Stage, sections: _Sections, say: Callable[[str], None]) -> None:
     """What needs an Airflow, or a database with a history."""
     if "dag_run" in options.what:
         sections["dag_run"] = dag_run.measure(stage, 1 if options.quick else 5, say)

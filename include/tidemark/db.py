@@ -43,11 +43,11 @@ __all__ = [
     "Connection",
     "Cursor",
     "DatabaseUrl",
-    "Prepared",
     "answering",
     "array",
     "complaint",
     "connect",
+    "execute_often",
     "in_sight",
     "is_outage",
     "kept_open",
@@ -143,7 +143,7 @@ def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
     connection: Connection | None = None
     try:
         defaults: dict[str, Any] = {name: value for name, value in CLIENT_DEFAULTS.items() if name not in stated}
-        connection = psycopg2.connect(url, application_name=application, **defaults)
+        connection = psycopg2.connect(url, connection_factory=_Session, application_name=application, **defaults)
     except psycopg2.Error as error:
         said = str(error).strip()
         if isinstance(error, psycopg2.OperationalError) and "for connection option" not in said and "invalid port number" not in said:
@@ -240,27 +240,34 @@ def _pooled(cursor: Cursor) -> bool:
     return bool(cursor.fetchone() != (cursor.connection.info.backend_pid,))
 
 
-class Prepared:
-    """A statement for many executions in one session: Postgres parses and plans it once.
+class _Session(Connection):
+    """A session of `connect`. ``often``: by name, what `execute_often` sends for a statement that it has executed before."""
 
-    Behind a pooler it is sent whole each time, because each transaction may run on another backend.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.often: dict[str, str] = {}
+
+
+def execute_often(cursor: Cursor, name: str, statement: str, values: Mapping[str, Any]) -> None:
+    """Executes a statement that a session sends again and again, with ``values`` for its ``%(name)s``.
+
+    From the second time on, Postgres does not parse and plan it again, except behind a pooler, where each transaction may run on another
+    backend.
     """
+    known = cursor.connection.often if isinstance(cursor.connection, _Session) else {}
+    if name not in known:
+        known[name] = ""
+    elif not known[name]:
+        known[name] = statement if _pooled(cursor) else _prepare(cursor, name, statement)
+    cursor.execute(known[name] or statement, values)
 
-    def __init__(self, name: str, statement: str) -> None:
-        self._name, self._statement, self._execute = name, statement, ""
 
-    def execute(self, cursor: Cursor, values: Mapping[str, Any]) -> None:
-        """Executes it with these values for its ``%(name)s``."""
-        if not self._execute:
-            self._execute = self._statement if _pooled(cursor) else self._prepare(cursor)
-        cursor.execute(self._execute, values)
-
-    def _prepare(self, cursor: Cursor) -> str:
-        """Prepares it, which a rollback does not take back. Returns the statement that executes it."""
-        numbers: dict[str, int] = {}
-        body = re.sub(r"%\((\w+)\)s", lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}", self._statement)
-        cursor.execute(f"PREPARE {self._name} AS {body}")
-        return f"EXECUTE {self._name} ({', '.join(f'%({name})s' for name in numbers)})"
+def _prepare(cursor: Cursor, name: str, statement: str) -> str:
+    """Prepares it, which a rollback does not take back. Returns the statement that executes it."""
+    numbers: dict[str, int] = {}
+    body = re.sub(r"%\((\w+)\)s", lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}", statement)
+    cursor.execute(f"PREPARE tidemark_{name} AS {body}")
+    return f"EXECUTE tidemark_{name} ({', '.join(f'%({value})s' for value in numbers)})"
 
 
 @contextlib.contextmanager

@@ -37,6 +37,8 @@ from tests.scenario import Scenario
 from tidemark import schema
 from tidemark.db import in_sight, pooled, session, transaction
 from tidemark.doctor.database import examine_database
+from tidemark.group.coordinator import Coordinator
+from tidemark.group.errors import GroupError
 from tidemark.group.wake import Wakeups
 from tidemark.kafka.cluster import Cluster
 from tidemark.local import LocalStack
@@ -133,7 +135,7 @@ def test_members_notice_each_other_without_notifications(database_url: str) -> N
 
 
 def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) -> None:
-    """What a session leaves on a backend would be the next client's: settings, locks, temporary objects, a LISTEN."""
+    """What a session leaves on a backend would be the next client's: settings, locks, temporary objects, a LISTEN, prepared statements."""
     url = pooler.url(empty_database)
     assert schema.migrate(url) == schema.known()
     with contextlib.closing(psycopg2.connect(url)) as watch:
@@ -143,11 +145,16 @@ def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) 
         group.commit(part, all_loaded(part))
         with Wakeups(url, group.name) as wakeups:
             wakeups.wait(0.01)
+        with session(url) as connection:
+            for _ in range(2):  # the second one would be prepared
+                with pytest.raises(GroupError):
+                    Coordinator(connection, group.name).heartbeat("nobody", None, 1)
         group.check_conserved()
     found = """
         SELECT pg_backend_pid(), current_setting('search_path'), array(SELECT pg_listening_channels()), pg_my_temp_schema() = 0
                    OR NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_my_temp_schema()),
-               (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory')
+               (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'),
+               (SELECT count(*) FROM pg_prepared_statements)
     """
     seen = {}
     with contextlib.ExitStack() as opened:  # transactions at the same time, so each has a backend of its own
@@ -159,7 +166,7 @@ def test_nothing_of_a_session_stays_behind(empty_database: str, pooler: Pooler) 
             pid, *state = cur.fetchone() or ()
             seen[pid] = state
     assert len(seen) == 8
-    assert {repr(state) for state in seen.values()} == {repr(['"$user", public', [], True, 0])}
+    assert {repr(state) for state in seen.values()} == {repr(['"$user", public', [], True, 0, 0])}
 
 
 def test_session_through_a_pooler_is_known_and_its_driver_in_sight(stack: LocalStack, pooler: Pooler) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import psycopg2.errors
 from psycopg2.extras import Json
 
-from tidemark.db import Prepared, on_behalf, rows, statements, transaction
+from tidemark.db import execute_often, on_behalf, rows, statements, transaction
 from tidemark.group.errors import (
     GroupError,
     GroupIdNotFound,
@@ -106,7 +106,6 @@ class Coordinator:
         self._group = group
         self._config = config or GroupConfig()
         self._new_ids: dict[str, str] = {}
-        self._statement = Prepared("tidemark_beat", SQL["beat"])
 
     # ---- members
 
@@ -319,7 +318,7 @@ class Coordinator:
         with transaction(self._connection) as cur:
             if request in ("join", "sync"):
                 cur.execute(SQL["share_group"], values)
-            self._statement.execute(cur, values)
+            execute_often(cur, "beat", SQL["beat"], values)
             found = cur.fetchone()
         # without a row, a new transaction takes the lock: this one may keep that of a row that it waited for and that then did not match
         return None if found is None else _Seen(*found)

@@ -137,6 +137,9 @@ def test_call_costs_as_many_statements_as_it_is_said_to_whatever_the_size_of_the
     sent: list[str] = []
     with contextlib.closing(connect(scene.url)) as connection:
         player.coordinator = scene.coordinator(counted(connection, sent))
+        for _ in range(2):  # afterwards it is prepared
+            player.coordinator._beat("heartbeat", "nobody", None)
+        sent.clear()
         player.coordinator._new_ids.update({player.instance_id: player.member_id} if player.instance_id and player.member_id else {})
         act(player)
     assert len(sent) == COSTS[call], "\n\n".join(sent)
@@ -197,6 +200,17 @@ def test_members_at_rest_send_their_heartbeats_and_nothing_else(group: Group, se
     began, before = beats, len(sent)
     wait_for(group, lambda: beats >= began + 20)
     assert abs((len(sent) - before) - (beats - began)) <= len(group.members)  # those that are under way
+
+
+def test_postgres_plans_a_members_statement_once(group: Group, sent: list[str]) -> None:
+    for _ in range(2):
+        group.join()
+    group.settle()
+    prepared = [each for each in sent if each.startswith("PREPARE tidemark_beat ")]
+    assert len(prepared) == 2
+    sent.clear()
+    wait_for(group, lambda: len(sent) >= 6)
+    assert {each.partition("(")[0].rstrip() for each in sent} == {"EXECUTE tidemark_beat"}
 
 
 REBALANCE = 40
