@@ -3,8 +3,8 @@
 A call that changes the group is one transaction. It locks the group's row, runs everything that is due by the database's clock, handles
 the request, stores the changes and wakes the waiting members. If a process dies during a call, the group stays as it was, and the next
 caller continues from there. As long as nothing is due, other calls change the member's own row only: a `heartbeat`, or a `joined` or `sync`
-that has to wait, or the response to a follower's `joined`, is one statement. The `join` of a member in a join phase, and a follower's
-`sync`, share the group's row, so members do not wait for each other.
+that has to wait, or the response to a follower's `joined` or repeated `sync`, is one statement. The `join` of a member in a join phase,
+and a follower's first `sync`, share the group's row, so members do not wait for each other.
 
 The protocol itself is in `machine`, the legal transitions in `states`, the statements in ``coordinator.sql``. All times come from
 ``clock_timestamp()``, never from this process (I6).
@@ -106,6 +106,8 @@ class Coordinator:
         self._group = group
         self._config = config or GroupConfig()
         self._new_ids: dict[str, str] = {}
+        self._sent_sync: tuple[str, int] | None = None
+        """The member and generation of the last SyncGroup: what is repeated is a poll, which does not lock the group's row."""
 
     # ---- members
 
@@ -156,9 +158,9 @@ class Coordinator:
         """
         who = self._who(member_id, instance_id)
         if assignments is None:
-            seen = self._beat("synced", who, instance_id, generation=generation) or self._beat(
-                "sync", who, instance_id, generation=generation, protocol=protocol
-            )
+            parked, self._sent_sync = self._sent_sync == (who, generation), (who, generation)
+            seen = self._beat("synced", who, instance_id, generation=generation) if parked else None
+            seen = seen or self._beat("sync", who, instance_id, generation=generation, protocol=protocol)
             if seen is not None and seen.state == GroupState.PREPARING_REBALANCE:
                 raise RebalanceInProgress(group=self._group, member_id=who)
             if seen is not None:

@@ -40,7 +40,7 @@ WITH grp AS (
            WHEN 'join' THEN state = 'PreparingRebalance' AND initial_until IS NULL
                             AND (SELECT jsonb_agg(offer -> 0) FROM jsonb_array_elements(protocols) AS offer) = %(offered)s
            WHEN 'joined' THEN joining OR (state IN ('CompletingRebalance', 'Stable') AND member_id <> leader)
-           WHEN 'synced' THEN synced AND state = 'CompletingRebalance' AND generation = %(generation)s
+           WHEN 'synced' THEN synced AND state IN ('CompletingRebalance', 'Stable') AND generation = %(generation)s
            WHEN 'sync' THEN generation = %(generation)s AND (%(protocol)s::text IS NULL OR protocol = %(protocol)s)
                             AND (state = 'PreparingRebalance' OR (member_id <> leader
                                  AND (state = 'CompletingRebalance' OR (state = 'Stable' AND (synced OR unsynced > 1)))))

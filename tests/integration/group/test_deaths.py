@@ -82,7 +82,9 @@ def joined(scene: Scene) -> list[Player]:
 
 
 def by(player: Player, connection: Connection) -> Player:
-    player.coordinator = player.scene.coordinator(connection)
+    """Its next call is on this connection, and is otherwise what it would have been on the old one."""
+    before, player.coordinator = player.coordinator, player.scene.coordinator(connection)
+    player.coordinator._sent_sync = before._sent_sync
     return player
 
 
