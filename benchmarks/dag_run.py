@@ -11,6 +11,7 @@ import contextlib
 import statistics
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -39,8 +40,7 @@ COUNTED = ("scheduler", "api-server")
 NAME = "small"
 DAG = f"consume__{NAME}"
 SCHEMA = "bench_dag_run"
-FILES = {
-    "transforms/small_numbers.py": """
+TRANSFORM = """
 from typing import TypedDict
 
 from tidemark.transform import Record
@@ -52,11 +52,10 @@ class Row(TypedDict):
 
 def transform(record: Record) -> Row:
     return {"number": int(record.value or b"0")}
-""",
-    "expectations/small.json": """
+"""
+SUITE = """
 {"expectations": [{"type": "expect_column_values_to_be_between", "kwargs": {"column": "number", "max_value": 1000000}}]}
-""",
-}
+"""
 
 
 def measure(stage: Stage, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -103,8 +102,9 @@ def table(rows: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
 @contextlib.contextmanager
 def small_consumers(stage: Stage, folder: Path, schedules: Mapping[str, str], **settings: str) -> Iterator[LocalAirflow]:
     """An Airflow with a consumer for each name, which is also its topic. ``schedules``: its cron expression, or "" for none."""
-    files = {f"consumers/{name}.yaml": _spec(name, schedule) for name, schedule in schedules.items()}
-    for name, text in (FILES | files).items():
+    module = f"numbers_{uuid.uuid4().hex}"  # this process may have imported that of another folder
+    files = {f"consumers/{name}.yaml": _spec(name, schedule, module) for name, schedule in schedules.items()}
+    for name, text in {f"transforms/{module}.py": TRANSFORM, "expectations/small.json": SUITE, **files}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     metadata = urlunsplit(urlsplit(stage.database_url)._replace(path="/airflow_dag_run"))
@@ -128,8 +128,8 @@ def small_consumers(stage: Stage, folder: Path, schedules: Mapping[str, str], **
         airflow.down()
 
 
-def _spec(name: str, schedule: str) -> str:
-    keys = {"topics": [name], "transform": "small_numbers:transform", "sink": {"table": f"{SCHEMA}.{name}"}}
+def _spec(name: str, schedule: str, module: str) -> str:
+    keys = {"topics": [name], "transform": f"{module}:transform", "sink": {"table": f"{SCHEMA}.{name}"}}
     return yaml.safe_dump(keys | {"validation": {"suite": "small"}} | ({"schedule": schedule} if schedule else {}))
 
 

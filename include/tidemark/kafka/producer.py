@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,8 +69,11 @@ class Publisher:
         self._client: Producer | None = None
         self._denied = False
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Report]:
-        """Publishes the messages and returns a report for each, in order, within about `ANSWER_S`. Never raises broker errors."""
+    def publish(self, messages: Iterable[Outgoing]) -> list[Report]:
+        """Publishes the messages and returns a report for each, in order, within about `ANSWER_S`. Never raises broker errors.
+
+        Takes each message when it is its turn, so that they need not all exist: Python's garbage collector would go through them.
+        """
         from confluent_kafka import KafkaException
         from confluent_kafka import Producer as Make
 
@@ -78,8 +81,9 @@ class Publisher:
             self._denied = False
             self._client = connected(Make, self._settings)
         client, until = self._client, time.monotonic() + ANSWER_S
-        reports = [Report(Answer.UNKNOWN, text="the broker did not answer")] * len(messages)
+        reports: list[Report] = []
         for number, message in enumerate(messages):
+            reports.append(Report(Answer.UNKNOWN, text="the broker did not answer"))
             note = functools.partial(_note, reports, number)
             try:
                 self._produce(client, message, note, until)

@@ -60,15 +60,15 @@ class Row(NamedTuple):
     hop_topic: str
 
 
-def outgoing(group: str, record: Row, partitions: int) -> Outgoing:
-    """Builds the message for a record, for a topic with ``partitions`` partitions.
+def partition_of(record: Row, partitions: int) -> int:
+    """A record keeps its original partition, modulo the topic's ``partitions``, so records of one key stay together and in order."""
+    return record.partition % partitions
 
-    A record keeps its original partition, modulo ``partitions``, so records of one key stay together and in order.
-    """
+
+def outgoing(group: str, record: Row, partitions: int) -> Outgoing:
+    """Builds the message for a record, for a topic with ``partitions`` partitions."""
     own = [(name, None if text is None else base64.b64decode(text)) for name, text in json.loads(record.headers)] if record.headers else []
-    return Outgoing(
-        record.hop_topic, record.partition % partitions, _bytes(record.key), _bytes(record.value), own + ours(group, record)
-    )  # fmt: skip
+    return Outgoing(record.hop_topic, partition_of(record, partitions), _bytes(record.key), _bytes(record.value), own + ours(group, record))
 
 
 def ours(group: str, record: Row) -> list[tuple[str, bytes | None]]:

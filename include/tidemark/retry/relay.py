@@ -30,7 +30,7 @@ from tidemark.kafka.config import KafkaConfig
 from tidemark.kafka.producer import Answer, Publisher, Publishers
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
-from tidemark.retry.messages import Row, outgoing
+from tidemark.retry.messages import Row, outgoing, partition_of
 from tidemark.retry.store import publish_gone, release
 from tidemark.retry.topics import largest_of, look_at, needed, now_topic, visible
 
@@ -187,21 +187,20 @@ class _Relay:
         allowed = [name for name in self.topics if name not in self.blocked]
         with transaction(self.connection) as cur:
             records = self._take(cur, after, upto, count, allowed)  # ①
-            messages = [outgoing(self.group, record, self.topics[record.hop_topic][0].partitions) for record in records]
-            reports = publisher.publish(messages)  # ② ③
+            reports = publisher.publish(outgoing(self.group, record, self._partitions(record)) for record in records)  # ② ③
             stored, refused, silence = [], [], ""
-            for record, message, report in zip(records, messages, reports, strict=True):
+            for record, report in zip(records, reports, strict=True):
                 number = record.failed_record_id
                 if report.answer is Answer.STORED:
-                    stored.append((number, self.topics[message.topic][1], message.partition, report.offset))
+                    stored.append((number, self.topics[record.hop_topic][1], partition_of(record, self._partitions(record)), report.offset))
                 elif report.answer is Answer.REFUSED:
                     refused.append((number, report.text))
                 elif report.answer is Answer.BLOCKED:
-                    self.blocked[message.topic] = report.text
+                    self.blocked[record.hop_topic] = report.text
                 else:
                     silence = report.text
             self._note(cur, stored, refused if alone else [])  # ④
-        self.published.update(message.topic for message, report in zip(messages, reports, strict=True) if report.answer is Answer.STORED)
+        self.published.update(record.hop_topic for record, report in zip(records, reports, strict=True) if report.answer is Answer.STORED)
         self.refused += len(refused) if alone else 0
         if silence:
             raise BrokerUnavailable(cause=f"{self.cluster.servers}: {silence}")
@@ -210,6 +209,9 @@ class _Relay:
             len(records),
             [] if alone else [number for number, _ in refused],
         )
+
+    def _partitions(self, record: Row) -> int:
+        return self.topics[record.hop_topic][0].partitions
 
     def _take(self, cur: Cursor, after: int, upto: int, count: int, topics: Sequence[str]) -> list[Row]:
         cur.execute(SQL["limits"], {"idle_ms": str(IDLE_MS)})

@@ -151,8 +151,8 @@ def load(cur: Cursor, part: Slice, layout: Layout, batches: Iterator[pa.RecordBa
     name = f"tidemark_slice_{layout.sink}" if layout.sink else "tidemark_slice"
     slice_ = quoted_table(f"pg_temp.{name}")
     cur.execute(SQL["make_slice"].format(name=quoted(name), columns=deleted.slice_columns(layout), sink=quoted_table(layout.table)))
-    copy(cur, part, f"pg_temp.{name}", layout.copy_columns, batches, sink=layout.table)
-    merge(cur, [part], layout, slice_)
+    rows = copy(cur, part, f"pg_temp.{name}", layout.copy_columns, batches, sink=layout.table)
+    merge(cur, [part], layout, slice_, rows=rows)
     cur.execute(f"TRUNCATE {slice_}")  # more batches may follow in the same transaction
 
 
@@ -213,18 +213,21 @@ def halve(
         halve(cur, half, store, split, refuse)
 
 
-def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, any_partition: bool = False) -> None:
+def merge(
+    cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, rows: int | None = None, any_partition: bool = False
+) -> None:
     """Merges the rows of ``source``, made from ``parts``, into an upsert sink: per key, the last row replaces the one in the sink.
 
     An older row never replaces a newer one: a row of a later record of the same partition stays. An earlier incarnation of a topic is older
     than all of a later one. All records of a key must come from one Kafka partition, because partitions have no order between them; a row
     whose key came from another partition is rejected. ``any_partition``: the rows belong to batches and have the lineage of the first of
-    ``parts``; the last commit wins, except among batches that begin in the same partition.
+    ``parts``; the last commit wins, except among batches that begin in the same partition. ``rows``: how many ``source`` has, if known: if
+    as many are written, each key has one.
 
     Rows of suppressed keys are dropped (`tidemark.sink.suppressed`). Rows below the floor of their partition are kept before they are
     overwritten (`tidemark.sink.overwritten`). Rows that delete remove their key's row (`tidemark.sink.deleted`). Raises `SinkRejected`.
     """
-    part = parts[0]
+    part, whole = parts[0], source
     names = layout.sink_columns
     if not any_partition:
         source = suppressed.without_keys(cur, layout, parts, source)
@@ -249,7 +252,10 @@ def merge(cur: Cursor, parts: Sequence[Slice], layout: Layout, source: str, *, a
         fill["source"] = source
         if floor:
             kept.keep_replaced(cur, layout, source, any_partition=any_partition)
-        latest, written = _counted(cur, SQL["merge"].format(**fill))
+        cur.execute(SQL["merge"].format(**fill))
+        if (written := cur.rowcount) == rows and source == whole:
+            return
+        (latest,) = _counted(cur, SQL["keys"].format(**fill))
         if latest == written:
             return
         cur.execute(SQL["not_replaceable"].format(**fill))

@@ -6,13 +6,13 @@ CREATE TEMP TABLE IF NOT EXISTS {name} ON COMMIT DROP AS SELECT {columns} FROM {
 
 -- name: merge
 -- Writes the last row of each key, replacing the sink's row if that is older. Locks the rows that it finds.
-WITH latest AS MATERIALIZED (
-    SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
-), written AS (
-    INSERT INTO {sink} AS present ({columns}) SELECT {columns} FROM latest
-    ON CONFLICT ({key}) DO UPDATE SET {assignments} WHERE {replaceable} RETURNING 1
-)
-SELECT (SELECT count(*) FROM latest), (SELECT count(*) FROM written);
+INSERT INTO {sink} AS present ({columns})
+SELECT DISTINCT ON ({key}) {columns} FROM {source} AS source ORDER BY {key}, kafka_offset DESC, kafka_seq DESC
+ON CONFLICT ({key}) DO UPDATE SET {assignments} WHERE {replaceable};
+
+-- name: keys
+-- The number of keys, one row of each of which `merge` writes. Locks nothing.
+SELECT count(*) FROM (SELECT DISTINCT {key} FROM {source} AS source) AS keys;
 
 -- name: not_replaceable
 -- One of the rows that `merge` did not write because their key came from another partition. Locks nothing.
