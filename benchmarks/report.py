@@ -153,7 +153,8 @@ def tables(found: Mapping[str, Any], only: set[str]) -> list[TableOf]:
     }
     wanted = only | ({"contestants"} if "ratios" in only else set())
     made = [table for name, made_of in of.items() if name in wanted and name in found for table in made_of(found[name])]
-    return [bars.table(found, only), *made]
+    held = [bars.table(found, only)] if bars.bars(found, only) else []
+    return [*held, *made]
 
 
 def _where(stages: list[dict[str, Any]]) -> TableOf:
