@@ -251,8 +251,8 @@ class _Session(Connection):
 def execute_often(cursor: Cursor, name: str, statement: str, values: Mapping[str, Any]) -> None:
     """Executes a statement that a session sends again and again, with ``values`` for its ``%(name)s``.
 
-    From the second time on, Postgres does not parse and plan it again, except behind a pooler, where each transaction may run on another
-    backend.
+    The second time, it is prepared: Postgres parses it once and soon reuses one plan. Not behind a pooler, where each transaction may run
+    on another backend.
     """
     known = cursor.connection.often if isinstance(cursor.connection, _Session) else {}
     if name not in known:

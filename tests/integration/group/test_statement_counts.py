@@ -203,7 +203,7 @@ def test_members_at_rest_send_their_heartbeats_and_nothing_else(group: Group, se
     assert abs((len(sent) - before) - (beats - began)) <= len(group.members)  # those that are under way
 
 
-def test_postgres_plans_a_members_statement_once(group: Group, sent: list[str]) -> None:
+def test_members_statement_is_prepared_once(group: Group, sent: list[str]) -> None:
     for _ in range(2):
         group.join()
     group.settle()
