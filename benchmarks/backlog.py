@@ -62,7 +62,7 @@ def tables(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str],
 
 def _backlog(stage: Stage, site: Site, records: int, width: int) -> dict[str, Any]:
     topic = stage.topic(Topic(f"events-{records}", PARTITIONS, records, width))
-    product, job = Flaky(site, partitions=PARTITIONS), Job(topic)
+    product, job = Flaky(site, delay=DELAY, partitions=PARTITIONS), Job(topic)
     stage.empty()
     try:
         product.fails(1000)
@@ -74,7 +74,7 @@ def _backlog(stage: Stage, site: Site, records: int, width: int) -> dict[str, An
     relay_s = _timed(product.relay)
     relay_mib = max(0, psutil.Process().memory_info().rss - before) / MIB
     product.fails(0)
-    product.age()
+    product.wait()
     with session(site.database_url) as connection:
         due_s = _timed(lambda: due(connection, product.group))
     peak = Peak()
@@ -87,7 +87,7 @@ def _backlog(stage: Stage, site: Site, records: int, width: int) -> dict[str, An
 
 def _drain(site: Site, topic: Topic, group: str, peak: Peak) -> None:
     folder = Path(site.folder)
-    write_spec(folder, Flaky.transform, [topic.name], group, retry=f"{{delays: [5m], topics: {{partitions: {PARTITIONS}}}}}")
+    write_spec(folder, Flaky.transform, [topic.name], group, retry=f"{{delays: [{DELAY}], topics: {{partitions: {PARTITIONS}}}}}")
     with contextlib.ExitStack() as watching:
         run_attempt(
             Flaky.transform,

@@ -1,6 +1,6 @@
 """Retries: what a hand-off costs the run, how fast the relay publishes, and how fast a drain tries again.
 
-The product end to end, as in `benchmarks.product`, with one transform for all of it. Time does not pass: what waits is made due.
+The product end to end, as in `benchmarks.product`, with one transform for all of it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from tidemark.spec.model import Retry, RetryTopics
 SHARES = (0, 10, 100)
 """Of 1000 records these fail at first."""
 FILE = "BENCH_FLAKY"
+DELAY = "1s"
 
 
 class Flaky(_Product):
     transform = "bench_flaky"
 
-    def __init__(self, site: Site, *, delay: str = "5m", partitions: int = 1) -> None:
+    def __init__(self, site: Site, *, delay: str = DELAY, partitions: int = 1) -> None:
         self._retry = Retry(delays=(delay,), topics=RetryTopics(partitions=partitions))
         self._share = Path(site.folder) / "share"
         self.fails(0)
@@ -65,10 +66,12 @@ class Flaky(_Product):
         with session(self._site.database_url) as connection:
             return relay(connection, self._connections.kafka, self._this).records
 
-    def age(self) -> None:
-        """All that waits is due."""
+    def wait(self) -> None:
+        """Until all that waits is due."""
         with contextlib.closing(psycopg2.connect(self._site.database_url)) as connection, connection, connection.cursor() as cur:
-            cur.execute("UPDATE tidemark.failed_record SET due_at = clock_timestamp() WHERE state = 'WAITING'")
+            cur.execute("SELECT extract(epoch FROM max(due_at) - clock_timestamp()) FROM tidemark.failed_record WHERE state = 'WAITING'")
+            (left,) = cur.fetchone() or (0,)
+        time.sleep(max(0.0, float(left or 0)))
 
     def drain(self) -> None:
         attempt = run.open_attempt(self._site.database_url, self._this.group, TaskIdentity())
@@ -115,7 +118,7 @@ def _round(stage: Stage, product: Flaky, job: Job, share: int) -> tuple[float, f
     run_s = _timed(lambda: product.run(job))
     product.fails(0)
     relay_s = _timed(product.relay)
-    product.age()
+    product.wait()
     drain_s = _timed(product.drain)
     if wrong := stage.wrong(job, "bench.events"):
         raise RuntimeError(f"after a drain: {wrong}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,29 +61,39 @@ class Report(NamedTuple):
     text: str = ""
 
 
+SILENCE = Report(Answer.UNKNOWN, text="the broker did not answer")
+
+
 class Publisher:
-    """An idempotent producer, for one thread. Connects at the first message, which takes half a second."""
+    """An idempotent producer, for one thread."""
 
     def __init__(self, config: KafkaConfig, *, alone: bool = False) -> None:
         self._settings = {**config, **SETTINGS, **(ALONE if alone else {})}
         self._client: Producer | None = None
         self._denied = False
 
-    def publish(self, messages: Iterable[Outgoing]) -> list[Report]:
-        """Publishes the messages and returns a report for each, in order, within about `ANSWER_S`. Never raises broker errors.
-
-        Takes each message when it is its turn, so that they need not all exist: Python's garbage collector would go through them.
-        """
-        from confluent_kafka import KafkaException
+    def connect(self) -> Producer:
+        """Begins to connect, unless it has. A message that comes in the first tenth of a second waits for half a second."""
         from confluent_kafka import Producer as Make
 
         if self._client is None:
             self._denied = False
             self._client = connected(Make, self._settings)
-        client, until = self._client, time.monotonic() + ANSWER_S
+        return self._client
+
+    def publish(self, messages: Iterable[Outgoing]) -> Iterator[Report]:
+        """Publishes the messages and yields a report for each, in order, within about `ANSWER_S`. Never raises broker errors.
+
+        Takes each message when it is its turn, so that they need not all exist: Python's garbage collector would go through them. Reports
+        of stored messages come while others are still being published.
+        """
+        from confluent_kafka import KafkaException
+
+        client, until = self.connect(), time.monotonic() + ANSWER_S
         reports: list[Report] = []
+        yielded = 0
         for number, message in enumerate(messages):
-            reports.append(Report(Answer.UNKNOWN, text="the broker did not answer"))
+            reports.append(SILENCE)
             note = functools.partial(_note, reports, number)
             try:
                 self._produce(client, message, note, until)
@@ -91,6 +101,9 @@ class Publisher:
                 reports[number] = _failed(error.args[0])
             if number % SERVED_AFTER == 0:
                 self._serve(client, 0.0)
+                while yielded < len(reports) and reports[yielded].answer is Answer.STORED:
+                    yield reports[yielded]
+                    yielded += 1
         if not self._serve_all(client, until):
             client.purge()  # no answer in time: the messages must not be sent later
             self._serve_all(client, time.monotonic() + 1.0)
@@ -99,7 +112,7 @@ class Publisher:
             reports = [nowhere if report.answer is Answer.UNKNOWN else report for report in reports]
         if any(report.answer in (Answer.UNKNOWN, Answer.BLOCKED) for report in reports):
             self._client = None  # it may have failed permanently, and it caches authorization errors
-        return reports
+        yield from reports[yielded:]
 
     def _serve_all(self, client: Producer, until: float) -> bool:
         """Takes delivery reports until all have arrived; `False`: not in time. ``flush`` would not survive a fatal error."""

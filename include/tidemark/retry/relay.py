@@ -2,6 +2,8 @@
 
     ① lock a portion of the outbox   ② publish it   ③ wait for the broker's answers   ④ register the messages   ⑤ commit
 
+④ begins with the first answers, while other records are still being published.
+
 A row without ``hop_offset`` is still to be published. A relay that dies between ② and ⑤ leaves messages that are registered in no row;
 they are never tried, and their records are published again. So no record is lost or tried twice. Several relays share the work, because
 each skips rows that others have locked. A relay that hangs loses its session, and with it its portion, after `IDLE_MS`; later answers are
@@ -20,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +34,7 @@ from tidemark.kafka.producer import Answer, Publisher, Publishers
 from tidemark.offsets import store
 from tidemark.records.ranges import TopicPartition
 from tidemark.retry.messages import Row, outgoing, partition_of
-from tidemark.retry.store import publish_gone, release
+from tidemark.retry.store import by_index, publish_gone, release
 from tidemark.retry.topics import largest_of, look_at, needed, now_topic, visible
 
 if TYPE_CHECKING:
@@ -48,10 +51,16 @@ IDLE_MS = 9_000
 them (`tidemark.rewind.apply.GRACE_MS`), so that a relay that hangs does not block a rewind."""
 PORTION_RECORDS = 10_000
 PORTION_BYTES = 16 * 1024 * 1024
+REGISTERED_AT_ONCE = 1_000
+"""Of a portion, while the rest is being published."""
 MISSING = "it does not exist"
 NOT_ALLOWED = "{} on it is not allowed"
 ANY = 2**63 - 1
 """The largest record number."""
+
+
+Stored = tuple[int, int, int, int]
+"""A record's number, and the topic id, partition and offset of its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,8 @@ class _Relay:
             names = [name for (name,) in cur.fetchall()]
             cur.execute(SQL["known"], {"names": names})
             known = {(name, kafka_uuid) for name, kafka_uuid in cur.fetchall()}
+        if names:
+            self.publishers.together.connect()  # meanwhile
         found, hidden = visible(self.cluster, names)
         self.blocked |= {name: NOT_ALLOWED.format("DESCRIBE") for name in hidden}
         if new := [name for name in names if name not in hidden and (name not in found or (name, found[name].kafka_uuid) not in known)]:
@@ -185,22 +196,31 @@ class _Relay:
     def _publish(self, publisher: Publisher, after: int, count: int, *, upto: int = ANY, alone: bool = False) -> tuple[int, int, list[int]]:
         """Publishes one portion after a record. Returns the last record taken, the number taken, and those to be tried alone."""
         allowed = [name for name in self.topics if name not in self.blocked]
-        with transaction(self.connection) as cur:
+        stored, refused, silence, published = list[Stored](), [], "", Counter[str]()
+        with transaction(self.connection) as cur, ThreadPoolExecutor(1) as beside:
             records = self._take(cur, after, upto, count, allowed)  # ①
             reports = publisher.publish(outgoing(self.group, record, self._partitions(record)) for record in records)  # ② ③
-            stored, refused, silence = [], [], ""
+            registered = list[Future[None]]()
             for record, report in zip(records, reports, strict=True):
-                number = record.failed_record_id
+                number, topic = record.failed_record_id, record.hop_topic
                 if report.answer is Answer.STORED:
-                    stored.append((number, self.topics[record.hop_topic][1], partition_of(record, self._partitions(record)), report.offset))
+                    stored.append((number, self.topics[topic][1], partition_of(record, self._partitions(record)), report.offset))
+                    published[topic] += 1
+                    if len(stored) == REGISTERED_AT_ONCE:
+                        registered.append(beside.submit(_register, cur, stored))  # ④ meanwhile
+                        stored = []
                 elif report.answer is Answer.REFUSED:
                     refused.append((number, report.text))
                 elif report.answer is Answer.BLOCKED:
-                    self.blocked[record.hop_topic] = report.text
+                    self.blocked[topic] = report.text
                 else:
                     silence = report.text
-            self._note(cur, stored, refused if alone else [])  # ④
-        self.published.update(record.hop_topic for record, report in zip(records, reports, strict=True) if report.answer is Answer.STORED)
+            for each in registered:
+                each.result()
+            _register(cur, stored)  # ④
+            if alone:
+                _note_refused(cur, refused)
+        self.published += published
         self.refused += len(refused) if alone else 0
         if silence:
             raise BrokerUnavailable(cause=f"{self.cluster.servers}: {silence}")
@@ -214,18 +234,23 @@ class _Relay:
         return self.topics[record.hop_topic][0].partitions
 
     def _take(self, cur: Cursor, after: int, upto: int, count: int, topics: Sequence[str]) -> list[Row]:
-        cur.execute(SQL["limits"], {"idle_ms": str(IDLE_MS)})
+        cur.execute(SQL["idle_limit"], {"idle_ms": str(IDLE_MS)})
+        by_index(cur)
         bounds = {"after": after, "upto": upto, "records": count, "bytes": PORTION_BYTES}
         cur.execute(SQL["take"], {"group_id": self.group_id, "topics": list(topics), **bounds})
         return [*map(Row._make, cur.fetchall())]
 
-    def _note(self, cur: Cursor, stored: Sequence[tuple[int, int, int, int]], refused: Sequence[tuple[int, str]]) -> None:
-        if stored:
-            ids, topic_ids, partitions, offsets = map(array, zip(*stored, strict=True))
-            cur.execute(SQL["note_stored"], {"ids": ids, "topic_ids": topic_ids, "partitions": partitions, "offsets": offsets})
-        if refused:
-            numbers, texts = map(list, zip(*refused, strict=True))
-            cur.execute(SQL["note_refused"], {"ids": numbers, "texts": texts})
+
+def _register(cur: Cursor, stored: Sequence[Stored]) -> None:
+    if stored:
+        ids, topic_ids, partitions, offsets = map(array, zip(*stored, strict=True))
+        cur.execute(SQL["note_stored"], {"ids": ids, "topic_ids": topic_ids, "partitions": partitions, "offsets": offsets})
+
+
+def _note_refused(cur: Cursor, refused: Sequence[tuple[int, str]]) -> None:
+    if refused:
+        numbers, texts = map(list, zip(*refused, strict=True))
+        cur.execute(SQL["note_refused"], {"ids": numbers, "texts": texts})
 
 
 def _is_there(place: Mapping[str, Any], found: Mapping[str, Topic]) -> bool:

@@ -3,12 +3,9 @@
 -- name: group_id
 SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s;
 
--- name: limits
--- A relay that is idle inside its transaction for this long loses its session, and so its row locks. A portion is found and registered by
--- index: the planner, whose statistics are older than a backlog, may choose to read all of the outbox, or the table, for each portion.
--- Locks nothing.
-SELECT set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true), set_config(planner.setting, 'off', true)
-  FROM unnest('{enable_seqscan, enable_bitmapscan, enable_sort}'::text[]) AS planner (setting);
+-- name: idle_limit
+-- A relay that is idle inside its transaction for this long loses its session, and so its row locks. Locks nothing.
+SELECT set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true);
 
 -- name: outbox_topics
 -- The topics with records to publish. Locks nothing.

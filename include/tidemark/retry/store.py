@@ -119,6 +119,11 @@ class RecordsChanged(Broken):
         return f"{self.part}: only {self.found:,} of {tried} could be updated. Nothing of this slice was stored."
 
 
+def by_index(cur: Cursor) -> None:
+    """Has the rest of the transaction find records by index, whatever the planner's statistics say."""
+    cur.execute(SQL["by_index"])
+
+
 def lock_due(cur: Cursor, group_id: int, part: Slice, read: Waiting) -> Waiting:
     """Locks the records of a drained slice that are due and still registered there, by hop, until the transaction ends. Returns those that
     were ``read``.

@@ -5,6 +5,11 @@
 -- block each other.
 SELECT pg_advisory_xact_lock_shared(%(class)s, %(group_id)s);
 
+-- name: by_index
+-- From now on, the transaction finds records by index. The planner's statistics may be older than a backlog: it may choose to read all of
+-- the outbox, or the whole table with its history, for each portion. Locks nothing.
+SELECT set_config(planner.setting, 'off', true) FROM unnest('{enable_seqscan, enable_bitmapscan, enable_sort}'::text[]) AS planner (setting);
+
 -- name: lock_due
 -- The due records whose registered messages lie in a slice of a retry topic. Locks them.
 SELECT failed_record_id, hop_offset
@@ -144,11 +149,16 @@ SELECT topic_id, topic.name AS topic, topic.kafka_uuid, partition, first, "end"
 
 -- name: publish_stranded
 -- Puts waiting records back into the outbox if a drain has passed their message: it was registered late, or missing from the log at the
--- time. Locks them.
+-- time. They are few, and found by their messages' offsets: a condition on the group would have the planner read all that wait. Locks them.
+WITH passed AS MATERIALIZED (
+    SELECT failed_record_id FROM tidemark.partition_offset pos
+     CROSS JOIN LATERAL (SELECT failed_record_id FROM tidemark.failed_record
+                          WHERE hop_topic_id = pos.topic_id AND hop_partition = pos.partition AND hop_offset < pos.next_offset
+                            AND state = 'WAITING' FOR UPDATE) record
+     WHERE pos.group_id = %(group_id)s AND pos.drained
+)
 UPDATE tidemark.failed_record record SET hop_topic_id = NULL, hop_partition = NULL, hop_offset = NULL
-  FROM tidemark.partition_offset pos
- WHERE pos.group_id = %(group_id)s AND pos.drained AND record.group_id = pos.group_id AND record.state = 'WAITING'
-   AND record.hop_topic_id = pos.topic_id AND record.hop_partition = pos.partition AND record.hop_offset < pos.next_offset;
+  FROM passed WHERE record.failed_record_id = passed.failed_record_id;
 
 -- name: publish_gone
 -- Puts waiting records back into the outbox if their registered message is gone from the log. Locks them.

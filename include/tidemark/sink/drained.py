@@ -182,6 +182,7 @@ def say_what_became(cur: Cursor, target: Target, part: Slice, records: Waiting, 
         )
         for at in np.flatnonzero((said == Disposition.RETRY) | (said == Disposition.FAIL)).tolist()
     ]
+    retries.by_index(cur)
     retries.succeed(cur, part, target.attempt_id, numbers.tolist(), rows.tolist())
     waiting, failed = retries.fail(cur, part, target.ladder, target.attempt_id, failures)
     retries.hold(cur, part, held)

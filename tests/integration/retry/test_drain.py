@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.buffers import counted
 from tests.integration.retry.lab import DELAYS, SERVICE, Lab, lab_on, minutes
 from tests.integration.retry.outbox import FIT
 from tests.kafka_topics import Topics
@@ -16,8 +17,9 @@ from tests.ledger import in_thread
 from tests.scenario import Scenario, eventually
 from tests.transforms import ECHO_COLUMNS, ECHOES
 
-from tidemark.db import session
+from tidemark.db import session, transaction
 from tidemark.records.ranges import Slice
+from tidemark.retry import store
 from tidemark.retry.admin import discard
 from tidemark.retry.filter import Filter
 from tidemark.rewind.model import ToEarliest
@@ -451,3 +453,51 @@ def test_record_that_changes_while_it_is_tried_is_not_loaded(lab: Lab, monkeypat
     lab.drain()
     assert lab.rows() == [(4, 0), (4, 1), (4, 2), (5, 0)]
     lab.check()
+
+
+HISTORY = """INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, headers, disposition, error_type, error_text,
+                                                 attempt_id, state, sink_rows)
+             SELECT group_id, topic_id, 100, number, '[]', 'retry', 'Timeout', 'no answer', attempt_id, 'LOADED', 1
+               FROM (SELECT * FROM tidemark.failed_record LIMIT 1) record, generate_series(1, 100000) number"""
+
+
+def read_one_after_the_other(lab: Lab) -> int:
+    """Of the failed records, how many were read so by sessions that have ended, and by this one."""
+    lab.sql("SELECT pg_stat_force_next_flush()")
+    return int(lab.sql("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'tidemark.failed_record'::regclass")[0][0])
+
+
+def test_drain_does_not_read_the_records_that_were_settled_long_ago(lab: Lab) -> None:
+    """Postgres, which knows how many there are, would read them all to find some thousand."""
+    words = list(map(str, range(5_000)))
+    lab.say({"*": "retry"})
+    lab.produce(*words)
+    lab.run()
+    lab.relay()
+    lab.age(minutes(5))
+    lab.sql(HISTORY)
+    lab.sql("VACUUM ANALYZE tidemark.failed_record")
+    lab.say({})
+    before = read_one_after_the_other(lab)
+    changed = "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relid = 'tidemark.failed_record'::regclass"
+    updates = lab.sql(changed)[0][0]
+    assert lab.drain().records == 5_000
+    eventually(lambda: lab.sql(changed)[0][0] >= updates + 5_000)
+    assert read_one_after_the_other(lab) - before < 100_000
+
+
+def test_look_up_of_what_a_drain_has_passed_does_not_read_all_that_waits(lab: Lab) -> None:
+    """Each drain begins with it, and Postgres' statistics may be older than a backlog."""
+    lab.say({"*": "retry"})
+    lab.produce("a")
+    lab.run()
+    lab.relay()
+    lab.age(minutes(5))
+    lab.drain()  # from now on there is a position
+    lab.sql("ANALYZE tidemark.failed_record")
+    lab.produce(*map(str, range(3_000)))
+    lab.run()
+    lab.relay()
+    with session(lab.url) as connection, counted(connection) as spent, transaction(connection) as cur:
+        assert store.publish_stranded(cur, lab.group_id) == 0
+    assert sum(each.buffers for each in spent) < 100
