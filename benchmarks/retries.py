@@ -27,8 +27,8 @@ from tidemark.retry.relay import relay
 from tidemark.retry.topics import ensure_topics
 from tidemark.spec.model import Retry, RetryTopics
 
-SHARES = (0, 10, 100)
-"""Of 1000 records these fail at first."""
+CASES = ((1, (0, 10, 100)), (4, (100,)))
+"""Partitions of the retry topic, and how many of 1000 records fail at first."""
 FILE = "BENCH_FLAKY"
 DELAY = "1s"
 
@@ -79,30 +79,36 @@ class Flaky(_Product):
 
 
 def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a share: records/s of the run, of the relay and of the drain, medians; and what each failed record has added to the run."""
-    product, job, found = Flaky(site), Job(topic), []
-    try:
-        _round(stage, product, job, SHARES[-1])
-        for share in SHARES:
-            taken = [_round(stage, product, job, share) for _ in range(rounds)]
-            run_s, relay_s, drain_s = (statistics.median(times) for times in zip(*taken, strict=True))
-            failed = job.rows * share // 1000
-            row = {"share": share / 1000, "records": job.rows, "failed": failed, "run_s": run_s, "run_per_s": job.rows / run_s}
-            if failed:
-                added = (run_s - found[0]["run_s"]) / failed * 1e6
-                row |= {"added_us": added, "relay_per_s": failed / relay_s, "drain_per_s": failed / drain_s, "drain_s": drain_s}
-            report(", ".join(f"{name} {value:,.3g}" if isinstance(value, float) else f"{name} {value:,}" for name, value in row.items()))
-            found.append(row)
-    finally:
-        product.close()
+    """A row a case: records/s of the run, of the relay and of the drain, medians; and what each failed record has added to the run."""
+    job, found = Job(topic), list[dict[str, Any]]()
+    for partitions, shares in CASES:
+        product = Flaky(site, partitions=partitions)
+        try:
+            _round(stage, product, job, shares[-1])
+            for share in shares:
+                taken = [_round(stage, product, job, share) for _ in range(rounds)]
+                run_s, relay_s, drain_s = (statistics.median(times) for times in zip(*taken, strict=True))
+                failed = job.rows * share // 1000
+                row = {"share": share / 1000, "partitions": partitions, "records": job.rows, "failed": failed, "run_s": run_s}
+                row |= {"run_per_s": job.rows / run_s}
+                if failed:
+                    added = (run_s - found[0]["run_s"]) / failed * 1e6
+                    row |= {"added_us": added, "relay_per_s": failed / relay_s, "drain_per_s": failed / drain_s, "drain_s": drain_s}
+                report(
+                    ", ".join(f"{name} {value:,.3g}" if isinstance(value, float) else f"{name} {value:,}" for name, value in row.items())
+                )
+                found.append(row)
+        finally:
+            product.close()
     return found
 
 
 def table(found: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
-    columns = ["fail at first", "records/s of the run", "µs each failed one adds", "relay records/s", "drain records/s", "share of the run"]
+    what = ("records/s of the run", "µs each failed one adds", "relay records/s", "drain records/s", "share of the run")
+    columns = ["fail at first", "partitions of the retry topic", *what]
     rows = []
     for one in found:
-        cells = [f"{one['share']:.0%}", f"{one['run_per_s']:,.0f}"]
+        cells = [f"{one['share']:.0%}", str(one["partitions"]), f"{one['run_per_s']:,.0f}"]
         if one["failed"]:
             cells += [f"{one['added_us']:.0f}", f"{one['relay_per_s']:,.0f}", f"{one['drain_per_s']:,.0f}"]
             cells.append(f"{one['drain_per_s'] / one['run_per_s']:.0%}")
