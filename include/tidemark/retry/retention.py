@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import statements, transaction
@@ -21,15 +21,13 @@ AT_A_TIME = 5_000
 def empty_settled(connection: Connection, keep: timedelta, *, portion: int = AT_A_TIME) -> int:
     """Deletes key, value and headers of records that were loaded, skipped or discarded longer ago than ``keep``, and of their originals
     before edits, ``portion`` records per transaction. Returns how many records it emptied."""
-    after = emptied = 0
-    while True:
+    after: datetime | str = "-infinity"
+    records, emptied = portion, 0
+    while records == portion:
         with transaction(connection) as cur:
             cur.execute(SQL["empty"], {"after": after, "keep": keep, "records": portion})
-            last, records = map(int, cur.fetchone() or (0, 0))
+            after, records = cur.fetchone() or ("", 0)
         emptied += records
-        if records < portion:
-            break
-        after = last
     if emptied:
         log.info("payloads of settled records emptied records=%s", emptied)
     return emptied

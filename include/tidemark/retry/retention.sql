@@ -1,13 +1,13 @@
 -- Statements that delete payloads that are no longer needed.
 
 -- name: empty
--- Deletes the payloads, and the originals before edits, of the next records after a given one that were settled this long ago. Locks them
--- and skips locked ones. Returns the number of the last record, and how many there were.
+-- Deletes the payloads, and the originals before edits, of the next records that were settled this long ago. Locks them and skips locked
+-- ones. Returns when the last of them was settled, and how many there were.
 WITH settled AS MATERIALIZED (
-    SELECT failed_record_id FROM tidemark.failed_record
-     WHERE failed_record_id > %(after)s AND state IN ('LOADED', 'SKIPPED', 'DISCARDED') AND emptied_at IS NULL
-       AND changed_at < clock_timestamp() - %(keep)s
-     ORDER BY failed_record_id LIMIT %(records)s
+    SELECT failed_record_id, changed_at FROM tidemark.failed_record
+     WHERE changed_at >= %(after)s::timestamptz AND changed_at < (SELECT clock_timestamp() - %(keep)s)
+       AND state IN ('LOADED', 'SKIPPED', 'DISCARDED') AND emptied_at IS NULL
+     ORDER BY changed_at LIMIT %(records)s
        FOR UPDATE SKIP LOCKED
 ), emptied AS (
     UPDATE tidemark.failed_record record SET key = NULL, value = NULL, headers = '[]', emptied_at = clock_timestamp()
@@ -16,4 +16,4 @@ WITH settled AS MATERIALIZED (
     UPDATE tidemark.failed_record_edit edit SET key = NULL, value = NULL, headers = '[]'
       FROM settled WHERE edit.failed_record_id = settled.failed_record_id
 )
-SELECT coalesce(max(failed_record_id), 0) AS last, count(*) AS records FROM settled;
+SELECT max(changed_at) AS last, count(*) AS records FROM settled;

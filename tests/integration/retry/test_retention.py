@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
+from tests.buffers import counted
 from tests.integration.retry.lab import Lab, minutes
 
 from tidemark.db import session, transaction
@@ -14,7 +15,7 @@ from tidemark.retry.filter import Filter, RecordState
 from tidemark.retry.retention import empty_settled
 
 WHY = {"reason": "the city does not exist", "by": "ann@host"}
-DAY = timedelta(days=1)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: Lab) -> None:
@@ -54,6 +55,24 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
     assert "value" not in shown
     assert lab.states() == {"LOADED": 1, "SKIPPED": 1, "DISCARDED": 2, "WAITING": 2}
     lab.check()
+
+
+def test_records_that_are_kept_longer_are_not_read(lab: Lab) -> None:
+    """Those of 30 days may be millions, and `tidemark maintain` runs each day."""
+    lab.say({"a": "fail"})
+    lab.produce("a")
+    lab.run()
+    lab.sql("""
+        INSERT INTO tidemark.failed_record (group_id, topic_id, partition, record_offset, headers, disposition, error_type, error_text,
+                                            attempt_id, state, changed_at, value)
+        SELECT group_id, topic_id, 100, number, '[]', 'retry', 'Timeout', 'no answer', attempt_id, 'LOADED',
+               clock_timestamp() - number * interval '1 hour', '\\x00'
+          FROM (SELECT * FROM tidemark.failed_record LIMIT 1) record, generate_series(1, 20000) number
+    """)
+    lab.sql("VACUUM ANALYZE tidemark.failed_record")
+    with session(lab.url) as connection, counted(connection) as spent:
+        assert empty_settled(connection, 19_990.5 * HOUR) == 10
+    assert sum(each.buffers for each in spent) < 500
 
 
 def test_the_command_empties_them_with_what_rewinds_have_left(lab: Lab) -> None:
