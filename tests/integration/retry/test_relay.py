@@ -298,6 +298,26 @@ def test_a_relay_that_dies_anywhere_loses_nothing_and_registers_nothing_twice(ou
     assert died >= 15
 
 
+def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
+    """Pieces are registered while others are published. If the session ends between two of them, none is registered."""
+    outbox.make_topics(3)
+    outbox.add_many(3_000)
+    pieces: list[int] = []
+
+    def end_at_the_second(cursor: PostgresCursor, number: int, query: str) -> None:
+        if "SET hop_topic_id = stored" in query:
+            pieces.append(number)
+            if len(pieces) == 2:
+                outbox.sql("SELECT pg_terminate_backend(%(pid)s, 5000)", pid=backend_of(cursor.connection))
+
+    with hooked(outbox, end_at_the_second) as connection, pytest.raises(DatabaseUnavailable):
+        outbox.relay(connection)
+    assert len(pieces) >= 2
+    assert outbox.hops() == {}
+    assert outbox.relay().records == 3_000
+    outbox.check_published()
+
+
 def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothing(outbox: Outbox, stack: LocalStack) -> None:
     """Scenario 27: what it has not answered stays in the outbox; no lock is held for longer than a rewind waits for one. When the
     broker is back, everything is registered once."""
