@@ -84,8 +84,8 @@ class Publisher:
     def publish(self, messages: Iterable[Outgoing]) -> Iterator[Report]:
         """Publishes the messages and yields a report for each, in order, within about `ANSWER_S`. Never raises broker errors.
 
-        Takes each message when it is its turn, so that they need not all exist: Python's garbage collector would go through them. Reports
-        of stored messages come while others are still being published.
+        Takes each message when it is its turn, so that they need not all exist. Reports of stored messages come while others are still
+        being published.
         """
         from confluent_kafka import KafkaException
 

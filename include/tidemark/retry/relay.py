@@ -19,9 +19,11 @@ records. If the broker stops answering, the relay registers the answers it has a
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -197,7 +199,7 @@ class _Relay:
         """Publishes one portion after a record. Returns the last record taken, the number taken, and those to be tried alone."""
         allowed = [name for name in self.topics if name not in self.blocked]
         stored, refused, silence, published = list[Stored](), [], "", Counter[str]()
-        with transaction(self.connection) as cur, ThreadPoolExecutor(1) as beside:
+        with _no_garbage(), transaction(self.connection) as cur, ThreadPoolExecutor(1) as beside:
             records = self._take(cur, after, upto, count, allowed)  # ①
             reports = publisher.publish(outgoing(self.group, record, self._partitions(record)) for record in records)  # ② ③
             registered = list[Future[None]]()
@@ -239,6 +241,18 @@ class _Relay:
         bounds = {"after": after, "upto": upto, "records": count, "bytes": PORTION_BYTES}
         cur.execute(SQL["take"], {"group_id": self.group_id, "topics": list(topics), **bounds})
         return [*map(Row._make, cur.fetchall())]
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Pauses Python's search for cycles: there are none among a portion's many objects, and the search takes a quarter of a relay's CPU."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _register(cur: Cursor, stored: Sequence[Stored]) -> None:
