@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -115,6 +116,7 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
         console.print(text, markup=False)
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-seats-", ignore_cleanup_errors=True)))
+    os.environ[retries.FILE] = str(folder / "share")
     jars, quix, skipped = _packages(options, say)
     cores = psutil.cpu_count() or 1
     site = Site(stage.database_url, stage.servers, str(folder), cores, jars, stage.registry)

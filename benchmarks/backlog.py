@@ -71,7 +71,7 @@ def _backlog(stage: Stage, site: Site, records: int, width: int) -> dict[str, An
     finally:
         product.close()
     before = psutil.Process().memory_info().rss
-    relay_s = _timed(product.relay)
+    relay_s = _timed(lambda: product.relay(records))
     relay_mib = max(0, psutil.Process().memory_info().rss - before) / MIB
     product.fails(0)
     product.wait()

@@ -30,6 +30,7 @@ from tidemark.spec.model import Retry, RetryTopics
 CASES = ((1, (0, 10, 100)), (4, (100,)))
 """Partitions of the retry topic, and how many of 1000 records fail at first."""
 FILE = "BENCH_FLAKY"
+"""Environment variable with the path of the file that says how many fail. Spark's Python workers inherit it, whoever starts them first."""
 DELAY = "1s"
 
 
@@ -38,9 +39,8 @@ class Flaky(_Product):
 
     def __init__(self, site: Site, *, delay: str = DELAY, partitions: int = 1) -> None:
         self._retry = Retry(delays=(delay,), topics=RetryTopics(partitions=partitions))
-        self._share = Path(site.folder) / "share"
+        self._share = Path(os.environ[FILE])
         self.fails(0)
-        os.environ[FILE] = str(self._share)  # Spark's Python workers inherit it
         super().__init__(site)
 
     def fails(self, share: int) -> None:
@@ -62,9 +62,12 @@ class Flaky(_Product):
         with session(self._site.database_url) as connection:
             return self.group in busy(connection)
 
-    def relay(self) -> int:
+    def relay(self, expected: int | None = None) -> None:
+        """Publishes what waits. ``expected``: so many records."""
         with session(self._site.database_url) as connection:
-            return relay(connection, self._connections.kafka, self._this).records
+            done = relay(connection, self._connections.kafka, self._this).records
+        if expected is not None and done != expected:
+            raise RuntimeError(f"{done:,} records were handed off and published; {expected:,} should have failed")
 
     def wait(self) -> None:
         """Until all that waits is due."""
@@ -123,7 +126,7 @@ def _round(stage: Stage, product: Flaky, job: Job, share: int) -> tuple[float, f
     product.prepare(job)
     run_s = _timed(lambda: product.run(job))
     product.fails(0)
-    relay_s = _timed(product.relay)
+    relay_s = _timed(lambda: product.relay(job.rows * share // 1000))
     product.wait()
     drain_s = _timed(product.drain)
     if wrong := stage.wrong(job, "bench.events"):
