@@ -30,7 +30,7 @@ from tidemark.spec.model import Retry, RetryTopics
 CASES = ((1, (0, 10, 100)), (4, (100,)))
 """Partitions of the retry topic, and how many of 1000 records fail at first."""
 FILE = "BENCH_FLAKY"
-"""Environment variable with the path of the file that says how many fail. Spark's Python workers inherit it, whoever starts them first."""
+"""The environment variable with the path of the file that holds the share. Set before any part starts Spark, whose workers inherit it."""
 DELAY = "1s"
 
 
@@ -63,14 +63,14 @@ class Flaky(_Product):
             return self.group in busy(connection)
 
     def relay(self, expected: int | None = None) -> None:
-        """Publishes what waits. ``expected``: so many records."""
+        """Publishes the outbox. Raises if it did not hold ``expected`` records."""
         with session(self._site.database_url) as connection:
             done = relay(connection, self._connections.kafka, self._this).records
         if expected is not None and done != expected:
             raise RuntimeError(f"{done:,} records were handed off and published; {expected:,} should have failed")
 
     def wait(self) -> None:
-        """Until all that waits is due."""
+        """Waits until all waiting records are due."""
         with contextlib.closing(psycopg2.connect(self._site.database_url)) as connection, connection, connection.cursor() as cur:
             cur.execute("SELECT extract(epoch FROM max(due_at) - clock_timestamp()) FROM tidemark.failed_record WHERE state = 'WAITING'")
             (left,) = cur.fetchone() or (0,)

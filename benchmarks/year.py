@@ -60,7 +60,7 @@ def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict
             with connection.cursor() as cur:
                 quiet(cur)
                 cur.execute(SQL["consumers"].format(consumers=extent.consumers))
-                cur.execute("SET enable_seqscan TO off")  # a plan for `attempt_id >= first` that is used again expects a third of a table
+                cur.execute("SET enable_seqscan TO off")  # a cached plan for `attempt_id >= first` assumes a third of the table
                 vacuumed = dict.fromkeys(CHANGES, 0)
                 for day in range(1, extent.months * extent.days + 1):
                     age = extent.months * extent.days - day + 1

@@ -13,7 +13,7 @@ CREATE INDEX failed_record_unsettled ON tidemark.failed_record (group_id, state,
  WHERE state IN ('WAITING', 'HELD', 'FAILED');
 DROP INDEX tidemark.failed_record_due;
 
--- Settled records that still have their payloads, by the time since when. It was by number, so that each `tidemark maintain` read all of them.
+-- Settled records that still have their payloads, by when they were settled. It was by number, so each `tidemark maintain` read all of them.
 DROP INDEX tidemark.failed_record_full;
 CREATE INDEX failed_record_full ON tidemark.failed_record (changed_at)
  WHERE emptied_at IS NULL AND state IN ('LOADED', 'SKIPPED', 'DISCARDED');

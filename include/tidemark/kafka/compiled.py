@@ -138,13 +138,13 @@ def library_for(settings: KafkaConfig) -> Library | None:
     """`library`, unless confluent-kafka adds to what librdkafka does with these settings: OAuth's tokens, the places of plugins."""
     mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or ""
     if mechanism.upper() == "OAUTHBEARER" or "plugin.library.paths" in settings:
-        _say_left_out()
+        _log_not_compiled()
         return None
     return library()
 
 
 @functools.cache
-def _say_left_out() -> None:
+def _log_not_compiled() -> None:
     log.info("messages are read without the compiled reader, which takes more CPU cause=OAUTHBEARER and plugins need confluent-kafka")
 
 

@@ -73,7 +73,7 @@ class Publisher:
         self._denied = False
 
     def connect(self) -> Producer:
-        """Begins to connect, unless it has. A message that comes in the first tenth of a second waits for half a second."""
+        """Starts connecting if it has not yet. A message that is produced in the first 0.1 s is delayed by 0.5 s."""
         from confluent_kafka import Producer as Make
 
         if self._client is None:

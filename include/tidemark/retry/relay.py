@@ -54,7 +54,7 @@ them (`tidemark.rewind.apply.GRACE_MS`), so that a relay that hangs does not blo
 PORTION_RECORDS = 10_000
 PORTION_BYTES = 16 * 1024 * 1024
 REGISTERED_AT_ONCE = 1_000
-"""Of a portion, while the rest is being published."""
+"""How many records of a portion one statement registers while the rest is being published."""
 MISSING = "it does not exist"
 NOT_ALLOWED = "{} on it is not allowed"
 ANY = 2**63 - 1
@@ -150,7 +150,7 @@ class _Relay:
             cur.execute(SQL["known"], {"names": names})
             known = {(name, kafka_uuid) for name, kafka_uuid in cur.fetchall()}
         if names:
-            self.publishers.together.connect()  # meanwhile
+            self.publishers.together.connect()  # in the background, while the topics are looked up
         found, hidden = visible(self.cluster, names)
         self.blocked |= {name: NOT_ALLOWED.format("DESCRIBE") for name in hidden}
         if new := [name for name in names if name not in hidden and (name not in found or (name, found[name].kafka_uuid) not in known)]:
@@ -199,7 +199,7 @@ class _Relay:
         """Publishes one portion after a record. Returns the last record taken, the number taken, and those to be tried alone."""
         allowed = [name for name in self.topics if name not in self.blocked]
         stored, refused, silence, published = list[Stored](), [], "", Counter[str]()
-        with _no_garbage(), transaction(self.connection) as cur, ThreadPoolExecutor(1) as beside:
+        with _collector_paused(), transaction(self.connection) as cur, ThreadPoolExecutor(1) as beside:
             records = self._take(cur, after, upto, count, allowed)  # ①
             reports = publisher.publish(outgoing(self.group, record, self._partitions(record)) for record in records)  # ② ③
             registered = list[Future[None]]()
@@ -209,7 +209,7 @@ class _Relay:
                     stored.append((number, self.topics[topic][1], partition_of(record, self._partitions(record)), report.offset))
                     published[topic] += 1
                     if len(stored) == REGISTERED_AT_ONCE:
-                        registered.append(beside.submit(_register, cur, stored))  # ④ meanwhile
+                        registered.append(beside.submit(_register, cur, stored))  # ④ of these, while others are published
                         stored = []
                 elif report.answer is Answer.REFUSED:
                     refused.append((number, report.text))
@@ -244,8 +244,8 @@ class _Relay:
 
 
 @contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Pauses Python's search for cycles: there are none among a portion's many objects, and the search takes a quarter of a relay's CPU."""
+def _collector_paused() -> Iterator[None]:
+    """Pauses garbage collection: the many objects of a portion form no cycles, and the search takes a quarter of a relay's CPU."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -120,7 +120,7 @@ class RecordsChanged(Broken):
 
 
 def by_index(cur: Cursor) -> None:
-    """Has the rest of the transaction find records by index, whatever the planner's statistics say."""
+    """Makes the rest of the transaction find records by index, whatever the planner's statistics say."""
     cur.execute(SQL["by_index"])
 
 

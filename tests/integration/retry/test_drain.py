@@ -461,14 +461,14 @@ HISTORY = """INSERT INTO tidemark.failed_record (group_id, topic_id, partition, 
                FROM (SELECT * FROM tidemark.failed_record LIMIT 1) record, generate_series(1, 100000) number"""
 
 
-def read_one_after_the_other(lab: Lab) -> int:
-    """Of the failed records, how many were read so by sessions that have ended, and by this one."""
+def read_sequentially(lab: Lab) -> int:
+    """The number of failed records that sequential scans have read, in sessions that have ended and in this one."""
     lab.sql("SELECT pg_stat_force_next_flush()")
     return int(lab.sql("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'tidemark.failed_record'::regclass")[0][0])
 
 
 def test_drain_does_not_read_the_records_that_were_settled_long_ago(lab: Lab) -> None:
-    """Postgres, which knows how many there are, would read them all to find some thousand."""
+    """With up-to-date statistics, Postgres would choose to scan them all to find a few thousand."""
     words = list(map(str, range(5_000)))
     lab.say({"*": "retry"})
     lab.produce(*words)
@@ -478,12 +478,12 @@ def test_drain_does_not_read_the_records_that_were_settled_long_ago(lab: Lab) ->
     lab.sql(HISTORY)
     lab.sql("VACUUM ANALYZE tidemark.failed_record")
     lab.say({})
-    before = read_one_after_the_other(lab)
+    before = read_sequentially(lab)
     changed = "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relid = 'tidemark.failed_record'::regclass"
     updates = lab.sql(changed)[0][0]
     assert lab.drain().records == 5_000
     eventually(lambda: lab.sql(changed)[0][0] >= updates + 5_000)
-    assert read_one_after_the_other(lab) - before < 100_000
+    assert read_sequentially(lab) - before < 100_000
 
 
 def test_look_up_of_what_a_drain_has_passed_does_not_read_all_that_waits(lab: Lab) -> None:

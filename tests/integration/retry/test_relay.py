@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import signal
 import subprocess
@@ -312,6 +313,7 @@ def test_portion_is_registered_in_pieces_but_as_a_whole(outbox: Outbox) -> None:
 
     with hooked(outbox, end_at_the_second) as connection, pytest.raises(DatabaseUnavailable):
         outbox.relay(connection)
+    assert gc.isenabled()
     assert len(pieces) >= 2
     assert outbox.hops() == {}
     assert outbox.relay().records == 3_000
