@@ -49,7 +49,7 @@ BUILD = ROOT / "build"
 DOCS = ROOT / "docs" / "benchmarks.md"
 PARTITIONS = 4
 SHARE = 4
-"""Contestants of `Reads.PART` read one in so many records."""
+"""Contestants of `Reads.PART` read one record in 4."""
 TOPICS = {
     Reads.ALL: ("events", "json", 1),
     Reads.PART: ("events-part", "json", SHARE),
@@ -76,7 +76,7 @@ class Options:
 
 
 class _Sections:
-    """What was measured, by section. Each is written to ``output`` at once, so that a run that fails later leaves it."""
+    """The results, by section. Each is written to ``output`` as soon as it is measured, so a later failure does not lose it."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
@@ -85,7 +85,7 @@ class _Sections:
         self.add({name: found})
 
     def add(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Returns all sections, also those of earlier runs."""
+        """Returns all sections, including those of earlier runs."""
         return report.merge(self._output, found)
 
 
@@ -148,7 +148,7 @@ def _measure(options: Options, stage: Stage, stack: contextlib.ExitStack, sectio
 
 
 def _measure_alone(options: Options, stage: Stage, site: Site, sections: _Sections, say: Callable[[str], None]) -> None:
-    """What needs no contestants."""
+    """Measures what needs no contestants."""
     if "cold" in options.what:
         sections["cold"] = cold.measure(stage, site, options.width, 1 if options.quick else 3, say)
     if "latency" in options.what:
@@ -181,7 +181,7 @@ def _measure_alone(options: Options, stage: Stage, site: Site, sections: _Sectio
 
 
 def _measure_deployments(options: Options, stage: Stage, sections: _Sections, say: Callable[[str], None]) -> None:
-    """What needs an Airflow, or a database with a history."""
+    """Measures what needs an Airflow, or a database with a long history."""
     if "dag_run" in options.what:
         sections["dag_run"] = dag_run.measure(stage, 1 if options.quick else 5, say)
     if "fleet" in options.what:
@@ -205,7 +205,7 @@ def _jobs(options: Options, stage: Stage) -> list[tuple[Contestant, Job]]:
 
 
 def _packages(options: Options, say: Any) -> tuple[dict[str, list[str]], Path | None, dict[str, str]]:
-    """Jars by configuration, the interpreter for Quix Streams, and the contestants whose packages cannot be had."""
+    """Returns jars by configuration, the interpreter for Quix Streams, and the contestants whose packages are unavailable, with reasons."""
     wanted = {one.needs for one in options.contestants if one.needs} if "ratios" in options.what else set()
     jars: dict[str, list[str]] = {}
     quix, missing = None, {}
@@ -217,7 +217,7 @@ def _packages(options: Options, say: Any) -> tuple[dict[str, list[str]], Path | 
                 jars[need.value] = [str(jar) for jar in packages.jars(need.value, say)]
         except Unobtainable as error:
             missing[need] = str(error)
-            say(f"left out, because {need.value} cannot be had: {error}")
+            say(f"skipped, because {need.value} is unavailable: {error}")
     return jars, quix, {one.name: missing[one.needs] for one in options.contestants if one.needs in missing}
 
 

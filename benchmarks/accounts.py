@@ -1,7 +1,7 @@
-"""Change data, as Debezium's connector for Postgres writes it about a table of 8 columns with its defaults.
+"""Change data in the form in which Debezium's Postgres connector writes it at its defaults, for a table with 8 columns.
 
-Creates, updates and deletes, each of a key in one partition; a delete is followed by its tombstone. Without REPLICA IDENTITY FULL, an
-update has no ``before``, and a delete's has the key only. As JSON each key and value carries its schema; as Avro they carry its id.
+Creates, updates and deletes; all changes of a key are in one partition, and a tombstone follows each delete. Without REPLICA IDENTITY FULL,
+an update has no ``before``, and that of a delete has only the key. In JSON, each key and value includes its schema; in Avro, its schema id.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _AVRO = {"int64": "long", "int32": "int"}
 
 
 def last_id(partition: int) -> int:
-    """The account that a partition's last record creates."""
+    """The account that the last record of a partition creates."""
     return -1 - partition
 
 
 def changes(topic: Topic, partition: int) -> Iterator[tuple[str, Row]]:
-    """The operations in order, each with the row after it, or with the row that it deletes. A delete takes two records."""
+    """The operations in order, each with the resulting row, or with the row that it deletes. A delete takes two records."""
     rng, live, left, number = Random(partition), list[Row](), topic.each, partition
     while left:
         roll = rng.random()
@@ -72,7 +72,7 @@ def records(topic: Topic, partition: int) -> Iterator[Record]:
 
 
 def remaining(topic: Topic) -> Iterator[str]:
-    """The rows after all changes, as lines for COPY."""
+    """The rows that remain after all changes, as lines for COPY."""
     for partition in range(topic.partitions):
         rows: dict[int, Row] = {}
         for op, row in changes(topic, partition):

@@ -1,7 +1,7 @@
-"""The assignors: groups from small to a million partitions, and beside them kafka-python's sticky, in the same process.
+"""The assignors, for groups with up to a million partitions, compared with kafka-python's sticky assignor in the same process.
 
-kafka-python is the other assignor written in Python. Its input is made beforehand, and so is ours; what is measured is the call of
-``assign``, in CPU seconds of this process. Each answer is checked: all partitions given, once, to subscribers, evenly.
+kafka-python has the other assignor that is written in Python. The inputs of both are built beforehand; the figure is the CPU time of
+``assign`` in this process. Each result is checked: every partition is assigned once, to a subscriber, and evenly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PEER = "kafka-python"
 class Size:
     """A group: topics, partitions of each, members.
 
-    All subscribe to everything; or, with ``other``, every so many-th to the first half of the topics and the rest to the second.
+    All subscribe to all topics. With ``other``, every ``other``-th member subscribes to their first half, the rest to their second half.
     """
 
     topics: int
@@ -62,9 +62,9 @@ MINE = (
 
 
 def measure(report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row an assignor and size: seconds for a new group (``fresh_s``) and with one member gone (``one_left_s``); medians.
+    """A row per assignor and size, with medians: seconds for a new group (``fresh_s``), and after one member left (``one_left_s``).
 
-    The row of kafka-python's sticky has ``ratio_fresh`` and ``ratio_one_left``: how many times longer it takes than ours.
+    The rows of kafka-python's sticky also have ``ratio_fresh`` and ``ratio_one_left``: its time divided by ours.
     """
     rows = []
     for name, size in MINE:
@@ -75,7 +75,7 @@ def measure(report: Callable[[str], None]) -> list[dict[str, Any]]:
     try:
         peer = _time(_KafkaPython(), SMALL)
     except Unobtainable as error:
-        report(f"left out: {error}")
+        report(f"skipped: {error}")
         return rows
     ratios = {f"ratio_{what}": peer[f"{what}_s"] / rows[0][f"{what}_s"] for what in ("fresh", "one_left")}
     report(f"{PEER}'s sticky {SMALL}: {ratios['ratio_fresh']:.0f} times as long fresh, {ratios['ratio_one_left']:.0f} with one left")
@@ -114,7 +114,7 @@ class _KafkaPython:
         return lambda: self._class().assign(cluster, theirs)
 
     def _metadata(self, one: Subscription) -> Any:
-        """What its member would send, made by its own assignor after an assignment."""
+        """The metadata that its member would send after an assignment, built by its own assignor."""
         assignor = self._class()
         if one.owned:
             assignor.on_assignment(SimpleNamespace(partitions=lambda: list(one.owned)), 1)
@@ -126,7 +126,7 @@ class _KafkaPython:
 
 
 def _time(side: _Ours | _KafkaPython, size: Size) -> dict[str, float]:
-    """Both assignments of a group, by one side."""
+    """Both assignments of a group, by one of the two implementations."""
     metadata, members = size.group()
     fresh_s, answer = _median(side.prepare(metadata, members))
     held = side.held(answer)

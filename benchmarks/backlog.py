@@ -1,8 +1,8 @@
-"""A service that was down: a million records that wait are published and drained; and one that fails steadily: how late are its retries?
+"""After an outage, a million waiting records are published and drained. With steady failures: how late are the retries?
 
-The backlog is made by a run in which every record fails, made due at once, and drained by a driver of its own, as a task starts it, whose
-memory is read as in `benchmarks.memory`. Then records come at 100,000 an hour, each of which fails at first; run, relay and drain follow
-each other at a fixed interval, on a Spark session that is warm. That is played for minutes, not for an hour.
+A run in which every record fails creates the backlog. All of it is made due at once, and a separate driver, started as a task starts it,
+drains it; its memory is read as in `benchmarks.memory`. Then 100,000 records an hour arrive, and each fails at first. Run, relay and drain
+follow each other at a fixed interval on a warm Spark session. This part lasts minutes, not an hour.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PARTITIONS = 4
 FULL, QUICK = (1_000_000, 180.0), (40_000, 15.0)
 """Records of the backlog, and seconds of the steady part."""
 PER_HOUR = 100_000
-EVERY_S, DELAY = 10.0, "7s"  # no multiple of each other, lest all be tried as soon as they are due
+EVERY_S, DELAY = 10.0, "7s"  # not multiples of each other; otherwise every record would be tried as soon as it is due
 
 
 def measure(stage: Stage, site: Site, extent: tuple[int, float], width: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """``backlog``: seconds of hand-off, relay, look-up and drain, and the drain's peaks in MiB; ``steady``: lateness in seconds."""
+    """``backlog``: seconds of hand-off, relay, look-up and drain, and the drain's peak memory in MiB; ``steady``: lateness in seconds."""
     records, seconds = extent
     found = {"backlog": _backlog(stage, site, records, width), "steady": _steady(stage, site, seconds, width)}
     for name, one in found.items():

@@ -1,4 +1,4 @@
-"""Every bar: what was measured of the figures that are held to one."""
+"""Every bar, and the figure that is compared with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Bar:
     measured: float
     bar: float
     at_least: bool
-    """Or at most."""
+    """True: the figure must not be lower than the bar. False: it must not be higher."""
 
     @property
     def met(self) -> bool:
@@ -38,7 +38,7 @@ class Bar:
 
 
 def bars(found: Mapping[str, Any], only: set[str]) -> list[Bar]:
-    """Those of the sections in ``only`` that were measured. ``found``: as in ``bench.json``."""
+    """The bars of the sections in ``only`` that were measured. ``found``: the contents of ``bench.json``."""
     of: dict[str, Callable[[Any], Iterator[Bar]]] = {
         "ratios": _ratios,
         "cold": _cold,
@@ -55,7 +55,7 @@ def bars(found: Mapping[str, Any], only: set[str]) -> list[Bar]:
 
 
 def table(found: Mapping[str, Any], only: set[str]) -> tuple[str, list[str], list[list[str]]]:
-    """Title, columns and rows, as `benchmarks.report` prints them."""
+    """Title, columns and rows of the table of bars."""
     rows = [[one.what, _said(one.measured), one.bound, "yes" if one.met else "**no**"] for one in bars(found, only)]
     return "Bars on 2 cores", ["", "measured", "bar", "met"], rows
 
@@ -102,7 +102,7 @@ def _group(found: Mapping[str, Any]) -> Iterator[Bar]:
 
 
 def _retries(cases: list[dict[str, Any]]) -> Iterator[Bar]:
-    most = [one for one in cases if one["partitions"] == 1][-1]  # as a consumer's file has it by default
+    most = [one for one in cases if one["partitions"] == 1][-1]  # the default of a consumer's file
     yield Bar(f"relay, records/s, {most['share']:.0%} fail at first", most["relay_per_s"], RELAY, at_least=True)
     yield Bar(f"drain, records/s, {most['share']:.0%} fail at first", most["drain_per_s"], DRAIN, at_least=True)
 

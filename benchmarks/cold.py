@@ -1,12 +1,13 @@
-"""A small scheduled run, cold: the driver that Airflow's task starts, from its start to the first commit, and where the seconds go.
+"""A small scheduled run, cold: seconds from the start of the driver to the first commit, by stage.
 
-`tidemark.consume.launch.run_attempt` as the operator calls it. What is seen from outside: the driver's log lines, the birth of the JVM and
-of the Python workers, and the commit's numbered steps by ``TIDEMARK_STEP_HOOK``. Airflow's own way from the schedule to the task
-(scheduler, supervisor, parsing of the DAG) comes before it and is not in it.
+Calls `tidemark.consume.launch.run_attempt`, as the operator does, and observes it from outside: the driver's log lines, the start of the
+JVM and of the Python workers, and the numbered steps of the commit through ``TIDEMARK_STEP_HOOK``. What Airflow does between the schedule
+and the task (scheduler, supervisor, parsing of the DAG) is not included.
 
-Beside it, warm runs: the same, started by a keeper whose shared application is up.
+Also measures warm runs: the same, started by a keeper whose shared application is running.
 
-Every run but an environment's first finds the class-data archive of `tidemark.spark.archive`, so it is made before the first round.
+Except for the first run in an environment, every run finds the class-data archive of `tidemark.spark.archive`, so it is built before the
+first round.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ STAGES = (
     ("begin", "worker: imports, first records, transform"),
     ("committed", "the transaction"),
 )
-"""The moment at which each stage ends, in order."""
+"""The event that ends each stage, in order."""
 
 
 def mark(step: Step, _part: Slice) -> None:
-    """The step hook: writes when a step was reached, in the process that commits."""
+    """The step hook: writes down when each step was reached, in the process that commits."""
     with Path(os.environ[MARKS]).open("a") as out:
         out.write(f"{step.name} {time.time()}\n")
 
 
 def measure(stage: Stage, site: Site, width: int, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a form: ``seconds`` to the first commit and to the end of the run, and the seconds of each stage; medians."""
+    """A row per form, with medians: ``seconds`` to the first commit and to the end of the run, and the seconds of each stage."""
     topic = stage.topic(Topic("events-small", 1, RECORDS, width))
     report("the class-data archive")
     subprocess.run([sys.executable, "-m", "tidemark.spark.build_archive"], check=True)
@@ -91,7 +92,7 @@ def measure(stage: Stage, site: Site, width: int, rounds: int, report: Callable[
 
 
 def _warm(stage: Stage, site: Site, form: str, topic: Topic, rounds: int, report: Callable[[str], None]) -> dict[str, float]:
-    """Seconds to the first commit and to the end of runs in the shared application; medians, and the most."""
+    """Seconds to the first commit and to the end of runs in the shared application: medians and maxima."""
     runs = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIDEMARK_STATE", site.folder)
@@ -111,7 +112,7 @@ def _warm(stage: Stage, site: Site, form: str, topic: Topic, rounds: int, report
 
 
 def _one(site: Site, form: str, topic: Topic, *, kept: bool = False) -> dict[str, float]:
-    """Seconds from the start to each moment."""
+    """Seconds from the start to each event."""
     folder = Path(site.folder)
     group = f"bench-cold-{form}-{time.monotonic_ns()}"
     write_spec(folder, form, [topic.name], group)
@@ -159,7 +160,7 @@ def _python_path() -> str:
 
 
 def _logged(line: str, start: float) -> float:
-    """The moment a log line says it was written; lines reach us up to half a second later."""
+    """When a log line was written, by its own timestamp: lines arrive here up to half a second later."""
     with contextlib.suppress(ValueError):
         said = time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")) + int(line[20:23]) / 1000
         if start <= said <= time.time():
@@ -168,7 +169,7 @@ def _logged(line: str, start: float) -> float:
 
 
 def _watch(pid: int, moments: dict[str, float]) -> None:
-    """Notes the birth of the driver's JVM (not of those that tell its version and its command) and of the first Python process below it."""
+    """Notes when the driver's JVM starts (not those that print its version or its command), and the first Python process below it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         driver = psutil.Process(pid)
         while "worker" not in moments and driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:

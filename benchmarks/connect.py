@@ -1,8 +1,7 @@
-"""Debezium's JDBC sink on a standalone Kafka Connect worker, which is warm: each round is a connector of its own, with a group of its own.
+"""Debezium's JDBC sink on a warm standalone Kafka Connect worker. Each round is a new connector with a new group.
 
-At least once with inserts. Its records carry a schema, as the sink asks for and as JSON without a registry does it: the same events, with
-the description of their fields in each. Ends when the last offset of every partition is in the table.
-With change data (`benchmarks.accounts`) it upserts and deletes.
+With inserts, it delivers at least once. The sink requires a schema; in JSON without a registry, each record includes it. A run ends when
+the last offset of every partition is in the table. With change data (`benchmarks.accounts`) it upserts and deletes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CHANGES = {
     "use.reduction.buffer": "true",
     "collection.name.format": CONNECT_ACCOUNTS,
 }
-# Its UNNEST inserts of events would be a tenth faster, but 3.5.0 fails in them when Kafka's coordinates are the key, and on dates.
+# UNNEST inserts would load events 10 % faster, but with them 3.5.0 fails if Kafka's coordinates are the key, and on dates.
 TUNED = {
     "batch.size": "5000",
     "consumer.override.max.poll.records": "5000",
@@ -47,14 +46,14 @@ TUNED = {
 class Debezium:
     def __init__(self, site: Site) -> None:
         self._site = site
-        folder = Path(site.folder) / f"connect-{os.getpid()}"  # a seat that failed has left its own
+        folder = Path(site.folder) / f"connect-{os.getpid()}"  # left by a seat that failed
         folder.mkdir(parents=True, exist_ok=True)
         self._numbers = itertools.count()
         self._name: str | None = None
         settings = {
             "value.converter.schemas.enable": "true",
             "connector.client.config.override.policy": "All",
-            "consumer.heartbeat.interval.ms": "200",  # else one task works alone until the others' first heartbeat, seconds later
+            "consumer.heartbeat.interval.ms": "200",  # otherwise one task works alone for seconds, until the others' first heartbeat
         }
         if site.registry:
             settings["plugin.path"] = str(plugins(folder / "plugins", "converter"))
@@ -104,7 +103,7 @@ class Debezium:
         return {**CHANGES, **converter}
 
     def _inserted(self, job: Job) -> tuple[int, bool]:
-        """A number that grows, and whether the last record of every partition is in the table."""
+        """A number that grows with progress, and whether the last record of every partition is in the table."""
         found = [
             self._asked(
                 f"SELECT max(__connect_offset) FROM {CONNECT_TABLE} WHERE __connect_topic = %s AND __connect_partition = %s",
@@ -116,7 +115,7 @@ class Debezium:
         return sum(offset or 0 for offset in found), found == [job.topic.each - 1] * job.topic.partitions
 
     def _changed(self, job: Job) -> tuple[int, bool]:
-        """Likewise, but a batch's deletes may come after the account of the last record: then rows are counted too."""
+        """Likewise. The deletes of a batch may come after the account of the last record, so rows are counted as well."""
         last = [accounts.last_id(number) for number in range(job.topic.partitions)]
         (found,) = self._asked(f"SELECT count(*) FROM {CONNECT_ACCOUNTS} WHERE id = ANY(%s)", last)
         done = found == len(last) and self._asked(f"SELECT count(*) FROM {CONNECT_ACCOUNTS}") == (self._left,)
@@ -131,7 +130,7 @@ class Debezium:
             return cur.fetchone() or ()
 
     def _look(self, name: str, silent_s: float) -> None:
-        """Raises if a task has failed, or if nothing has come for too long."""
+        """Raises if a task has failed, or if there was no progress for too long."""
         self._worker.check(name)
         if silent_s > SILENCE_S:
             raise RuntimeError(f"no progress for {SILENCE_S} s")

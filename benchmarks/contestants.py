@@ -1,4 +1,4 @@
-"""Who takes part: the limit, Tidemark, and what one would take instead."""
+"""The contestants: the limit, Tidemark, and the usual alternatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOTH_TABLES = (
     f"(SELECT event_id FROM {TABLE} WHERE event_id & 4 = 0"
     f" UNION ALL SELECT event_id FROM {SECOND_TABLE} WHERE event_id & 4 = 4) AS both_tables"
 )
-"""The rows of ``two_tables``, each if it is in the right one."""
+"""The rows of ``two_tables`` that are in the right table."""
 
 
 class Reads(StrEnum):
@@ -19,15 +19,15 @@ class Reads(StrEnum):
 
     ALL = "all"
     PART = "part"
-    """A quarter as many records, of the same making: those that take a minute for all of them, at a rate that does not change."""
+    """A quarter of the records, generated the same way, for contestants that would need a minute for all. Their rates are the same."""
     WITH_SCHEMA = "with schema"
-    """As `PART`, in the envelope that Kafka Connect's sinks ask for."""
+    """As `PART`, in the envelope that Kafka Connect's sinks require."""
     AVRO = "avro"
     """As `ALL`, in Avro with a schema registry."""
     PROTOBUF = "protobuf"
     """As `AVRO`, in Protobuf."""
     CHANGES = "change data"
-    """A quarter as many records: Debezium's, as JSON with schemas."""
+    """A quarter of the number of records, in Debezium's format, as JSON with schemas."""
     CHANGES_AVRO = "change data in avro"
     """The same in Avro."""
 
@@ -56,7 +56,7 @@ class Contestant:
 
     @property
     def place(self) -> tuple[str, bool]:
-        """Contestants of one place share a seat."""
+        """Contestants with the same place share a seat."""
         return self.seat, self.needs is Needs.QUIX
 
 
@@ -142,7 +142,7 @@ BY_NAME = {one.name: one for one in ALL}
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Median of one over median of the other, and the bar that it is held to on 2 cores."""
+    """The median of one divided by the median of the other, and the bar on 2 cores."""
 
     of: str
     to: str

@@ -1,4 +1,4 @@
-"""CPU seconds by family of process: broker, JVM, Python, Postgres, and what the machine did besides."""
+"""CPU seconds by family of process: broker, JVM, Python, Postgres, and the rest of the machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """CPU seconds of a stretch of time. ``elsewhere``: of processes that do not take part, and of the kernel for itself."""
+    """CPU seconds of an interval. ``elsewhere``: of other processes, and of the kernel's own threads."""
 
     seconds: float
     by_family: dict[str, float]
@@ -40,15 +40,15 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Reads the clocks of the servers and of one seat with everything below it."""
+    """Reads the CPU clocks of the servers, of one seat, and of all its descendants."""
 
     broker_pid: int
     postgres_pid: int
     seat_pids: tuple[int, ...]
 
     def read(self) -> Snapshot:
-        """A process that has ended counts for its parent once that has collected it: a backend for the postmaster, a Python worker for
-        its daemon. So nothing that ends between two readings is missed."""
+        """The time of a process that has ended counts for its parent after the parent has waited for it: the postmaster for a backend, the
+        daemon for a Python worker. So processes that end between two readings are counted."""
         used = dict.fromkeys(FAMILIES, 0.0)
         used["broker"] = sum(seconds_of(one, ended=True) for one in tree([self.broker_pid]))
         used["Postgres"] = sum(seconds_of(one, ended=True) for one in tree([self.postgres_pid]))
@@ -56,7 +56,7 @@ class Meter:
             with contextlib.suppress(psutil.Error):
                 java = one.name() == "java"
                 used["JVM" if java else "Python"] += seconds_of(one, ended=False)
-                used["Python"] += seconds_of(one, ended=True) - seconds_of(one, ended=False)  # a JVM's children are Python workers
+                used["Python"] += seconds_of(one, ended=True) - seconds_of(one, ended=False)  # the children of a JVM are Python workers
         busy = psutil.cpu_times()
         machine = busy.user + busy.nice + busy.system + getattr(busy, "irq", 0.0) + getattr(busy, "softirq", 0.0)
         return Snapshot(time.monotonic(), used, machine)
@@ -72,7 +72,7 @@ def tree(roots: Iterable[int]) -> list[psutil.Process]:
 
 
 def seconds_of(process: psutil.Process, *, ended: bool) -> float:
-    """User and system seconds of a process, ``ended``: and of its children that have ended."""
+    """User and system seconds of a process. With ``ended``, those of its ended children as well."""
     try:
         times = process.cpu_times()
     except psutil.Error:

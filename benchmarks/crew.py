@@ -1,6 +1,6 @@
-"""Members of a group in a process of their own, as drivers are: with `benchmarks.group`, a handful of processes share the members.
+"""Members of a group in separate processes, as drivers are. In `benchmarks.group`, a few processes share the members.
 
-Each member has the threads and the two database sessions of a driver's member. Imports little: each process pays for it.
+Each member has the threads and the two database sessions of a driver's member. This module imports little: every process imports it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from tidemark.records.ranges import TopicPartition
 
 TOPIC = "events"
-_SPAWN = multiprocessing.get_context("spawn")  # a fork would take over the threads' locks in whatever state they are
+_SPAWN = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks in whatever state they are
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Members of one process, or of all."""
+    """The state of the members of one process, or of all processes."""
 
     generations: frozenset[int]
     settled: bool
     told_at: float
-    """When the last of them was last told of an assignment, by the monotonic clock, which is the same in all processes."""
+    """When the last of them last received an assignment, by the monotonic clock, which all processes share."""
     assigned: int
 
     def __add__(self, other: Sight) -> Sight:
@@ -53,7 +53,7 @@ NOBODY = Sight(frozenset(), settled=True, told_at=0.0, assigned=0)
 
 
 class Crew:
-    """A process with some of a group's members; for one thread."""
+    """A process with some of a group's members. Not thread-safe."""
 
     def __init__(self, url: str, assignor: str, partitions: int) -> None:
         self._pipe, theirs = _SPAWN.Pipe()
@@ -74,11 +74,11 @@ class Crew:
         return found
 
     def statements(self) -> Counter[str]:
-        """Those that each member's protocol thread has sent since the last call."""
+        """The statements that each member's protocol thread has sent since the last call."""
         return Counter(self._asked("statements"))
 
     def close(self) -> None:
-        """Its members leave, and the process ends."""
+        """Lets its members leave and ends the process."""
         with contextlib.suppress(OSError, EOFError):
             self._asked("close")
         self._process.join()
@@ -92,7 +92,7 @@ class Crew:
 
 
 def counted(connection: Connection, by_thread: list[int]) -> Connection:
-    """The connection, whose cursors note the thread of each statement that they send."""
+    """Returns the connection. Its cursors note which thread sent each statement."""
 
     class Counting(Cursor):
         def execute(self, *args: Any, **named: Any) -> None:
@@ -108,7 +108,7 @@ def counted(connection: Connection, by_thread: list[int]) -> Connection:
 
 
 class _Sailor(RebalanceListener):
-    """A member with its polling thread, as a driver has them; notes when it was last told of an assignment."""
+    """A member with its polling thread, as in a driver. Notes when it last received an assignment."""
 
     def __init__(self, url: str, name: str, assignor: str, metadata: Metadata, expected: int | None) -> None:
         self.told_at = 0.0
@@ -127,7 +127,7 @@ class _Sailor(RebalanceListener):
 
     @property
     def thread_id(self) -> int:
-        """Of the thread that talks to the coordinator."""
+        """The statements of the thread that talks to the coordinator."""
         return self.member._thread.ident or 0  # noqa: SLF001 - the session is this thread's alone
 
     def look(self) -> Sight:
@@ -140,7 +140,7 @@ class _Sailor(RebalanceListener):
 
 
 class _Watch:
-    """What a process does when it is asked."""
+    """The requests that a process answers."""
 
     def __init__(self, url: str, assignor: str, partitions: int) -> None:
         self._url, self._assignor = url, assignor

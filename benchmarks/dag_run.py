@@ -1,8 +1,8 @@
 """A whole DAG run of a small consumer in a real Airflow: with nothing to read, and with 1,000 records. Everything is warm.
 
-Counted are the CPU seconds of the scheduler, its executor's workers, the tasks, their drivers and what those start, and of the api-server,
-from the trigger to the end of the run. The dag-processor and the triggerer do the same without runs, and are not counted. What the servers
-use is in a column of its own.
+CPU seconds are those of the scheduler, its executor's workers, the tasks, their drivers and descendants, and the api-server, from the
+trigger to the end of the run. The dag-processor and the triggerer work the same without runs and are not counted. Kafka and Postgres have a
+separate column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidemark.spec import find_consumer
 from tidemark.spec.transform import load_transform
 
 BARS = {0: 1.2, 1_000: 4.0}
-"""Records, and CPU seconds at most."""
+"""Records, and the bar in CPU seconds."""
 WARM_RUNS = 2
 LIMIT_S = 180
 COUNTED = ("scheduler", "api-server")
@@ -59,7 +59,7 @@ SUITE = """
 
 
 def measure(stage: Stage, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row for each of `BARS`: medians, least and most."""
+    """A row for each of `BARS`: median, minimum and maximum."""
     runs: dict[int, list[dict[str, float]]] = {records: [] for records in BARS}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-dag-", ignore_cleanup_errors=True)))
@@ -101,8 +101,8 @@ def table(rows: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
 
 @contextlib.contextmanager
 def small_consumers(stage: Stage, folder: Path, schedules: Mapping[str, str], **settings: str) -> Iterator[LocalAirflow]:
-    """An Airflow with a consumer for each name, which is also its topic. ``schedules``: its cron expression, or "" for none."""
-    module = f"numbers_{uuid.uuid4().hex}"  # this process may have imported that of another folder
+    """An Airflow with a consumer for each name, which is also the name of its topic. ``schedules``: cron expressions, "" for none."""
+    module = f"numbers_{uuid.uuid4().hex}"  # this process may have imported the one of another folder
     files = {f"consumers/{name}.yaml": _spec(name, schedule, module) for name, schedule in schedules.items()}
     for name, text in {f"transforms/{module}.py": TRANSFORM, "expectations/small.json": SUITE, **files}.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ def _one(stage: Stage, airflow: LocalAirflow, client: AirflowClient, records: in
 
 
 def _cpu(airflow: LocalAirflow) -> float:
-    """CPU seconds up to now. A process that has ended counts for the parent that has collected it."""
+    """CPU seconds up to now. The time of a process that has ended counts for the parent that has waited for it."""
     marks = [airflow_settings.mark(name, airflow.folder) for name in COUNTED]
     return sum(seconds_of(process, ended=True) for mark in marks for process in airflow_processes.family(mark))
 

@@ -1,4 +1,4 @@
-"""The records: events, the same ones for every contestant. Change data is in `benchmarks.accounts`."""
+"""The events that every contestant reads. Change data is in `benchmarks.accounts`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TYPES = {
     "quantity": "int32",
     "note": "string",
 }
-"""The fields as Kafka Connect's schemas name their types."""
+"""The fields, with the type names of Kafka Connect's schemas."""
 AVRO = {
     "type": "record",
     "name": "Event",
@@ -54,7 +54,7 @@ _LIMIT_S = 120
 
 
 def value(number: int, width: int) -> bytes:
-    """Event ``number`` as JSON of about ``width`` bytes (never less than 155: the other fields)."""
+    """Event ``number`` as JSON of about ``width`` bytes (at least 155, the size of the other fields)."""
     second, millis = divmod(number, 1000)
     clock = f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}.{millis:03d}"
     head = (
@@ -89,7 +89,7 @@ def records(topic: Topic, partition: int) -> Iterable[tuple[bytes | None, bytes 
 
 
 def schemas(form: str) -> tuple[str, dict[str, str]]:
-    """The type of a form's schemas, and what is registered for ``key`` and ``value``."""
+    """The type of a form's schemas, and the schemas to register for ``key`` and ``value``."""
     match form:
         case "avro":
             return "AVRO", {"value": json.dumps(AVRO)}
@@ -101,12 +101,12 @@ def schemas(form: str) -> tuple[str, dict[str, str]]:
 
 
 def deletes(topic: Topic, event_id: int) -> bool:
-    """Does the record for the row ``event_id`` delete it? Evenly in each partition."""
+    """Whether the record for the row ``event_id`` deletes it. Deletes are spread evenly in each partition."""
     return event_id // topic.partitions % 100 < topic.deletes
 
 
 def _with_deletes(topic: Topic, partition: int) -> Iterable[tuple[bytes, bytes | None]]:
-    """First a record for each row, then one that replaces or deletes it."""
+    """First a record for each row, then a record that replaces or deletes it."""
     rows = topic.records // 2
     for number in range(partition, topic.records, topic.partitions):
         row = number % rows
@@ -155,7 +155,7 @@ _ENVELOPE = (
 
 
 def fill(servers: str, topic: Topic) -> None:
-    """Makes the topic and fills it, unless it is there with exactly these records."""
+    """Creates the topic and fills it, unless it exists with exactly these records."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -174,7 +174,7 @@ def fill(servers: str, topic: Topic) -> None:
             "bootstrap.servers": servers,
             "enable.idempotence": True,
             "linger.ms": 50,
-            "log_level": 3,  # a fresh broker's coordinator is not ready at once, which is no news
+            "log_level": 3,  # the coordinator of a new broker is not ready at once: not worth a message
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 1_000_000,
@@ -196,7 +196,7 @@ def fill(servers: str, topic: Topic) -> None:
 
 
 def _filled(servers: str, topic: Topic) -> bool:
-    """A broker that has just started again does not lead its partitions yet: it is asked until it does."""
+    """Asks until the broker answers: after a restart, it does not lead its partitions at once."""
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "bench-look", "enable.auto.commit": False, "log_level": 3})

@@ -1,7 +1,7 @@
-"""What deletes cost an upsert sink: all rows of a table are replaced or deleted by one record each, of which a share are tombstones.
+"""What deletes cost an upsert sink: one record for each row of a table replaces or deletes it. A share of the records are tombstones.
 
-The product end to end without code, as in `benchmarks.product`. The topic has a record for each row before these, which is not read: the
-table is filled by one statement.
+Runs the product end to end without code, as in `benchmarks.product`. Earlier in the topic there is a record for each row; it is not read,
+because one statement fills the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.site import TABLE, Job, Site, Topic
 from benchmarks.stage import Stage
 
 SHARES = (0, 10, 50)
-"""Of 100 records these are tombstones."""
+"""So many of 100 records are tombstones."""
 KEY = "event_id"
 
 
@@ -34,7 +34,7 @@ class Deletes(_Product):
 def measure(
     stage: Stage, site: Site, records: int, partitions: int, width: int, rounds: int, report: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """A row a share: medians of records/s, and what each tombstone adds to the time of a record that replaces a row."""
+    """A row per share: median records/s, and how much longer a tombstone takes than a record that replaces a row."""
     product, found = Deletes(site), []
     try:
         for share in SHARES:
@@ -62,7 +62,7 @@ def table(found: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]
 
 
 def _round(stage: Stage, product: Deletes, job: Job) -> float:
-    """Seconds."""
+    """Seconds of one load."""
     stage.empty(key=KEY)
     with contextlib.closing(psycopg2.connect(stage.database_url)) as connection, connection, connection.cursor() as cur:
         cur.execute(

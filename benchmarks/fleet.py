@@ -1,8 +1,8 @@
 """A hundred small consumers on one machine, scheduled by a real Airflow: is the machine large enough, and are they on time?
 
-Every consumer runs every five minutes and finds 1,000 records. Their schedules are spread over the minutes, as an operator would do.
-Airflow, the drivers, Spark, Kafka and Postgres are all on this machine, so its CPU time counts as a whole, and so does the memory of them
-all: PSS, which divides a page among the processes that share it.
+Every consumer runs every five minutes and finds 1,000 records. The schedules are spread over the minutes, as an operator would spread them.
+Airflow, the drivers, Spark, Kafka and Postgres all run on this machine, so the CPU time of the whole machine counts, and the memory of all
+processes: PSS, which divides a shared page among the processes that share it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LATE_S, CPU_SHARE, MEMORY_GIB = 30.0, 0.6, 4.0
 MINUTE = 60
 LOOK_S = 20
 SETTINGS = {
-    # Airflow's defaults, instead of the local Airflow's quick ones
+    # Airflow's defaults, not the short intervals of the local Airflow
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "300",
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
     "AIRFLOW__CORE__PARALLELISM": "8",
@@ -81,7 +81,7 @@ def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict
 
 @contextlib.contextmanager
 def _producing(servers: str, groups: list[list[str]], report: Callable[[str], None]) -> Iterator[threading.Event]:
-    """Gives each topic its records half a minute before its consumer's next run, until the event is set."""
+    """Until the event is set, produces each topic's records half a minute before the next run of its consumer."""
     from confluent_kafka import Producer
 
     stop = threading.Event()
@@ -109,7 +109,7 @@ def _producing(servers: str, groups: list[list[str]], report: Callable[[str], No
 
 
 def _watch(stage: Stage, airflow: LocalAirflow, until: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """The share of the machine's CPU time, the CPU seconds by family of processes, and the largest memory."""
+    """The share of the machine's CPU time, CPU seconds by family of processes, and peak memory."""
     began, busy, before, peak, memory = time.time(), _busy(), _cpu(stage, airflow), 0, {}
     while time.time() < until:
         _sleep_until(min(until, time.time() + LOOK_S))
@@ -139,7 +139,7 @@ def _busy() -> float:
 
 
 def _pss(process: psutil.Process) -> int:
-    """Bytes. 0 if it has ended."""
+    """PSS in bytes. 0 if the process has ended."""
     with contextlib.suppress(OSError, psutil.Error):
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -148,7 +148,7 @@ def _pss(process: psutil.Process) -> int:
 
 
 def _runs(metadata_url: str, database_url: str, begin: float, end: float, due: int) -> dict[str, Any]:
-    """What became of the runs that were due in the time, once they have ended."""
+    """Waits for the runs that were due in this time, and returns how they ended."""
     within = "run_after >= to_timestamp(%s) AND run_after < to_timestamp(%s)"
     deadline = time.time() + 2 * MINUTE
     with contextlib.closing(psycopg2.connect(metadata_url)) as connection, connection.cursor() as cur:
@@ -181,7 +181,7 @@ def _runs(metadata_url: str, database_url: str, begin: float, end: float, due: i
 
 
 def _check(stage: Stage, names: list[str]) -> None:
-    """Every record that was read is in its table once."""
+    """Checks that every record that was read is in its table once."""
     with contextlib.closing(psycopg2.connect(stage.database_url)) as connection, connection.cursor() as cur:
         for name in names:
             cur.execute(f"SELECT count(*), count(DISTINCT kafka_offset), max(kafka_offset) FROM {SCHEMA}.{name}")

@@ -1,12 +1,12 @@
-"""The group protocol: seconds of a rebalance, statements of Postgres, and what it costs a run to be a member.
+"""The group protocol: seconds of a rebalance, statements sent to Postgres, and what membership costs a run.
 
-- *Rebalances* of 2, 20 and 200 members, each with the threads and the database sessions of a driver's member. They share up to
-  `PROCESSES` processes (`benchmarks.crew`): 200 threads of one would measure Python's lock, 200 processes the machine's memory. By turns
-  one leaves and one joins. A rebalance lasts from its cause until the last member was told what it reads and nothing is still to come.
-- *Statements*, beside BEGIN and COMMIT, are counted by the cursors of the sessions.
-- *Overhead*: `benchmarks.product` in the Arrow form, its partitions taken by hand, and assigned by a group whose only member it is.
+- *Rebalances* with 2, 20 and 200 members, each with the threads and the database sessions of a driver's member. They share up to
+  `PROCESSES` processes (`benchmarks.crew`): 200 threads of one process would measure Python's lock, 200 processes the machine's memory.
+  Members leave and join in turn. A rebalance lasts from its cause until every member has received its last assignment.
+- *Statements*, without BEGIN and COMMIT, are counted by the cursors of the sessions.
+- *Overhead*: `benchmarks.product` in the Arrow form with fixed partitions, and as the only member of a group.
 
-The members' Postgres is one of its own: a member has two sessions, and 200 need more than the 100 that Postgres allows by default.
+The members have a Postgres of their own: a member has two sessions, so 200 need more than the 100 that Postgres allows by default.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ CONNECTIONS = 600
 PROCESSES = 10
 PARTITIONS_A_MEMBER = 4
 LIMIT_S = 60
-"""A rebalance that has not ended by then fails the measurement."""
+"""The measurement fails if a rebalance takes longer."""
 LOOK_S = 0.02
-"""Between two looks at all members. How long a rebalance lasted is not rounded to it: each member notes when it was told."""
+"""Seconds between two looks at all members. It does not limit precision: each member notes when it received its assignment."""
 ASSIGNORS = ("cooperative-sticky", "range")
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Members, and rebalances of so many; records of the end-to-end runs."""
+    """Numbers of members, each with the number of rebalances; records of the end-to-end runs."""
 
     groups: tuple[tuple[int, int], ...]
     records: tuple[int, ...]
@@ -76,7 +76,7 @@ QUICK = Extent(groups=((2, 4), (5, 4)), records=(1_000, 40_000), rounds=1)
 
 
 def measure(stage: Stage, harness: Harness, extent: Extent, width: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """``rebalances``: a row a group and assignor; ``statements`` by call; ``overhead``: a row a number of records."""
+    """``rebalances``: a row per size and assignor; ``statements`` by call; ``overhead``: a row per number of records."""
     with _postgres(report) as url:
         rebalances = [_rebalances(url, members, count, assignor, report) for assignor in ASSIGNORS for members, count in extent.groups]
         statements = {**_statements_of_calls(url), **_statements_of_commits(url)}
@@ -108,7 +108,7 @@ class _Group:
         self.wait(-1)
 
     def join(self, expected: int | None = None) -> float:
-        """Starts one in the process that has the fewest; returns when it began."""
+        """Starts a member in the process that has the fewest; returns when it began."""
         shares = Counter(id(crew) for _, crew in self.members)
         crew = min(self.crews, key=lambda crew: shares[id(crew)])
         self.made += 1
@@ -119,7 +119,7 @@ class _Group:
         return sum((crew.look() for crew in self.crews), NOBODY)
 
     def wait(self, after: int) -> Sight:
-        """Until all are in one generation, newer than ``after``, with everything assigned and taken over."""
+        """Waits until all members are in one generation, newer than ``after``, with everything assigned and taken over."""
         until = time.perf_counter() + LIMIT_S
         while True:
             seen = self.look()
@@ -133,14 +133,14 @@ class _Group:
         return seen
 
     def joins(self) -> tuple[float, int]:
-        """The seconds from the beginning until the last was told of its assignment, and the generations that it took."""
+        """Seconds until the last member received its assignment, and how many generations it took."""
         (before,) = self.look().generations
         began = self.join()
         seen = self.wait(before)
         return seen.told_at - began, min(seen.generations) - before
 
     def leaves(self) -> tuple[float, int]:
-        """The second oldest does, so that the leader stays and everybody else has had his turn some day."""
+        """Closes the second oldest member: the leader stays, and every other member has its turn."""
         (before,) = self.look().generations
         name, crew = self.members.pop(1)
         began = crew.leave(name)
@@ -156,7 +156,7 @@ class _Group:
 
 
 def _rebalances(url: str, size: int, count: int, assignor: str, report: Callable[[str], None]) -> dict[str, Any]:
-    """``count`` rebalances of a group of ``size`` members, half of them caused by one that leaves and half by one that joins."""
+    """``count`` rebalances of a group of ``size`` members: half when a member leaves, half when one joins."""
     of_joiners = of_others = 0
     left, joined = [], []
     with contextlib.closing(_Group(url, assignor, size)) as group:
@@ -196,7 +196,7 @@ def _rebalances(url: str, size: int, count: int, assignor: str, report: Callable
 
 
 def _statements_of_calls(url: str) -> dict[str, int]:
-    """Of a group of two, in which nobody has to ask twice; ``join`` is a new member's whole way to Stable."""
+    """Statements by call in a group of two, in which no request is repeated. ``join``: all of them until a new member is Stable."""
     config = GroupConfig(initial_rebalance_delay_ms=0)
     sent: list[int] = []
     found = {}
@@ -225,7 +225,7 @@ def _statements_of_calls(url: str) -> dict[str, int]:
 
 
 def _statements_of_commits(url: str) -> dict[str, int]:
-    """Of a slice whose records are all loaded, and of one with a failed record too."""
+    """Statements of a slice whose records are all loaded, and of one with a failed record."""
     sent: list[int] = []
     found = {}
     with session(url) as connection:
@@ -279,7 +279,7 @@ def _payloads(_part: Slice, offsets: Collection[int]) -> Iterator[pa.RecordBatch
 
 
 class Grouped(Arrow):
-    """The contestant of (d), as a group's only member. It is a group that expects one, and so waits for nobody."""
+    """The contestant (d) as the only member of a group. The group expects one member, so it does not wait for others."""
 
     def run(self, job: Job) -> None:
         with mock.patch.object(run, "ManualAssignment", _as_member):
@@ -325,9 +325,9 @@ def _overhead(stage: Stage, harness: Harness, extent: Extent, width: int, report
 
 @contextlib.contextmanager
 def _postgres(report: Callable[[str], None]) -> Iterator[str]:
-    """A migrated database on a server that has room for `CONNECTIONS`; all else is at Postgres' defaults."""
+    """A migrated database on a server that allows `CONNECTIONS` sessions and otherwise has Postgres' defaults."""
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-group-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)  # where root runs this, Postgres is another user
+        Path(folder).chmod(0o755)  # if root runs this, Postgres runs as another user
         stack = LocalStack(Path(folder).resolve())
         try:
             stack.start_postgres()

@@ -1,4 +1,4 @@
-"""How the two ways of Tidemark, and its writer, grow: with records, partitions, width of a record, batch, kind of sink."""
+"""How the rates of the Arrow form and the Spark form change with records, partitions, record width, batch and kind of sink."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FORMS = ("arrow_transform", "spark_transform")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far the growth is followed; the quick one is a check of the machinery."""
+    """The sizes to measure. `QUICK` only checks that everything works."""
 
     records: tuple[int, ...]
     partitions: tuple[int, ...]
     partition_records: int
     small_partitions: int
-    """A topic with so many partitions of `SMALL` records each."""
+    """Partitions of a topic with `SMALL` records in each."""
     widths: tuple[int, ...]
     width_records: int
     batches: tuple[int, ...]
@@ -64,7 +64,7 @@ class Case:
 
 
 def measure(stage: Stage, harness: Harness, extent: Extent, width: int, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a case: ``series, value, form`` and the figure."""
+    """A row per case: ``series, value, form`` and the figure."""
     rows = []
     warm = Job(stage.topic(Topic("events-warm", 4, 40_000, width)))
     for form in FORMS:

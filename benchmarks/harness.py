@@ -1,9 +1,9 @@
-"""Rounds: everybody once a round, in an order that rotates; the table emptied before, the rows checked after.
+"""Rounds: each contestant runs once per round, in a rotating order. Before each run the table is emptied; after it, the rows are checked.
 
     ① empty the table, checkpoint   ② prepare (not timed)   ③ read the CPU clocks   ④ run   ⑤ read them again   ⑥ check rows and sum
 
-Nothing is thrown away: a run whose rows are wrong is an error and has no figure; a run beside which the machine did much else is marked,
-and stays out of the median only if others are left. Both are in the tables and in the file.
+Every run is reported. A run with wrong rows is an error and gets no figure. A run during which the machine was busy with other work is
+marked as disturbed, and excluded from the median if there are others. Both are in the tables and in the file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 900
 WARM_RUNS = 2
 DISTURBED = 0.15
-"""A run is marked when more than this share of the machine's CPU time went elsewhere. The kernel's own work (writing back, loopback)
-counts there too and stays well below."""
+"""A run is disturbed if more than this share of the machine's CPU time went elsewhere. That includes the kernel's own work (writing back,
+loopback), which stays far below."""
 
 
 class SeatFailed(Exception):
-    """What a contestant met, or its seat's end."""
+    """A contestant failed, or its seat ended."""
 
 
 class Seat:
@@ -97,7 +97,7 @@ class Run:
     seconds: float
     cpu_s: dict[str, float]
     elsewhere: float
-    """The share of the machine's CPU time that went elsewhere."""
+    """The share of the machine's CPU time that other processes used."""
     wal_bytes: int = 0
     error: str | None = None
 
@@ -122,7 +122,7 @@ class Figure:
 
     @property
     def counted(self) -> list[Run]:
-        """What the median is made of: the sound runs, without the disturbed ones if there are others. None at all, if any run lost rows."""
+        """The runs that count for the median: without disturbed ones, if there are others. Empty if any run lost rows."""
         if len(self.sound) < len(self.runs):
             return []
         return [run for run in self.sound if not run.disturbed] or self.sound
@@ -142,7 +142,7 @@ class Figure:
 
     @property
     def cpu_us_a_row(self) -> dict[str, float]:
-        """Medians, by family."""
+        """Medians, by family of processes."""
         counted = self.counted
         return {family: statistics.median(run.cpu_s[family] / run.rows * 1e6 for run in counted) for family in FAMILIES} if counted else {}
 
@@ -157,7 +157,7 @@ class Figure:
 
 
 class Harness:
-    """Seats that stay warm, over one stage."""
+    """Seats that stay warm and share a stage."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Harness:
         report: Callable[[str], None],
         beside: Sequence[int] = (),
     ) -> None:
-        """``beside``: processes that work for the seats without being below them, such as the workers of a Spark cluster."""
+        """``beside``: processes that work for the seats but are not their descendants, such as the workers of a Spark cluster."""
         self._stage = stage
         self._site = site
         self._quix_python = quix_python
@@ -184,7 +184,7 @@ class Harness:
         self._seats.clear()
 
     def close_all_but(self, keep: Iterable[Contestant]) -> None:
-        """End the seats that are needed no more; their memory is."""
+        """Ends the seats that are not needed any more, to free their memory."""
         places = {one.place for one in keep}
         for place in [place for place in self._seats if place not in places]:
             self._seats.pop(place).close()
@@ -210,9 +210,9 @@ class Harness:
         return Run(job.rows, seconds, used.by_family, used.share_elsewhere(self._site.cores), wal, error)
 
     def rounds(self, jobs: Sequence[tuple[Contestant, Job]], count: int) -> dict[str, Figure]:
-        """``count`` rounds of all, in a rotating order; a figure for each. Who fails once does not run again.
+        """Runs ``count`` rounds in a rotating order and returns a figure for each contestant. One that fails does not run again.
 
-        A turn is two runs, and the second counts: while the others had theirs for minutes, threads, workers and caches went cold.
+        A turn is two runs, and the second counts: while the others run for minutes, threads, workers and caches go cold.
         """
         runs: dict[str, list[Run]] = {contestant.name: [] for contestant, _ in jobs}
         for number in range(count):
@@ -227,7 +227,7 @@ class Harness:
         return {name: Figure(tuple(done)) for name, done in runs.items()}
 
     def warm(self, jobs: Sequence[tuple[Contestant, Job]]) -> dict[str, str]:
-        """Everybody `WARM_RUNS` times, without a figure, until the JVMs have compiled what they run. What cannot run at all, and why."""
+        """Runs each contestant `WARM_RUNS` times without a figure, until the JVMs have compiled their code. Returns those that fail."""
         failed: dict[str, str] = {}
         for contestant, job in jobs:
             for _ in range(WARM_RUNS):
@@ -249,7 +249,7 @@ class Harness:
 
 
 def rotated(jobs: Sequence[tuple[Contestant, Job]], number: int) -> Iterator[tuple[Contestant, Job]]:
-    """A round's order: it begins elsewhere in each, and every second one runs backwards, so that nobody always follows the same one."""
+    """The order of a round. Each round starts with another contestant, and every second one is reversed, so that the predecessors vary."""
     start = number * max(1, len(jobs) // 3) % max(1, len(jobs))
     order = [*jobs[start:], *jobs[:start]]
     yield from order if number % 2 == 0 else reversed(order)

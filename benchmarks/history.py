@@ -1,10 +1,11 @@
 """What the product's work costs in a database with a long history.
 
-Two databases, the second with ten times the history of the first. The product does the same work in both. A figure is the number of pages
-of tables and indexes that its statements touch, cached or not, by Postgres' counters (`tests.buffers`). Work whose figure grows with the
-history is named: it becomes slower with each day that a deployment runs. `benchmarks.year` then fills a database as a year of runs does.
+There are two databases; the second has ten times the history of the first. The product does the same work in both. A figure is the number
+of pages of tables and indexes that the statements touch, cached or not, by Postgres' counters (`tests.buffers`). Work whose figure grows
+with the history is reported, because it becomes slower with each day of a deployment. `benchmarks.year` then fills a database as a year of
+runs does.
 
-The ledger is an unlogged table here, which is filled faster and read in the same way.
+The ledger is an unlogged table here: it is faster to fill, and reading it is the same.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from tidemark.spec.scope import Scope
 from tidemark.text.duration import parse_duration
 
 GROWS = 2
-"""Work grows with the history if ten times the history makes it touch more than this many times the pages, and at least `FEW` pages more: a
+"""Work grows with the history if, with ten times the history, it touches more than this many times the pages, and at least `FEW` more: a
 larger index may have one more level."""
 FEW = 60
 CHUNK = 1_000_000
@@ -76,8 +77,8 @@ retry: {{delays: [5m, 30m]}}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A history: ``groups`` consumers of ``partitions`` partitions each; each run commits ``slices`` slices in each partition. There
-    is a rewind, a redrive and a lost range in ``every`` so many runs."""
+    """A history: ``groups`` consumers with ``partitions`` partitions each. Each run commits ``slices`` slices in each partition. One run in
+    ``every`` runs has a rewind, a redrive and a lost range."""
 
     groups: int
     partitions: int
@@ -102,7 +103,7 @@ QUICK = Extent(Shape(12, 2, 2, 100, 25), Shape(12, 2, 2, 1_000, 25), year.Extent
 
 
 def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
-    """``sizes``: ledger rows of the two; ``paths``: of each the statements, pages in both, the ratio, and whether it grows."""
+    """``sizes``: ledger rows of both databases. ``paths``: for each, the statements, the pages in both, the ratio, and whether it grows."""
     both = []
     for shape in (extent.small, extent.large):
         with filled(stage.database_url, stage.servers, shape, report) as place:
@@ -133,7 +134,7 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
 
 
 def compared(small: Mapping[str, list[Spent]], large: Mapping[str, list[Spent]]) -> list[dict[str, Any]]:
-    """A row a path. ``worst``: the statement that touches so many ``more`` pages."""
+    """A row per path. ``worst``: the statement whose pages grow most, by ``more``."""
     rows = []
     for path, spent in large.items():
         before, after = _by_statement(small[path]), _by_statement(spent)
@@ -166,7 +167,7 @@ class Place:
 def filled(
     server_url: str, servers: str, shape: Shape, report: Callable[[str], None], *, analyzed: bool = True, name: str = "history"
 ) -> Iterator[Place]:
-    """A database of that history, dropped after the block. Without ``analyzed``, the planner has no statistics."""
+    """A database with that history, dropped after the block. Without ``analyzed``, the planner has no statistics."""
     url = urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
     topic = f"history-{shape.partitions}-{shape.runs * shape.slices}"
     uuid = empty_records(servers, Cluster({"bootstrap.servers": servers}), topic, shape.partitions, shape.runs * shape.slices)
@@ -200,7 +201,7 @@ def _fill(cur: Cursor, shape: Shape, said: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _without_indexes(cur: Cursor, table: str) -> Iterator[None]:
-    """Drops the indexes of a table, except of its primary key, and builds them again."""
+    """Drops the indexes of a table, except that of its primary key, and rebuilds them after the block."""
     cur.execute(SQL["indexes"], {"table": table})
     known = cur.fetchall()
     for name, constraint, _ in known:
@@ -211,7 +212,7 @@ def _without_indexes(cur: Cursor, table: str) -> Iterator[None]:
 
 
 def pages(place: Place, only: Collection[str] | None = None) -> dict[str, list[Spent]]:
-    """What each path of the product's work spends."""
+    """The statements of each path of the product's work, with their pages."""
     found = {}
     with contextlib.closing(connect(place.url, application="tidemark bench")) as connection:
         for name, act in _paths(place, connection).items():
@@ -348,7 +349,7 @@ def _ask(cur: Cursor, module: str, name: str, **values: object) -> list[Any]:
 
 
 def _group(cur: Cursor, name: str) -> None:
-    """What `tidemark.airflow.web.detail` asks."""
+    """Executes the statements of `tidemark.airflow.web.detail`."""
     group_id = _ask(cur, "detail", "group_id", group=name)[0][0]
     for asked in ("pauses", "rebalances"):
         _ask(cur, "detail", asked, group_id=group_id)

@@ -1,5 +1,5 @@
-"""What a Spark user does without Tidemark: the Kafka source, `from_json`, `df.write.jdbc`. Not exactly once: a task that is tried
-again doubles its rows (here the unique index would refuse them), and offsets are kept elsewhere."""
+"""Spark without Tidemark: the Kafka source, `from_json`, `df.write.jdbc`. Not exactly once: a task that is retried writes its rows twice
+(here the unique index would refuse them), and offsets are stored elsewhere."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class _Jdbc:
 
 
 class Defaults(_Jdbc):
-    """As it comes."""
+    """With its defaults."""
 
 
 class Tuned(_Jdbc):
-    """Large batches, inserts that the driver rewrites to many rows each, and the Kafka settings that Tidemark gives Spark's source."""
+    """With large batches, inserts that the driver rewrites to many rows each, and the Kafka settings that Tidemark gives Spark's source."""
 
     sink = MappingProxyType({"batchsize": "10000"})
     url_options = "?reWriteBatchedInserts=true"

@@ -1,7 +1,7 @@
-"""From a record to its commit, in a continuous run: 1,000 records a second, a driver of its own as a task starts it.
+"""From a record to its commit, in a continuous run with 1,000 records a second and a driver that is started as a task starts it.
 
-The clock starts where a record is handed to the producer and stops where its ledger row is written, the last statement before COMMIT: both
-are clocks of this machine. What is produced while the JVM still compiles is left out.
+The clock starts when a record is handed to the producer and stops when its ledger row is written, the last statement before COMMIT. Both
+times are of this machine's clock. Records that are produced while the JVM still compiles are excluded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tidemark.offsets.store import TaskIdentity
 RATE, PARTITIONS = 1_000, 4
 WARM_S = 30.0
 AFTER_S = 3.0
-"""How long records are produced on after the next run has taken over."""
+"""Seconds in which records are still produced after the next run has taken over."""
 LIMIT_S = 90.0
 TICK_S = 0.01
 
 
 def measure(stage: Stage, site: Site, width: int, seconds: float, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a form: ``p50_ms, p99_ms, max_ms`` of ``records`` in ``commits``, and ``handover_ms``, the longest that a record had to wait
-    while the next run took over."""
+    """A row per form: ``p50_ms, p99_ms, max_ms`` of ``records`` in ``commits``, and ``handover_ms``, the longest wait of a record while the
+    next run took over."""
     rows = []
     for form in ("bench_arrow", "bench_spark"):
         stage.empty()
@@ -84,7 +84,7 @@ def _one(site: Site, form: str, width: int, seconds: float) -> dict[str, Any]:
 
 
 class _Run:
-    """A run as a task starts it; its driver is killed at the end of the measurement."""
+    """A run that is started as a task starts it. Its driver is killed at the end of the measurement."""
 
     def __init__(self, site: Site, form: str, group: str, stack: contextlib.ExitStack) -> None:
         self._site, self._form = site, form
@@ -111,7 +111,7 @@ class _Run:
         return self._thread.is_alive()
 
     def commits(self) -> list[tuple[int, int, int, datetime]]:
-        """Partition, start, end and moment of each."""
+        """Partition, start, end and time of each commit."""
         columns = "partition, start_offset, end_offset, committed_at"
         with contextlib.closing(psycopg2.connect(self._site.database_url)) as connection, connection.cursor() as cur:
             cur.execute(f"SELECT {columns} FROM tidemark.batch WHERE attempt_id = %s ORDER BY 1, 2", (self._attempt,))
@@ -122,7 +122,7 @@ class _Run:
 
 
 class _Source:
-    """Produces at the rate, round robin, from a thread of its own; ``produced`` says when, by partition and offset."""
+    """Produces at the rate, round robin, in a thread. ``produced`` has the time of each record, by partition and offset."""
 
     def __init__(self, servers: str, topic: str, width: int) -> None:
         from confluent_kafka import Producer

@@ -1,8 +1,8 @@
-"""The limit, and Tidemark's writer alone: no Kafka and no JSON, rows that are in memory when the clock starts.
+"""The limit, and Tidemark's writer alone: no Kafka and no JSON. The rows are in memory when the clock starts.
 
-`Limit` sends a finished binary COPY, after the compare-and-set that exactly-once delivery asks for anyway: nothing in any language
-loads this table faster by COPY. `Writer` hands Arrow batches to `tidemark.sink.commit.commit_slice`, which accounts for every record,
-checks types, encodes, COPYs, and writes the ledger. Both have one transaction a partition, and 1 or 2 connections, a process each.
+`Limit` sends a finished binary COPY, after the compare-and-set that exactly-once delivery needs anyway: no program in any language loads
+this table faster by COPY. `Writer` passes Arrow batches to `tidemark.sink.commit.commit_slice`, which accounts for every record, checks
+types, encodes, copies, and writes the ledger. Both use one transaction per partition, and 1 or 2 connections in a process each.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tidemark.sink.tally import Tally, split_output
 from tidemark.sink.target import Target
 
 ROWS_A_BATCH = 10_000
-"""As the reader hands them on."""
+"""Rows per batch, as the reader returns them."""
 
 
 class _InMemory:
-    """Rows of a topic in memory, and processes that send them: forked, so that they share the memory."""
+    """Rows of a topic in memory, and the processes that send them, which are forked to share this memory."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -173,7 +173,7 @@ def _slice(topic: Topic, number: int, epoch: Epoch) -> Slice:
 
 
 def _batches(topic: Topic, number: int) -> Iterator[Any]:
-    """What the transform returns for a partition."""
+    """The output of the transform for a partition."""
     import pyarrow as pa
 
     records = list(values(topic, number))

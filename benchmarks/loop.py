@@ -1,4 +1,4 @@
-"""What one writes by hand: poll, `json.loads`, `execute_values`, the offset in the same transaction. Exactly once, in 1 or 2 processes."""
+"""A loop written by hand: poll, `json.loads`, `execute_values`, the offset in the same transaction. Exactly once, in 1 or 2 processes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""The memory of a run: does one over ten times as many records need more? Both forms, in drivers as Airflow's task starts them.
+"""The memory of a run: does a run with ten times as many records need more? Both forms, with drivers that are started as tasks start them.
 
     python -m benchmarks.memory                             1 and 10 million records
-    python -m benchmarks.memory --records 100000 500000     does it work? Claims nothing
+    python -m benchmarks.memory --records 100000 500000     only checks that it works
 
-`tidemark.consume.launch.run_attempt` starts the driver; while it runs, the resident memory of its whole family (driver, JVM, Python
-workers) is read twenty times a second. What counts is PSS: a page that several processes share, as forked workers do, is divided among
-them, so that the sum is what the machine has to have. Broker and Postgres do not belong to the family. The smaller run reads the end of the
-larger one's topic.
+`tidemark.consume.launch.run_attempt` starts the driver. While it runs, the memory of the driver and all its descendants (JVM, Python
+workers) is read twenty times a second, as PSS: a page that several processes share, as forked workers do, is divided among them, so the
+sum is what the machine needs. Broker and Postgres are not included. The smaller run reads the end of the larger run's topic.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class Peak:
-    """The most that a family needed at one moment, and the most that each kind of its processes did, which may be at another."""
+    """The peak of all processes together, and the peak of each kind of process, which may be at another time."""
 
     total: int = 0
     by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
@@ -58,7 +57,7 @@ class Peak:
 
 
 def measure(stage: Stage, site: Site, sizes: Sequence[int], width: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a form: ``runs``, one a size, with ``records``, seconds and peaks in MiB; ``ratio``, the last size's peak to the first's."""
+    """A row per form. ``runs``: one per size, with ``records``, seconds and peaks in MiB. ``ratio``: the last size's peak / the first's."""
     topic = stage.topic(Topic("events-large", PARTITIONS, max(sizes), width))
     rows = []
     for form in FORMS:
@@ -92,7 +91,7 @@ def table(memory: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[s
 
 
 def _one(site: Site, form: str, job: Job) -> Peak:
-    """One run by a group of its own, whose positions are where the job begins."""
+    """One run of a new group whose positions are at the start of the job."""
     folder = Path(site.folder)
     group = f"bench-memory-{form}-{time.monotonic_ns()}"
     write_spec(folder, form, [job.topic.name], group)
@@ -117,7 +116,7 @@ def _one(site: Site, form: str, job: Job) -> Peak:
 
 @contextlib.contextmanager
 def _watched(pid: int, peak: Peak) -> Iterator[None]:
-    """Reads the memory of a process and of all below it as long as the block runs."""
+    """Reads the memory of a process and all its descendants while the block runs."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -136,7 +135,7 @@ def _watched(pid: int, peak: Peak) -> Iterator[None]:
 
 
 def _resident(driver: psutil.Process) -> dict[str, int]:
-    """Bytes of PSS by kind. A process that ends meanwhile counts as nothing."""
+    """PSS in bytes, by kind of process. A process that ends meanwhile counts as 0."""
     found = dict.fromkeys(KINDS, 0)
     for process in (driver, *driver.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):

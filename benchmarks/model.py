@@ -3,7 +3,7 @@
     cost of a run  =  a run + slices * a slice + rows * a row + bytes * a byte
 
 Costs are CPU seconds of the client (driver, JVM, Python workers), of Postgres and of the broker, and bytes of write-ahead log. A slice is
-one partition of one batch. Bytes are those of the records' values. `benchmarks.product` runs the loads; a run's start is not in it.
+one partition of one batch. Bytes are those of the records' values. `benchmarks.product` runs the loads; the start of a run is not included.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ WITHIN = 0.25
 class Load:
     partitions: int
     records: int
-    """Of each partition."""
+    """Records of each partition."""
     width: int
 
     @property
     def amounts(self) -> tuple[int, int, int, int]:
-        """How many of each of `PER`."""
+        """The number of each of `PER`."""
         rows = self.partitions * self.records
         return 1, self.partitions, rows, rows * self.width
 
@@ -68,7 +68,7 @@ QUICK = Extent(fitted=(Load(1, 1_000, 170), Load(4, 10_000, 500), Load(32, 100, 
 
 
 def measure(stage: Stage, harness: Harness, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
-    """By form: ``coefficients`` by cost (seconds or bytes for each of `PER`), and ``checks``, a row a load and cost."""
+    """By form: ``coefficients`` by cost (seconds or bytes for each of `PER`), and ``checks``, a row per load and cost."""
     topics = {load: stage.topic(_topic(load)) for load in (*extent.fitted, *extent.checked)}
     found = {}
     for form in FORMS:
@@ -110,7 +110,7 @@ def _costs(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _fitted(measured: Mapping[Load, float]) -> dict[str, float]:
-    """The coefficients, none below zero, with the least squares of relative errors: small loads count as much as large ones."""
+    """The coefficients, none below zero, by least squares of relative errors, so that small loads count as much as large ones."""
     costs = np.array([max(cost, 1e-3) for cost in measured.values()])
     amounts = np.array([load.amounts for load in measured], float)
     scale = amounts.max(axis=0)
@@ -141,7 +141,7 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str
 
 
 def worst(checks: Sequence[Mapping[str, Any]], costs: Sequence[str]) -> tuple[float, str]:
-    """The load whose prediction of the sum of these costs is off the most: by which share of what was measured, and the load."""
+    """The largest relative error of a predicted sum of these costs, and its load."""
     off = {}
     for load in dict.fromkeys(check["load"] for check in checks):
         of = [check for check in checks if check["load"] == load and check["cost"] in costs]

@@ -1,6 +1,6 @@
-"""What the other contestants need: jars by the Ivy that pyspark ships, Quix Streams in an environment of its own.
+"""The packages of the other contestants: jars, by the Ivy that pyspark ships, and Quix Streams in a separate environment.
 
-What cannot be had is said in one line, and its contestants are left out.
+If a package is unavailable, one line says so, and its contestants are skipped.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LIMIT_S = 600
 
 
 class Unobtainable(Exception):
-    """A package or jar that could not be had."""
+    """A package or jar could not be fetched."""
 
 
 def jars(name: str, report: Callable[[str], None]) -> list[Path]:
-    """The jars of a recipe, from the cache that the embedded stack uses, fetched if they are not in it. Raises `Unobtainable`."""
+    """The jars of a recipe, from the embedded stack's cache, or fetched into it. Raises `Unobtainable`."""
     try:
         return jars_of(RECIPES[name], name, report)
     except TidemarkError as error:
@@ -37,7 +37,7 @@ def jars(name: str, report: Callable[[str], None]) -> list[Path]:
 
 
 def quix_python(build: Path, report: Callable[[str], None]) -> Path:
-    """The interpreter of an environment with Quix Streams, whose dependencies do not fit beside ours. Raises `Unobtainable`."""
+    """The interpreter of an environment with Quix Streams, whose dependencies conflict with ours. Raises `Unobtainable`."""
     environment = build / "quix"
     python = environment / "bin" / "python"
     ready = environment / ".ready"

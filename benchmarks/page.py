@@ -1,7 +1,7 @@
 """The page in Airflow and the metrics process, with 1,000 consumers of 100 partitions each.
 
-A real api-server answers, to a user who may see everything, one request after the other; Airflow's metadata are in SQLite. A figure of
-the page is how long the client waits. CPU of the metrics process is its own, without Postgres.
+A real api-server answers one request after the other, for a user who may see everything; Airflow's metadata is in SQLite. A figure of the
+page is the time that the client waits. The CPU time of the metrics process is without Postgres.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tidemark.metrics.serve import FromPostgres
 from tidemark.offsets import samples
 
 LIMIT_MS = 300
-"""At most, at p95."""
+"""The bar for p95."""
 CONSUMER = """
 topics: [shop.orders-{number}]
 transform: orders:transform
@@ -65,7 +65,7 @@ class Extent:
     groups: int
     partitions: int
     requests: int
-    """Of each view."""
+    """Requests to each view."""
 
 
 FULL = Extent(1_000, 100, 100)
@@ -73,7 +73,7 @@ QUICK = Extent(20, 10, 3)
 
 
 def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
-    """``views``: milliseconds and KiB of each; ``metrics``: of a scrape."""
+    """``views``: milliseconds and KiB of each view. ``metrics``: the figures of a scrape."""
     began = time.monotonic()
     url = _database(stage, extent)
     report(f"page    {extent.groups:,} consumers with {extent.partitions} partitions each are stored ({time.monotonic() - began:.0f} s)")

@@ -1,5 +1,5 @@
--- What 1,000 consumers with 100 partitions each leave in the database: one topic, 120 attempts, 960 batches, 100 open records, 100 validations,
--- one rewind, 20 generations each; the last samples and the lag's history of a day.
+-- What 1,000 consumers with 100 partitions each leave in the database: each has one topic, 120 attempts, 960 batches, 100 unsettled records, 100
+-- validations, one rewind and 20 generations; also the last samples and a day of lag history.
 SET session_replication_role TO replica; -- no foreign keys and no triggers: the rows are right by construction
 INSERT INTO tidemark.topic (topic_id, name, kafka_uuid) OVERRIDING SYSTEM VALUE
 SELECT n, 'shop.orders-' || n, 'uuid-' || n FROM generate_series(1, {groups}) n;

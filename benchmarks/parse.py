@@ -1,6 +1,7 @@
-"""DAG files: CPU seconds of reading each with 100 consumers, as Airflow's DAG processor does and as a task of one of their DAGs does.
+"""DAG files: CPU seconds of reading each with 100 consumers, in Airflow's DAG processor and in a task of one of their DAGs.
 
-Each reading is a process of its own that has imported ``airflow.sdk`` before, as a child of Airflow's. A task needs its own DAG only.
+Each reading is a separate process that has already imported ``airflow.sdk``, like the processes that Airflow forks. A task builds only its
+own DAG.
 """
 
 from __future__ import annotations

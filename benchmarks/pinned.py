@@ -1,7 +1,7 @@
-"""The Arrow form with its client on one core and the servers on another, and on a Spark cluster with one and with two executors.
+"""The Arrow form with the client on one core and the servers on another, and on a Spark cluster with one and with two executors.
 
-Broker and Postgres run on core 1 only. The client (driver, JVM, Python workers) runs on core 0, so the rate per core of the client can be
-read from its CPU time. A second executor runs on core 1, beside the servers: there is no third core.
+Broker and Postgres run on core 1 only. The client (driver, JVM, Python workers) runs on core 0, so its CPU time gives the rate per core of
+the client. There is no third core: a second executor runs on core 1, beside the servers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LOCAL, MESSAGES, ONE, TWO = (
     "cluster, 2 executors on cores 0 and 1",
 )
 FASTER = 1.5
-"""The bar: rows per CPU second of the client, with the compiled reader and without."""
+"""The bar: rows per CPU second of the client with the compiled reader / without it."""
 EXECUTORS = {"spark.executor.cores": "1", "spark.executor.memory": "512m", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
 
 
 def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a case: the figure of `benchmarks.harness`."""
+    """A row per case, with the figure of `benchmarks.harness`."""
     found = []
     with contextlib.ExitStack() as stack:
         everything = os.sched_getaffinity(0)
@@ -50,7 +50,7 @@ def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callabl
 
 
 def _cases(stack: contextlib.ExitStack) -> Iterator[tuple[str, dict[str, Any], dict[str, str], list[int]]]:
-    """Name, settings of the site, environment, and the processes that work for the client."""
+    """Yields name, settings of the site, environment, and the processes that work for the client."""
     yield LOCAL, {}, {}, []
     yield MESSAGES, {}, {"CC": "false", "TIDEMARK_CACHE": stack.enter_context(tempfile.TemporaryDirectory())}, []
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-cluster-", ignore_cleanup_errors=True)))
@@ -68,7 +68,7 @@ def _cases(stack: contextlib.ExitStack) -> Iterator[tuple[str, dict[str, Any], d
 def _runs(
     stage: Stage, site: Site, env: dict[str, str], beside: list[int], job: Job, rounds: int, report: Callable[[str], None]
 ) -> tuple[Run, ...]:
-    """Runs of a seat on the client's core."""
+    """Runs a seat on the client's core."""
     before, cores = dict(os.environ), os.sched_getaffinity(0)
     os.environ.update(env)
     os.sched_setaffinity(0, {CLIENT})
@@ -89,7 +89,7 @@ def _pin(stage: Stage, cores: set[int]) -> None:
 
 
 def _pin_process(pid: int, cores: set[int]) -> None:
-    """All its threads; what it starts later inherits it."""
+    """Pins all its threads. Threads and processes that it starts later inherit this."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - numbers
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Tidemark end to end: what a driver does, from the attempt's row to its end, on a Spark session that is warm.
+"""Tidemark end to end: what a driver does, from the attempt's row to its end, on a warm Spark session.
 
-`tidemark.consume.run.consume` itself with `tidemark.spark.engine.SparkEngine` itself. The engine is kept between rounds, as a driver
-keeps it between batches; everything else (look-ups, claims, plan, guard, commits, ledger) happens anew and is timed.
+Calls `tidemark.consume.run.consume` with a `tidemark.spark.engine.SparkEngine`. The engine is kept between rounds, as a driver keeps it
+between batches. Everything else (look-ups, claims, plan, guard, commits, ledger) is repeated in each round and timed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 from tidemark.records.ranges import Slice
 
 MAX_RECORDS = 2_000_000
-"""Records a batch: a Spark job each. The default of a consumer's file is 500,000."""
+"""Records per batch. Each batch is a Spark job. The default of a consumer's file is 500,000."""
 TRANSFORMS = Path(__file__).with_name("transforms")
 _ACCOUNTS = f"{{table: {ACCOUNTS}, mode: upsert, key: [id], deletes: hard}}"
 
 
 class _Warm:
-    """An engine that a run's end does not stop."""
+    """An engine that the end of a run does not stop."""
 
     def __init__(self, engine: SparkEngine) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class _Product:
         engine = self._engine._engine  # noqa: SLF001 - a driver's engine has one consumer for life
         engine._spec = self._this  # noqa: SLF001
         engine._decoding = Decoding(self._this, self._connections.registry, lambda: self._this.topics)  # noqa: SLF001
-        # Spark ends workers that were idle for a minute, as they are while the others have their turns
+        # Spark ends workers after an idle minute, and the turns of the other contestants take longer
         parts = [TopicPartition(job.topic.name, number) for number in range(job.topic.partitions)]
         logs = {part: Log(part, 0, job.topic.each) for part in parts}
         self._engine.warm_up(last_records(LookUp((), logs, {})))
@@ -147,7 +147,7 @@ class Json(_Product):
 
 
 def write_spec(folder: Path, transform: str | None, topics: Sequence[str], group: str | None = None, **keys: str) -> ConsumerSpec:
-    """A consumer's file in ``folder/consumers``, named after its transform, if it has one, and what it says."""
+    """Writes a consumer's file in ``folder/consumers``, named after its transform, if it has one, and loads it."""
     name = transform or "bench_without_code"
     file = folder / "consumers" / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)

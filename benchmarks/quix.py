@@ -1,6 +1,6 @@
 """Quix Streams' Postgres sink, at its defaults. At least once: it writes, then commits the offsets to Kafka.
 
-Runs in an environment of its own, without Tidemark: imports nothing of it.
+Runs in a separate environment without Tidemark, and imports nothing of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Quix:
             password=database["password"],
             table_name=TABLE.split(".")[1],
             schema_name=SCHEMA,
-            schema_auto_update=False,  # the table is there: spares it a catalogue look-up a batch
+            schema_auto_update=False,  # the table exists: this saves a catalogue look-up per batch
             include_metadata=False,
         )
         names = [name for name, _ in COLUMNS]

@@ -1,4 +1,4 @@
-"""Figures as tables, for people, and as ``bench.json``, for whoever checks them; the generated section of ``docs/benchmarks.md``."""
+"""Reports the figures: as tables, as ``bench.json``, and as the generated section of ``docs/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that names the machine."""
+    """Hardware and versions that the figures depend on; nothing that identifies the machine."""
     import subprocess
 
     said = subprocess.run([find_java(), "-version"], capture_output=True, text=True, check=False)
@@ -63,7 +63,7 @@ def machine() -> dict[str, Any]:
 
 
 def ratios(figures: Mapping[str, Figure]) -> dict[str, float]:
-    """Median over median, for the ratios whose two sides have a figure."""
+    """The ratios of medians for which both contestants have a figure."""
     found = {}
     for ratio in RATIOS:
         of = figures[ratio.of].median if ratio.of in figures else None
@@ -89,7 +89,7 @@ def ratio_section(figures: Mapping[str, Figure], skipped: Mapping[str, str], job
 
 
 def merge(file: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the sections that were measured over those of the last run; the others stay."""
+    """Replaces the sections that were measured, and keeps those of the last run."""
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     found.update(sections)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,11 +107,11 @@ def show(console: Console, found: Mapping[str, Any], only: set[str]) -> None:
             table.add_row(*row)
         console.print(table)
     for name, why in found.get("skipped", {}).items() if "ratios" in only else ():
-        console.print(f"left out: {name}: {why}", markup=False)
+        console.print(f"skipped: {name}: {why}", markup=False)
 
 
 def write_docs(found: Mapping[str, Any], docs: Path) -> None:
-    """The generated section of the page, from the figures."""
+    """Writes the generated section of the page."""
     text = docs.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -120,7 +120,7 @@ def write_docs(found: Mapping[str, Any], docs: Path) -> None:
         lines = [f"**{title}**", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("\n".join(lines))
-    parts += [f"Left out: `{name}`: {why}" for name, why in found.get("skipped", {}).items()]
+    parts += [f"Skipped: `{name}`: {why}" for name, why in found.get("skipped", {}).items()]
     docs.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}")
 
 

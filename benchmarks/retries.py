@@ -1,6 +1,6 @@
-"""Retries: what a hand-off costs the run, how fast the relay publishes, and how fast a drain tries again.
+"""Retries: what a hand-off costs a run, how fast the relay publishes, and how fast a drain retries.
 
-The product end to end, as in `benchmarks.product`, with one transform for all of it.
+Runs the product end to end, as in `benchmarks.product`, with one transform for all parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidemark.spec.model import Retry, RetryTopics
 CASES = ((1, (0, 10, 100)), (4, (100,)))
 """Partitions of the retry topic, and how many of 1000 records fail at first."""
 FILE = "BENCH_FLAKY"
-"""The environment variable with the path of the file that holds the share. Set before any part starts Spark, whose workers inherit it."""
+"""The environment variable with the path of the file that holds the share. Set before Spark starts, so that its workers inherit it."""
 DELAY = "1s"
 
 
@@ -44,7 +44,7 @@ class Flaky(_Product):
         super().__init__(site)
 
     def fails(self, share: int) -> None:
-        """From the next batch on so many of 1000 records fail."""
+        """From the next batch on, so many of 1000 records fail."""
         self._share.write_text(str(share))
 
     def prepare(self, job: Job) -> None:
@@ -58,7 +58,7 @@ class Flaky(_Product):
         return self._this.group
 
     def waiting(self) -> bool:
-        """Does any record wait?"""
+        """Whether any record is waiting."""
         with session(self._site.database_url) as connection:
             return self.group in busy(connection)
 
@@ -82,7 +82,7 @@ class Flaky(_Product):
 
 
 def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a case: records/s of the run, of the relay and of the drain, medians; and what each failed record has added to the run."""
+    """A row per case: median records/s of the run, the relay and the drain, and the time that each failed record adds to the run."""
     job, found = Job(topic), list[dict[str, Any]]()
     for partitions, shares in CASES:
         product = Flaky(site, partitions=partitions)
@@ -120,7 +120,7 @@ def table(found: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]
 
 
 def _round(stage: Stage, product: Flaky, job: Job, share: int) -> tuple[float, float, float]:
-    """Seconds of a run in which a share fails, of the relay, and of the drain that loads it; all of it is in the table at the end."""
+    """Seconds of a run in which a share fails, of the relay, and of the drain that loads it. Checks that then every record is loaded."""
     stage.empty()
     product.fails(share)
     product.prepare(job)

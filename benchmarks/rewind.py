@@ -1,13 +1,13 @@
-"""The price of a rewind: 1,000,000 rows superseded by an apply, against the plain statement that moves the same rows.
+"""What a rewind costs: an apply that supersedes 1,000,000 rows, compared with the plain statement that moves the same rows.
 
-- *plain*: ``WITH gone AS (DELETE ... RETURNING *) INSERT INTO ...``, one statement over the sink into a table without an index, in a
-  transaction of its own. It leaves positions, epochs, failed records and the ledger alone.
-- *apply*: `tidemark.rewind.apply.apply` of a stored plan, from its call to its return, Kafka's answers and the commit included.
+- *plain*: ``WITH gone AS (DELETE ... RETURNING *) INSERT INTO ...``, one statement that moves rows of the sink into a table without an
+  index, in its own transaction. It does not change positions, epochs, failed records or the ledger.
+- *apply*: `tidemark.rewind.apply.apply` of a stored plan, from call to return, including Kafka's answers and the commit.
 
-Both find the same table, filled anew, and a checkpoint behind them; they take turns, and so does who begins. A part of the sink stays, so
-that neither can do without looking. Everything else is said for one more apply, which does not count: memory of its backend and of the
-process that applies, by the rows superseded, and what it keeps waiting how long - a commit on a partition that moves, one on a partition
-that stays, a reader of the sink.
+Before each, the table is filled again and a checkpoint is made. They take turns, also at going first. Some rows of the sink stay, so both
+have to look for those that go. Further applies, which are not timed, show the memory of the backend and of the process that applies, by
+the number of superseded rows, and how long others wait: a commit on a partition that moves, one on a partition that stays, and a reader of
+the sink.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tidemark.spec.scope import Scope
 
 RATIO = "supersede/delete_returning"
 BAR = 1.5
-"""At most."""
+"""The bar: at most."""
 TOPIC = "rewound"
 MOVED, PARTITIONS = 4, 5
 """Partitions of the rewind, and of the topic."""
 BATCH = 25_000
-"""Records of a batch of the ledger."""
+"""Records per batch of the ledger."""
 EVERY_S = 0.02
 MIB = 2**20
 REASON = "a measurement of what it costs"
@@ -51,7 +51,7 @@ REASON = "a measurement of what it costs"
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Rows that are superseded: in the ratio's rounds, and less for the comparison of memory."""
+    """Superseded rows: in the rounds of the ratio, and fewer for the comparison of memory."""
 
     rows: int
     fewer: int
@@ -63,7 +63,7 @@ QUICK = Extent(40_000, 10_000, 1)
 
 
 def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
-    """``ratio`` and its two sides, ``memory`` and ``locks``."""
+    """``ratio`` and the figures of both sides, ``memory``, and ``locks``."""
     with _Sink(stage, extent) as sink:
         seconds: dict[str, list[float]] = {"plain": [], "apply": []}
         for number in range(extent.rounds + 1):
@@ -103,7 +103,7 @@ def table(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]
 
 
 class _Sink:
-    """The stage's table, and a group that has read all of it."""
+    """The stage's table, and a group that has read the whole topic."""
 
     def __init__(self, stage: Stage, extent: Extent) -> None:
         self._stage, self._each, self._rows = stage, extent.rows // MOVED, extent.rows
@@ -149,7 +149,7 @@ class _Sink:
     def apply(
         self, each: int | None = None, watched: Callable[[Connection], contextlib.AbstractContextManager[Any]] | None = None
     ) -> float:
-        """Seconds of an apply, of a plan that is made before."""
+        """Seconds of an apply. Its plan is made before."""
         each = each or self._each
         self._fill(each)
         with contextlib.closing(connect(self._stage.database_url, application="tidemark rewind")) as connection:
@@ -165,7 +165,7 @@ class _Sink:
         return took
 
     def memory(self, rows: int) -> dict[str, Any]:
-        """What the session's backend has for itself at the most, and how much more this process has than before."""
+        """The peak of the backend's private memory, and the growth of this process."""
         peaks = {"backend": 0, "client": 0}
 
         @contextlib.contextmanager
@@ -184,7 +184,7 @@ class _Sink:
         return {"rows": rows, "backend_mib": peaks["backend"] / MIB, "client_mib": peaks["client"] / MIB}
 
     def locks(self) -> dict[str, float]:
-        """The longest that each had to wait while a rewind was applied."""
+        """The longest wait of each while a rewind is applied."""
         position = "SELECT next_offset FROM tidemark.partition_offset WHERE group_id = %(group)s AND partition = %(partition)s FOR UPDATE"
         asked: dict[str, tuple[str, dict[str, int]]] = {
             "a commit on a partition that moves": (position, {"group": self._group, "partition": MOVED - 1}),
@@ -214,7 +214,7 @@ class _Sink:
         return {"the apply itself": took, **longest}
 
     def _fill(self, each: int) -> None:
-        """The sink, the positions and the ledger as a run has left them."""
+        """Restores the sink, the positions and the ledger to the state after a run."""
         self._stage.empty()
         parameters = {"group": self._group, "topic": self._topic, "attempt": self._attempt, "each": each, "batch": BATCH}
         names = ", ".join(name for name, _ in (*COLUMNS, *((one, "") for one in LINEAGE)))
@@ -252,7 +252,7 @@ SELECT group_id, topic_id, partition, start, least(start + %(batch)s, next_offse
 
 
 def empty_records(servers: str, cluster: Cluster, name: str, partitions: int, each: int) -> str:
-    """Makes a topic of so many empty records in each partition: a rewind looks at the ranges of its logs only. Returns its UUID."""
+    """Creates a topic with so many empty records in each partition: a rewind only looks at offsets. Returns the topic's UUID."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -279,7 +279,7 @@ def empty_records(servers: str, cluster: Cluster, name: str, partitions: int, ea
 
 @contextlib.contextmanager
 def again_and_again(act: Callable[[], None]) -> Iterator[None]:
-    """As long as the block runs, and once more when it has ended."""
+    """Repeats a call while the block runs, and once more after it."""
     ended = threading.Event()
 
     def loop() -> None:

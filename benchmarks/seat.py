@@ -1,9 +1,9 @@
-"""The process in which a contestant lives: it is told to prepare and to run, one line of JSON each. Standard library only.
+"""The process of a contestant. It gets one line of JSON for each request to prepare or to run. Standard library only.
 
     python -m benchmarks.seat module:Class
 
-The harness writes ``prepare JOB`` or ``run JOB``, and gets ``{"ok": true}`` or ``{"error": text}`` when it is done. Between the two
-only waiting happens here, so that the harness's clock is the contestant's. The seat ends with its standard input.
+The harness writes ``prepare JOB`` or ``run JOB``, and reads ``{"ok": true}`` or ``{"error": text}`` when it is done. Between the two, this
+module does no work of its own, so the harness can time the contestant. The seat ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ SITE = "TIDEMARK_BENCH_SITE"
 
 
 class Contestant(Protocol):
-    """Made with a `Site`, once; used by one thread."""
+    """Built once, with a `Site`, and used by one thread."""
 
     def prepare(self, job: Job) -> None:
-        """What a warm contestant has done before: sessions, a place to start from. Not timed."""
+        """Do what a warm contestant has already done: open sessions, find the position. Not timed."""
 
     def run(self, job: Job) -> None:
-        """Load the job's records into the table; returns when the last one is committed. Timed."""
+        """Load the job's records into the table. Returns when the last one is committed. Timed."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End everything that was started."""
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints goes to the seat's log
+    os.dup2(2, 1)  # what libraries print goes to the seat's log
     module, _, name = sys.argv[1].partition(":")
     contestant: Contestant | None = None
     try:

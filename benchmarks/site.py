@@ -1,4 +1,4 @@
-"""What a seat is told: where the servers are, and what to load into which table. Standard library only."""
+"""The messages to a seat: where the servers are, and what to load into which table. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 SCHEMA = "bench"
 TABLE = "bench.events"
 CONNECT_TABLE = "bench.events_connect"
-"""Debezium's sink names its lineage columns itself."""
+"""Debezium's sink chooses the names of its lineage columns."""
 SECOND_TABLE = "bench.events_second"
 ACCOUNTS = "bench.accounts"
 CONNECT_ACCOUNTS = "bench.accounts_connect"
@@ -29,7 +29,7 @@ LINEAGE = ("kafka_topic_id", "kafka_partition", "kafka_offset", "kafka_seq")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic that is filled evenly: ``records`` of about ``width`` bytes over ``partitions``, numbered round robin."""
+    """An evenly filled topic: ``records`` of about ``width`` bytes, numbered round robin over ``partitions``."""
 
     name: str
     partitions: int
@@ -40,9 +40,9 @@ class Topic:
     """Events: ``json``, ``connect`` (JSON in the envelope that Kafka Connect's sinks ask for), ``avro``, ``protobuf``, or ``deletes`` (see
     `benchmarks.deletes`). Change data (`benchmarks.accounts`): ``accounts`` (JSON with schemas) or ``accounts-avro``."""
     schema_ids: dict[str, int] = field(default_factory=dict)
-    """In the registry, of ``key`` and ``value``."""
+    """Schema ids in the registry, for ``key`` and ``value``."""
     deletes: int = 0
-    """How many of 100 records delete a row. Of ``deletes`` only."""
+    """How many of 100 records delete a row. For ``deletes`` only."""
 
     @property
     def each(self) -> int:
@@ -51,12 +51,12 @@ class Topic:
 
     @property
     def changes(self) -> bool:
-        """Is it change data?"""
+        """Whether it has change data."""
         return self.form.startswith("accounts")
 
     @property
     def remaining(self) -> str:
-        """The table with the rows that its change data leaves."""
+        """The table with the rows that remain after its changes."""
         return f'expected."{self.name}"'
 
 
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def first(self) -> int:
-        """The first offset of each partition that is read."""
+        """The first offset to read in each partition."""
         return self.topic.each - self.each
 
     @property
@@ -83,7 +83,7 @@ class Job:
 
     @property
     def event_id_sum(self) -> int:
-        """The sum of ``event_id`` over the rows that must come out: record ``i`` of partition ``p`` is number ``p + i * partitions``."""
+        """The sum of ``event_id`` over the expected rows: record ``i`` of partition ``p`` has the number ``p + i * partitions``."""
         parts, ids = self.topic.partitions, range(self.first, self.topic.each)
         return sum(ids) * parts * parts + len(ids) * sum(range(parts))
 
@@ -98,7 +98,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The servers, and a folder for what a seat writes."""
+    """The servers, and a folder for a seat's files."""
 
     database_url: str = field(repr=False)
     servers: str
@@ -107,12 +107,12 @@ class Site:
     jars: dict[str, list[str]] = field(default_factory=dict)
     registry: str | None = None
     master: str | None = None
-    """Spark's; `None`: local, with ``cores``."""
+    """Spark's master. `None`: local, with ``cores``."""
     spark_conf: dict[str, str] = field(default_factory=dict)
 
     @property
     def database(self) -> dict[str, str]:
-        """``host, port, user, password, dbname``, as drivers other than libpq want them."""
+        """``host, port, user, password, dbname``, for drivers other than libpq."""
         parts = urlsplit(self.database_url)
         return {
             "host": str(parts.hostname),

@@ -1,4 +1,4 @@
-"""The stage: Postgres and Kafka of the embedded stack, the topics, and the table that everybody loads into."""
+"""The stage: Postgres and Kafka of the embedded stack, the topics, and the table that all contestants load."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTLE_S = 0.3
 
 
 class Stage:
-    """Servers that run, with a migrated database. Not for several threads."""
+    """Running servers with a migrated database. Not thread-safe."""
 
     def __init__(self, stack: LocalStack, report: Callable[[str], None]) -> None:
         self._report = report
@@ -59,18 +59,18 @@ class Stage:
         return Meter(*self._pids, seat_pids)
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """Those of the servers."""
+        """The servers' processes, by server."""
         return {name: tree([pid]) for name, pid in zip(("Kafka", "Postgres"), self._pids, strict=True)}
 
     def wal_position(self) -> int:
-        """Bytes of write-ahead log so far."""
+        """Bytes of write-ahead log written so far."""
         with self._connection.cursor() as cur:
             cur.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
             (found,) = cur.fetchone() or (0,)
         return int(found)
 
     def topic(self, topic: Topic) -> Topic:
-        """The topic, filled, with the id that Tidemark's schema gives it."""
+        """Fills the topic and returns it with its id in Tidemark's schema."""
         begun = time.monotonic()
         topic = replace(topic, schema_ids=self._register(topic))
         data.fill(self.servers, topic)
@@ -84,7 +84,7 @@ class Stage:
         return replace(topic, topic_id=topic_id)
 
     def _register(self, topic: Topic) -> dict[str, int]:
-        """The ids of the topic's schemas, once they are registered."""
+        """Registers the topic's schemas and returns their ids."""
         from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
         kind, texts = data.schemas(topic.form)
@@ -94,15 +94,15 @@ class Stage:
             return {side: client.register_schema(f"{topic.name}-{side}", Schema(text, kind)) for side, text in texts.items()}
 
     def _expect(self, topic: Topic) -> None:
-        """Stores the rows that the change data leaves."""
+        """Stores the rows that should remain after all changes."""
         self._sql(f"CREATE SCHEMA IF NOT EXISTS expected; DROP TABLE IF EXISTS {topic.remaining}")
         self._sql(f"CREATE TABLE {topic.remaining} ({_columns(accounts.COLUMNS)})")
         with self._connection.cursor() as cur:
             cur.copy_expert(f"COPY {topic.remaining} FROM STDIN", io.StringIO("".join(accounts.remaining(topic))))
 
     def empty(self, *, list_partitions: int = 0, key: str = "") -> None:
-        """Empty tables, LIST-partitioned by Kafka partition or with a key if asked, and a checkpoint behind us that no contestant will
-        pay for."""
+        """Creates empty tables, with LIST partitions by Kafka partition or with a key if requested, and makes a checkpoint, so that no
+        contestant pays for it."""
         made = f"{list_partitions} {key}"
         if self._made != made:
             self._sql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}")
@@ -110,12 +110,12 @@ class Stage:
             self._made = made
         else:
             self._sql(f"TRUNCATE {', '.join((TABLE, CONNECT_TABLE, SECOND_TABLE, ACCOUNTS, CONNECT_ACCOUNTS))}")
-        self._sql("TRUNCATE tidemark.deletion")  # they would reach into the next round, which reads the same records
+        self._sql("TRUNCATE tidemark.deletion")  # they would affect the next round, which reads the same records
         self._sql("CHECKPOINT")
         time.sleep(SETTLE_S)
 
     def wrong(self, job: Job, table: str) -> str | None:
-        """Why what the table holds is not what the job's records make; `None` if it is."""
+        """How the table differs from what the job's records should give; `None` if it does not."""
         if job.topic.changes:
             return self._differs(job.topic, table)
         with self._connection.cursor() as cur:
@@ -140,8 +140,8 @@ class Stage:
 
 
 def ddl(list_partitions: int = 0, key: str = "") -> str:
-    """Everybody's table, the one whose lineage columns Debezium names, the second one of two, all with a unique index on lineage; and the
-    two for change data."""
+    """The common table, the one with Debezium's names of lineage columns, and the second of two tables, all with a unique index on lineage;
+    and the two tables for change data."""
     columns = _columns(COLUMNS)
     lineage = "kafka_topic_id smallint NOT NULL, kafka_partition int NOT NULL, kafka_offset bigint NOT NULL, kafka_seq int NOT NULL"
     own = f"{lineage}, UNIQUE ({', '.join(LINEAGE)})"
@@ -167,11 +167,11 @@ def _columns(of: tuple[tuple[str, str], ...]) -> str:
 
 @contextlib.contextmanager
 def set_up(folder: Path | None, report: Callable[[str], None], *, registry: bool = False) -> Iterator[Stage]:
-    """The stage, with a schema registry if asked, in ``folder``, where topics are found again, or in one that is deleted afterwards."""
+    """The stage, with a schema registry if requested. Its data is in ``folder``, which keeps the topics, or in a temporary folder."""
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-bench-", ignore_cleanup_errors=True)))
-            folder.chmod(0o755)  # where root runs this, Postgres is another user
+            folder.chmod(0o755)  # if root runs this, Postgres runs as another user
         local = stack.enter_context(LocalStack(folder.resolve()).running(report))
         if registry:
             local.start_registry()

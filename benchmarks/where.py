@@ -1,7 +1,8 @@
-"""Where the Python worker's CPU goes: the path of a slice, stage by stage, in the Arrow form.
+"""The CPU time of the Python worker, stage by stage, for a slice in the Arrow form.
 
-The product's own functions, batch after batch as in a run, each stage by the clock of the thread that runs it; what the process used
-besides is librdkafka's threads, which fetch and unpack. The last stage sends the finished bytes to Postgres and rolls back.
+Calls the product's own functions, batch after batch as in a run. Each stage is timed by the CPU clock of its thread. The rest of the
+process's CPU time is that of librdkafka's threads, which fetch and decompress. The last stage sends the finished bytes to Postgres and
+rolls back.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ STAGES = (FETCH, READ, RECORDS, TRANSFORM, TALLY, ENCODE, SEND)
 
 
 def measure(stage: Stage, site: Site, topic: Topic, rounds: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row a stage: its CPU in microseconds a record, median of the rounds."""
+    """A row per stage: CPU time in microseconds per record, median of the rounds."""
     stage.empty()
     collect_less_garbage()
     layout = _layout(site)
@@ -77,7 +78,7 @@ def _round(site: Site, layout: Layout, part: Slice) -> dict[str, float]:
 
 
 def _send(site: Site, columns: list[tuple[str, str]], batches: list[list[bytes]]) -> None:
-    """Each batch is a COPY of its own here, because each was encoded as one."""
+    """Sends each batch as a separate COPY, because each was encoded as one."""
     names = ", ".join(name for name, _ in columns)
     with contextlib.closing(psycopg2.connect(site.database_url)) as connection, connection.cursor() as cur:
         for chunks in batches:

@@ -1,9 +1,9 @@
-"""A year of `tidemark maintain`: a database that small runs fill month by month.
+"""A year of `tidemark maintain` in a database that small runs fill month by month.
 
-Each attempt is written, planned and ended, its slices are committed and validated, some records fail and are loaded later. Tables are
-vacuumed when autovacuum would do it. After each month `tidemark maintain` runs twice while slices are committed: the first time it removes
-what a month has left, the second time it finds nothing to remove. Says how long that took, how long a commit took meanwhile, how large the
-tables are, and the bytes of a row, indexes included.
+Each attempt is inserted, planned and ended; its slices are committed and validated; some records fail and are loaded later. Tables are
+vacuumed when autovacuum would vacuum them. After each month, `tidemark maintain` runs twice while slices are committed: first it removes
+what the month has left, then it finds nothing to remove. Reports how long both took, how long a commit took meanwhile, the size of the
+tables, and the bytes per row, including indexes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tidemark.text.duration import parse_duration
 SQL = statements("benchmarks", "year.sql")
 LAYOUT = Layout("shop.orders", (Column("city", "text"), Column("population", "bigint")))
 SLICES, FAILS, TICKS = 2, 10, 288
-"""Slices that a run commits; one run in so many has a record that fails; runs a day."""
+"""Slices per run; one run in so many has a failed record; runs per day."""
 CHANGES = {"attempt": 2.0, "batch": float(SLICES), "failed_record": 1 / FAILS}
-"""How many rows of these tables an attempt changes after they were inserted."""
+"""How many rows of these tables an attempt updates after inserting them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Extent:
     consumers: int
     months: int
     days: int
-    """Of a month."""
+    """Days of a month."""
 
 
 def measure(stage: Stage, extent: Extent, report: Callable[[str], None]) -> dict[str, Any]:
-    """``months``: of each the seconds of both runs of `maintain`, and the size of all tables; ``rows``: the bytes of each table's rows."""
+    """``months``: for each, the seconds of both runs of `maintain`, and the size of all tables. ``rows``: bytes per row of each table."""
     url = urlunsplit(urlsplit(stage.database_url)._replace(path="/history"))
     months = []
     with created(stage.database_url, "history"):
@@ -98,7 +98,7 @@ def tables(found: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
 
 @contextlib.contextmanager
 def created(server_url: str, name: str) -> Iterator[None]:
-    """A database of this name, dropped after the block."""
+    """Creates a database of this name, and drops it after the block."""
     with contextlib.closing(psycopg2.connect(server_url)) as connection:
         connection.autocommit = True
         with connection.cursor() as cur:
@@ -111,7 +111,7 @@ def created(server_url: str, name: str) -> Iterator[None]:
 
 
 def quiet(cur: Cursor) -> None:
-    """Turns autovacuum off for our tables, and triggers and foreign keys for this session: the rows are right by construction."""
+    """Turns off autovacuum for our tables, and triggers and foreign keys for this session: the rows are right by construction."""
     cur.execute(
         "SELECT format('ALTER TABLE tidemark.%I SET (autovacuum_enabled = off)', tablename) FROM pg_tables WHERE schemaname = 'tidemark'"
     )
@@ -121,7 +121,7 @@ def quiet(cur: Cursor) -> None:
 
 
 def _vacuum(cur: Cursor, attempts: int, vacuumed: dict[str, int]) -> None:
-    """As autovacuum by its defaults: once a fifth of a table's rows have changed."""
+    """Vacuums as autovacuum does by default: once a fifth of a table's rows have changed."""
     for table, changes in CHANGES.items():
         rows_of_each = 1 if table == "attempt" else changes
         if (attempts - vacuumed[table]) * changes > attempts * rows_of_each * 0.2 + 50:
@@ -145,7 +145,7 @@ def _maintained(url: str, cur: Cursor) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _committing(url: str) -> Iterator[list[float]]:
-    """Commits one slice after the other while the block runs: seconds of each."""
+    """Commits one slice after the other while the block runs. Yields the seconds of each."""
     seconds: list[float] = []
     with session(url) as connection, transaction(connection) as cur:
         attempt = store.new_attempt(cur, 1, TaskIdentity())
@@ -166,7 +166,7 @@ def _committing(url: str) -> Iterator[list[float]]:
 
 
 def _sizes(cur: Cursor, days: int) -> list[dict[str, Any]]:
-    """``days``: of all consumers together."""
+    """``days``: the runs of all consumers together."""
     found = []
     for table in ("attempt", "batch", "validation", "validation_result", "failed_record", "maintenance", "audit_event"):
         cur.execute(f"SELECT count(*), pg_total_relation_size('tidemark.{table}') FROM tidemark.{table}")

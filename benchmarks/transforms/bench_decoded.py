@@ -1,4 +1,4 @@
-"""Events that were decoded before, from Avro or Protobuf, in the Arrow form."""
+"""Events that are already decoded, from Avro or Protobuf, in the Arrow form."""
 
 import pyarrow as pa
 

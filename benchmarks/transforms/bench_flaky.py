@@ -1,4 +1,4 @@
-"""The events in the Arrow form, of which a share is to be tried again: as many of 1000 as a file says."""
+"""The events in the Arrow form, of which a share is retried: as many of 1000 as a file says."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from bench_arrow import EVENT, LINEAGE, parse
 
 FILE = "BENCH_FLAKY"
-"""Environment variable with the file's path."""
+"""The environment variable with the path of the file."""
 PARTITIONS = 4
 """Events are numbered round robin over them: each has the same share."""
 

@@ -1,11 +1,11 @@
-"""The events in the Arrow form, half of them for each of two tables: by turns within a partition, of which there are 4."""
+"""The events in the Arrow form, every other one of a partition for each of two tables."""
 
 import bench_arrow
 import pyarrow as pa
 import pyarrow.compute as pc
 
 PARTITIONS = 4
-"""Events are numbered round robin over them."""
+"""Events are numbered round robin over the topic's partitions."""
 
 
 def transform(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:

@@ -36,7 +36,7 @@ def test_page_has_no_banned_phrase(page: str) -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("folder", ["include", "dags", "spark_jobs", "demo", "template", "docker"])
+@pytest.mark.parametrize("folder", ["include", "dags", "spark_jobs", "demo", "template", "docker", "benchmarks"])
 def test_source_has_no_banned_phrase(folder: str) -> None:
     """Docstrings, comments, messages and statements alike."""
     found = [
